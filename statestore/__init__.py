@@ -1,8 +1,8 @@
-"""Key/value state that a changelog brings back.
+"""Key/value state that is restored from a changelog.
 
-`open_store` gives one partition of a store (`store.py` shows its layers in one expression),
-`restore_all` brings several back at once. `keys` and `serdes` say how keys and values become
-bytes, `aggregates` keeps counts and sums, `engines` hold what is committed.
+`open_store` opens one partition of a store (`store.py` shows its layers in one expression), and
+`restore_all` restores several at once. `keys` and `serdes` encode keys and values, `aggregates`
+keeps counts and sums, and `engines` store the committed bytes.
 """
 
 from strandline.statestore.aggregates import (

@@ -1,11 +1,11 @@
 """Counters and grouped aggregates: stores that keep count, sum, min, max and mean per key.
 
-`Aggregates` describes what is kept and folds one row into it; it knows no store, so another
-engine may carry the same description out on columns. `CounterStore` and `AggregateStore` are
-`PartitionStore`s with that folding on top: the same commit, changelog, checkpoint and restore.
+`Aggregates` describes the figures and folds one row into them. It is independent of any store, so
+another engine can apply the same description to columns. `CounterStore` and `AggregateStore` add
+this folding to a `PartitionStore`, and share its commit, changelog, checkpoint and restore.
 
-As in SQL, None is no value: `count("x")`, `sum`, `min`, `max` and `mean` pass over it, and
-sum, min, max and mean of no value at all are None. `count()` counts rows. NaN is a value.
+None is no value, as in SQL: `count("x")`, `sum`, `min`, `max` and `mean` skip it, and sum, min, max
+and mean of no values are None. `count()` counts rows. NaN is a value.
 """
 
 from __future__ import annotations
@@ -29,40 +29,75 @@ Fold = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """One figure that is kept per key."""
+    """One figure that a store keeps for each key."""
 
     kind: Literal["count", "sum", "min", "max", "mean"]
     column: str | None = None
-    """The column it is made from; None counts rows."""
+    """Column of the aggregated values; None counts rows."""
 
 
 def count(column: str | None = None) -> Aggregate:
-    """The number of rows, or of values in `column`."""
+    """Declare an aggregate that counts rows, or the values in a column.
+
+    Args:
+        column: Name of the column; None, the default, counts rows.
+
+    Returns:
+        The aggregate, to be declared for a store. Its result is an int.
+    """
     return Aggregate("count", column)
 
 
 def sum(column: str) -> Aggregate:  # noqa: A001 - SQL's name, as in polars and pyspark
-    """The sum of the values in `column`."""
+    """Declare an aggregate that sums the values in a column.
+
+    Args:
+        column: Name of the column, which has numbers or None.
+
+    Returns:
+        The aggregate, to be declared for a store. Its result is a number, or None without values.
+    """
     return Aggregate("sum", column)
 
 
 def min(column: str) -> Aggregate:  # noqa: A001
-    """The least value in `column`: numbers or strings."""
+    """Declare an aggregate that keeps the least value in a column.
+
+    Args:
+        column: Name of the column, which has numbers or None, or strings or None.
+
+    Returns:
+        The aggregate, to be declared for a store. Its result is None without values.
+    """
     return Aggregate("min", column)
 
 
 def max(column: str) -> Aggregate:  # noqa: A001
-    """The greatest value in `column`: numbers or strings."""
+    """Declare an aggregate that keeps the greatest value in a column.
+
+    Args:
+        column: Name of the column, which has numbers or None, or strings or None.
+
+    Returns:
+        The aggregate, to be declared for a store. Its result is None without values.
+    """
     return Aggregate("max", column)
 
 
 def mean(column: str) -> Aggregate:
-    """The arithmetic mean of the values in `column`."""
+    """Declare an aggregate that keeps the arithmetic mean of the values in a column.
+
+    Args:
+        column: Name of the column, which has numbers or None.
+
+    Returns:
+        The aggregate, to be declared for a store. Its result is None without values.
+    """
     return Aggregate("mean", column)
 
 
 class Aggregates:
-    """Several aggregates kept together per key, and how a row is folded into them.
+    """Several aggregates that are kept together for each key, and the folding of rows into them.
 
     >>> delays = Aggregates(n=count(), worst=max("delay"), mean=mean("delay"))
     >>> state = delays.fold(delays.empty, {"delay": 4})
@@ -75,21 +110,26 @@ class Aggregates:
         if not aggregates:
             raise InvalidConfig("aggregates need at least one name, as n=count()")
         self.aggregates: Mapping[str, Aggregate] = aggregates
-        """What is kept, by name, in the order it was declared."""
+        """Aggregates by name, in the order of declaration."""
         fields = {name: step for key, one in aggregates.items() for name, step in _fields(key, one)}
         self._steps = tuple(fields.values())
         state = [_field(name, fold) for name, (fold, _) in fields.items()]
         self.state: type[msgspec.Struct] = msgspec.defstruct("State", state, frozen=True)
-        """The type of what is stored per key. The names are a part of the store's declaration."""
+        """Type of the stored values. Its field names are part of the store's declaration."""
         results = [(name, _VALUE) for name in aggregates]
         self._result = msgspec.defstruct("Result", results, frozen=True)
         self.empty: Any = self.state()
-        """The state before the first row."""
+        """State before the first row."""
 
     def fold(self, state: Any, row: Any) -> Any:
-        """`state` with one row (a mapping, or an object with attributes) added to it.
+        """Return `state` with one row added to it.
 
-        Raises InvalidRecord for a row that lacks a column, or a value that cannot be folded.
+        Args:
+            state: State of the rows so far.
+            row: A mapping, or an object with attributes, that has the columns.
+
+        Raises:
+            InvalidRecord: The row lacks a column, or has a value that cannot be folded.
         """
         read = row.__getitem__ if isinstance(row, Mapping) else partial(getattr, row)
         old = msgspec.structs.astuple(state)
@@ -106,9 +146,9 @@ class Aggregates:
         return self.state(*new)
 
     def merge(self, states: Sequence[Any]) -> Any:
-        """Return the state of all rows that `states` were made from: every kind can be merged.
+        """Return the state of all rows from which `states` were made. All kinds can be merged.
 
-        Raises InvalidRecord if figures cannot be compared, as text with numbers.
+        Raises InvalidRecord if values cannot be compared, such as text with numbers.
 
         >>> delays = Aggregates(n=count(), mean=mean("delay"))
         >>> parts = [delays.fold(delays.empty, {"delay": delay}) for delay in (4, 8)]
@@ -127,11 +167,11 @@ class Aggregates:
             raise InvalidRecord(f"cannot merge {rows!r:.200}: {error}") from error
 
     def result(self, state: Any) -> Any:
-        """The figures of a state, as an immutable object with one attribute for each name."""
+        """Return the figures of a state as an immutable object with one attribute per name."""
         return self._result(*[_figure(state, name, one) for name, one in self.aggregates.items()])
 
     def spec(self, name: str, key: Any = str, **settings: Any) -> StoreSpec[Any, Any]:
-        """The store that holds these; `settings` are `StoreSpec`'s."""
+        """Return the spec of a store for these aggregates; `settings` are those of `StoreSpec`."""
         figures = tuple((name, (one.kind, one.column)) for name, one in self.aggregates.items())
         return StoreSpec(
             name, key=key, value=self.state, default=self.empty, figures=figures, **settings
@@ -139,12 +179,12 @@ class Aggregates:
 
 
 def counter_spec(name: str, key: Any = str, **settings: Any) -> StoreSpec[Any, int]:
-    """The store of a counter per key; `settings` are `StoreSpec`'s."""
+    """Return the spec of a store with a counter per key; `settings` are those of `StoreSpec`."""
     return StoreSpec(name, key=key, value=int, default=0, **settings)
 
 
 class CounterStore(Generic[K]):
-    """A count per key.
+    """Store with a count for each key.
 
     >>> from strandline.statestore.store import open_store
     >>> flights = CounterStore(open_store(counter_spec("n", engine="memory")))
@@ -154,28 +194,28 @@ class CounterStore(Generic[K]):
 
     def __init__(self, store: PartitionStore[K, int]) -> None:
         self.store = store
-        """The store under it, for the worker."""
+        """Underlying store, which the worker commits."""
 
     def add(self, key: K, by: int = 1) -> int:
-        """Add to a key's count and return what it is then."""
+        """Add `by` to the count of a key; return the new count."""
         store = self.store
         store[key] = value = store[key] + by
         return value
 
     def __getitem__(self, key: K) -> int:
-        """A key's count; 0 if it was never added to."""
+        """Return the count of a key; 0 if nothing was ever added to it."""
         return self.store[key]
 
     def __contains__(self, key: K) -> bool:
         return key in self.store
 
     def all(self) -> Iterator[tuple[K, int]]:
-        """All keys and their counts, in the order of the keys."""
+        """Return an iterator of all keys with their counts, in the order of the keys."""
         return self.store.all()
 
 
 class AggregateStore(Generic[K]):
-    """Aggregates per key.
+    """Store with aggregates for each key.
 
     >>> from strandline.statestore.store import open_store
     >>> kept = Aggregates(n=count(), total=sum("delay"))
@@ -188,29 +228,29 @@ class AggregateStore(Generic[K]):
 
     def __init__(self, store: PartitionStore[K, Any], aggregates: Aggregates) -> None:
         self.store = store
-        """The store under it, for the worker."""
+        """Underlying store, which the worker commits."""
         self.aggregates = aggregates
 
     def add(self, key: K, row: Any = UNSET, /, **values: Any) -> Any:
-        """Fold a row (mapping, object, or keywords) into a key's figures; return them."""
+        """Fold a row (mapping, object, or keywords) into the figures of a key; return them."""
         state = self.aggregates.fold(self.store[key], values if row is UNSET else row)
         self.store[key] = state
         return self.aggregates.result(state)
 
     def __getitem__(self, key: K) -> Any:
-        """A key's figures; those of no row at all if it was never added to."""
+        """Return the figures of a key; those of zero rows if nothing was ever added to it."""
         return self.aggregates.result(self.store[key])
 
     def __contains__(self, key: K) -> bool:
         return key in self.store
 
     def all(self) -> Iterator[tuple[K, Any]]:
-        """All keys and their figures, in the order of the keys."""
+        """Return an iterator of all keys with their figures, in the order of the keys."""
         return ((key, self.aggregates.result(state)) for key, state in self.store.all())
 
 
 def _fields(name: str, one: Aggregate) -> Iterator[tuple[str, tuple[Fold, str | None]]]:
-    """The stored fields of one aggregate, with how a value is folded into each."""
+    """Yield the stored fields of one aggregate, each with its fold function and column."""
     if one.kind == "mean":
         yield f"{name}__sum", (_sum, one.column)
         yield f"{name}__count", (_count, one.column)
@@ -251,10 +291,10 @@ def _max(old: Any, value: Any) -> Any:
 
 
 def _merged(fold: Fold, figures: Sequence[Any]) -> Any:
-    """One figure of several states as that of all their rows."""
+    """Merge one figure of several states into that of all their rows."""
     if fold is _count:
         return reduce(operator.add, figures)
-    return reduce(fold, figures)  # a sum, least or greatest value is folded like a row's value
+    return reduce(fold, figures)  # sums, least and greatest values are folded like row values
 
 
 def _comparable(value: Any) -> Any:

@@ -1,13 +1,14 @@
-"""The committed state of a store: what its changelog holds, wherever it is by now.
+"""The committed state of a store: batches and layers in memory above an engine.
 
-A committed change waits in memory until a checkpoint moves it to the engine: first in the
-batch it was committed with, then folded with many others into layers. Reads look through the
-layers, then into the engine. A crash loses only what waits, and that the changelog has.
+A committed change stays in memory until a checkpoint moves it to the engine. At first it is in the
+batch of its commit, later it is folded with other batches into layers. Reads search the layers from
+the newest to the oldest, then the engine. A crash loses only the changes in memory, which are in
+the changelog.
 
-Batches stay loose, as columns, until a scan, a checkpoint or their size asks for folding. Now and
-then they are thinned to one batch with the last value of each key: keys that change often then
-take little room, however many commits wait. A look-up of one key does not see loose batches: the
-store above has all their keys at hand, and calls `fold` before it drops any.
+Batches stay loose, as columns, until a scan, a checkpoint or their size requires folding. From time
+to time they are thinned to one batch with the last value of each key, so that keys which change
+often use little memory. `get` does not search loose batches: the store above has all their keys in
+its cache, and calls `fold` before it drops any of them.
 """
 
 from __future__ import annotations
@@ -29,35 +30,35 @@ from strandline.statestore.gate import UseGate
 from strandline.statestore.layers import MISSING, Change, Layer, Layers, look_up, overlaid
 
 THIN_BYTES = 2 << 20
-"""How much waits in loose batches before they are thinned for the first time."""
+"""Bytes of loose batches at which they are thinned for the first time."""
 LOOSE_BYTES = 8 << 20
-"""How much may wait in them at most."""
+"""Maximum bytes of loose batches."""
 THIN_FACTOR = 4
-"""They are thinned again when there is so many times as much as was left."""
+"""Growth factor since the last thinning at which loose batches are thinned again."""
 
 SortedChanges = tuple[Column[bytes], Column[bytes | None]]
-"""Keys in ascending order, each once, and the value of each; None is a deletion."""
+"""Ascending distinct keys, and the value of each; None is a deletion."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangelogBatch:
-    """What a commit adds to the changelog: one record for each changed key."""
+    """Records that a commit adds to the changelog: one for each changed key."""
 
     keys: pa.Array
-    """Encoded keys of the store, each once."""
+    """Encoded keys of the store, distinct."""
     values: pa.Array
-    """The value of each key; null is a deletion."""
+    """Value of each key; null is a deletion."""
 
     def __len__(self) -> int:
         return len(self.keys)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all keys and values, and of what separates them."""
+        """Bytes of all keys and values, including their offsets and validity."""
         return int(self.keys.nbytes + self.values.nbytes)
 
     def columns(self, timestamp: int) -> pa.RecordBatch:
-        """The records as the log takes them, all at `timestamp` (ms)."""
+        """Return the records as columns of the log, all with the timestamp `timestamp` (ms)."""
         arrays = [
             pa.repeat(pa.scalar(timestamp, pa.int64()), len(self)),
             self.keys,
@@ -67,10 +68,11 @@ class ChangelogBatch:
 
 
 class Changelogged:
-    """Committed changes above an engine.
+    """Committed changes in memory above an engine.
 
-    One thread applies; `checkpoint` may run on another, and reads on any: `statestore.reader` says
-    why. Those of threads that do not know when it is closed go through `gate`.
+    One thread calls `apply`. `checkpoint` may run on another thread, and reads on any;
+    `statestore.reader` explains why that is safe. Threads that do not know when the store is closed
+    enter `gate` before they read.
     """
 
     def __init__(self, engine: Engine, counters: StoreCounters | None = None) -> None:
@@ -83,28 +85,31 @@ class Changelogged:
         self._thin_at = THIN_BYTES
         self._position: StorePosition | None = engine.position()
         self._moving: tuple[Layer, StorePosition] | None = None
+        """Layer that a checkpoint writes, and the position it reaches; kept if the write fails."""
         self._applying = threading.Lock()
+        """Guards the loose batches and the position. Held only briefly."""
         self._checkpointing = threading.Lock()
+        """Held during a checkpoint. It is taken before `_applying`."""
 
     @property
     def position(self) -> StorePosition | None:
-        """Up to where of the changelog this state reaches, what waits counted."""
+        """Changelog position that this state has reached, including the changes in memory."""
         return self._position
 
     @property
     def pending_bytes(self) -> int:
-        """About how many bytes wait for a checkpoint."""
+        """Approximate bytes of changes that are not checkpointed."""
         return self._layers.nbytes + self._loose_bytes
 
     def get(self, key: bytes) -> bytes | None:
-        """The committed value of a key that no loose batch has."""
+        """Return the committed value of a key that is in no loose batch; None if it has none."""
         value = self._layers.find(key)
         if value is not MISSING:
             return value
         return None if self.engine.is_empty() else self.engine.get(key)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The same for many keys, those of the engine in one call."""
+        """Return the values of keys as `get` does; the engine reads its keys in one call."""
         found = [self._layers.find(key) for key in keys]
         wanted = [key for key, value in zip(keys, found, strict=True) if value is MISSING]
         if not wanted:
@@ -113,29 +118,32 @@ class Changelogged:
         return [next(fetched) if value is MISSING else value for value in found]
 
     def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The committed values of keys, loose batches included, all of one moment."""
+        """Return the committed values of keys as of one moment, including loose batches."""
         self.fold()
         if len(keys) == 1:
             return [self.get(keys[0])]
         while True:
-            holds, layers = self._layers.holds, self._layers.seal()
+            before, layers = self._layers.hold_count, self._layers.seal()
             found = [look_up(layers, key) for key in keys]
             wanted = [key for key, value in zip(keys, found, strict=True) if value is MISSING]
             fetched = iter(self.engine.get_many(wanted) if wanted else ())
-            if self._layers.holds == holds:  # as in `scan`
+            # If a checkpoint has begun in between, newer commits may be in the engine: see `scan`.
+            if self._layers.hold_count == before:
                 return [next(fetched) if value is MISSING else value for value in found]
 
     def scan(
         self, above: Iterable[Change], lower: bytes, upper: bytes | None, *, reverse: bool
     ) -> Iterator[Entry]:
-        """Entries of [lower, upper) as they are now, with `above` (sorted) on top of them."""
+        """Return the entries of [lower, upper) as of now, under the sorted changes `above`."""
         self.fold()
         while True:
-            holds, layers = self._layers.holds, self._layers.seal()
+            before, layers = self._layers.hold_count, self._layers.seal()
             below: Iterator[Change] = iter(self.engine.scan(lower, upper, reverse=reverse))
-            # What a checkpoint writes meanwhile is in the layers, unless it took hold in between: of
-            # newer commits, which would show where the layers have nothing, and only there.
-            if self._layers.holds == holds:
+            # A checkpoint may write to the engine meanwhile. If it began before `seal`, its changes
+            # are in the sealed layers. If it began between `seal` and the engine's scan, it may
+            # write newer commits, which would be visible for keys without an entry in the layers.
+            # In that case the scan starts again.
+            if self._layers.hold_count == before:
                 break
         streams = [iter(above), *(layer.scan(lower, upper, reverse=reverse) for layer in layers)]
         merged = reduce(
@@ -144,7 +152,7 @@ class Changelogged:
         return ((key, value) for key, value in merged if value is not None)
 
     def apply(self, batch: ChangelogBatch, position: StorePosition) -> None:
-        """Take in what has been committed durably, up to `position`."""
+        """Add the batch of a durable commit, which reaches `position`."""
         with self._applying:
             self.counters.changes += len(batch)
             self._loose.append(batch)
@@ -154,26 +162,27 @@ class Changelogged:
                 self._thin()
 
     def fold(self) -> None:
-        """Let look-ups see everything that was applied."""
+        """Fold loose batches into the layers, where look-ups find them."""
         if self._loose:
             with self._applying:
                 self._fold()
 
     def advance(self, position: StorePosition) -> None:
-        """The changelog is held up to `position` without any change of this state."""
+        """Set the position; the changelog has no further changes for this state before it."""
         with self._applying:
             self._position = position
 
     def checkpoint(self) -> int:
-        """Move all layers to the engine in one atomic write; return how many keys that were.
+        """Move all layers to the engine in one atomic write; return the number of keys.
 
-        The commits it covers must be durable.
+        The commits that it covers must be durable.
         """
         with self._checkpointing:
             moving = self._moving or self._hold()
             if moving is None:
                 return 0
-            self._moving = moving  # kept if the write fails: layer and position belong together
+            # Kept if the write fails: the next attempt must write this layer with this position.
+            self._moving = moving
             layer, position = moving
             with self.counters.checkpoints.timed():
                 self.engine.write(layer.index, [layer.data[key] for key in layer.index], position)
@@ -182,43 +191,44 @@ class Changelogged:
             return len(layer.data)
 
     def refill(self, chunks: Iterable[tuple[SortedChanges, StorePosition]]) -> None:
-        """Write sorted chunks of the changelog straight to the engine, at a restore."""
+        """Write sorted chunks of the changelog directly to the engine, during a restore."""
         while self.checkpoint():
-            pass  # what waits is older than the chunks, and must not lie above them
+            pass  # changes in memory are older than the chunks, so they must not stay above them
         for (keys, values), position in chunks:
             self.engine.write(keys, values, position)
             self._position = position
 
     def wipe(self) -> None:
-        """Forget everything, the engine's content too."""
+        """Delete all entries and the position, in memory and in the engine."""
         self._clear()
         self.engine.wipe()
         self._position = self._moving = None
 
     def approximate_num_entries(self) -> int:
-        """About how many keys there are: changes that wait count as keys."""
+        """Return the approximate number of keys; changes in memory count as further keys."""
         self.fold()
         return self.num_entries_unfolded()
 
     def num_entries_unfolded(self) -> int:
-        """The same without folding: more of them count twice, and it costs nothing to be asked."""
+        """Return the approximate number of keys without folding: less exact, but cheap."""
         loose = sum(map(len, self._loose))
         return self.engine.approximate_num_entries() + self._layers.num_changes() + loose
 
     def close(self) -> None:
-        """Let go of the engine; what waits for a checkpoint is left to the changelog."""
-        self.gate.shut()  # a reader must not find the engine without what is above it
+        """Close the engine and drop the changes in memory, which are in the changelog."""
+        self.gate.shut()  # first, so that no reader sees the engine without the layers above it
         self._clear()
         self.engine.close()
 
     def _thin(self) -> None:
-        """Let one batch stand for the loose ones; fold it if too many keys are left."""
+        """Merge the loose batches into one with the last value of each key; fold it if large."""
         self._set_loose([_latest(self._loose)])
         if self._loose_bytes > LOOSE_BYTES // 2:
             self._fold()
 
     def _fold(self) -> None:
-        # First into the layers, then no more loose: a reader in between finds it twice.
+        # Added to the layers before they leave the loose batches. A reader in between finds the
+        # changes twice; in the other order it could miss them.
         if self._loose:
             batch = _latest(self._loose)
             nbytes = batch.nbytes + ENTRY_BYTES * len(batch)
@@ -236,6 +246,7 @@ class Changelogged:
             self._layers.clear()
 
     def _hold(self) -> tuple[Layer, StorePosition] | None:
+        """Return all changes as one sealed layer, with the position that it reaches."""
         with self._applying:
             self._fold()
             layer = self._layers.hold()
@@ -243,22 +254,23 @@ class Changelogged:
 
 
 def _latest(batches: Sequence[ChangelogBatch]) -> ChangelogBatch:
-    """The last value of each key of several batches."""
+    """Return the last value of each key of several batches."""
     if len(batches) == 1:
         return batches[0]
     keys = pa.concat_arrays([batch.keys for batch in batches]).dictionary_encode()
     values = pa.concat_arrays([batch.values for batch in batches])
     last = np.empty(len(keys.dictionary), np.int64)
-    last[keys.indices.to_numpy()] = np.arange(len(keys))  # of equal indices the last one stays
+    # NumPy assigns in order, so of equal indices the last position remains.
+    last[keys.indices.to_numpy()] = np.arange(len(keys))
     return ChangelogBatch(keys.dictionary, values.take(pa.array(last)))
 
 
 def later(
     position: StorePosition, offset: int, leader_epoch: int | None, incarnation: str
 ) -> StorePosition:
-    """Return `position` moved to `offset`, behind what was written in a leader epoch.
+    """Return `position` moved to `offset`, the end of records written in a leader epoch.
 
-    Kafka does not say in which: that is then looked up where the position is used again.
+    Kafka does not report that epoch (None): it is looked up when the position is used again.
     """
     if leader_epoch is None:
         return replace(position, offset=offset, leader_epoch=UNKNOWN_EPOCH)

@@ -1,10 +1,11 @@
-"""Checking the stores of a log folder: each engine against the fold of its changelog.
+"""Check of the stores in a log folder: each engine is compared with the fold of its changelog.
 
-Nothing is changed: the engine is opened read-only. Its content and the fold of the committed
-changelog up to its position are compared in one pass over both, sorted. Keys whose earlier records
-may have been removed because of later ones, behind that position, are left out. A fold is kept in
-memory up to FOLD_BYTES of keys and values, beyond that in a RocksDB in a temporary folder. Last, keys
-and values are decoded by the declarations that are recorded (`statestore.checking_declared`).
+Nothing is changed: the engine is opened read-only. The fold is the last committed value of each key
+up to the engine's position. Engine and fold are compared in one pass over both, sorted. Keys with
+records after that position are left out, because their earlier records may have been removed by
+compaction. A fold is kept in memory up to FOLD_BYTES of keys and values; a larger one is kept in a
+RocksDB in a temporary folder. Last, keys and values are decoded with the recorded declarations
+(`statestore.checking_declared`).
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ from strandline.statestore.spec import changelog_topic
 
 @dataclass
 class CheckedStores:
-    """What the check of the stores leaves for repair."""
+    """Results of the check of stores that repair needs."""
 
     bad: dict[str, str] = field(default_factory=dict)
-    """Folders that must be made anew, within the log folder, and why."""
+    """Reasons to rebuild a store, by its folder, relative to the log folder."""
     reaches: dict[Place, PartitionReach] = field(default_factory=dict)
-    """How far changelog partitions must go, since a store has been there."""
+    """Least end offset of each changelog partition, because a store has reached it."""
 
 
 def check_stores(root: Path, checked: CheckedLog, *, fold_bytes: int = FOLD_BYTES) -> CheckedStores:
-    """Check every store below the log folder `root`; findings go into the report of `checked`."""
+    """Check every store below the log folder `root`; add findings to the report of `checked`."""
     stores = CheckedStores()
     for folder in sorted((root / STATE).glob("*/*/*")):
         if (folder / DATABASE).is_dir():
@@ -70,7 +71,7 @@ class _StoreCheck:
         self._stores = stores
         self._fold_bytes = fold_bytes
         _, app, store, number = relative.parts
-        # A number behind a dot: made beside a folder that somebody did not let go of.
+        # A suffix after a dot marks a folder that was made because the partition's own was locked.
         partition = number.partition(".")[0]
         topic = changelog_topic(app, store)
         known = int(partition) if partition.isdecimal() else -1
@@ -79,7 +80,7 @@ class _StoreCheck:
 
     def run(self) -> None:
         if (self._folder / "damaged").exists():
-            self._note("was found damaged before; it is made anew when its app starts")
+            self._note("was found damaged before; it is rebuilt when its app starts")
             return
         if is_unfinished(self._folder):
             return
@@ -103,8 +104,8 @@ class _StoreCheck:
         changelog = self._changelog
         if changelog is None or changelog.meta.topic_id != position.topic_id:
             self._note(
-                f"is of a changelog that is gone ({self._changelog_name}); it is made anew when "
-                f"its app starts"
+                f"is of a changelog that is gone ({self._changelog_name}); it is rebuilt when its "
+                f"app starts"
             )
             return
         self._note_reach(changelog, position)
@@ -135,7 +136,7 @@ class _StoreCheck:
             fold.add(self._clipped(changelog, 0, position.offset), position)
             plan = plan_restore(position, changelog.offsets(), fold.last_before(position.offset))
             if plan.action == "rebuild":
-                self._note(f"is made anew when its app starts: {plan.reason}")
+                self._note(f"is rebuilt when its app starts: {plan.reason}")
                 return
             later = LatestValues(self._fold_bytes, closing)
             superseding_end = changelog.manifest.superseding_end
@@ -151,9 +152,10 @@ class _StoreCheck:
             self._bad(f"differs from its changelog up to offset {position.offset}: {difference}")
 
     def _clipped(self, changelog: ScannedPartition, start: int, end: int) -> Iterator[Batch]:
-        """The committed records with offsets in [`start`, `end`); cleaning makes one batch of several.
+        """Return the committed records with offsets in [`start`, `end`).
 
-        The store may have come further than a transaction that nobody has ended yet.
+        Batches are clipped, because cleaning merges several into one. Open transactions are treated
+        as opening the log would: it commits the prepared ones and aborts the others.
         """
         place = (changelog.meta.topic_id, changelog.number)
 
@@ -173,7 +175,7 @@ class _StoreCheck:
         )
 
     def _note(self, what: str) -> None:
-        self._add(Severity.NOTE, what, "its app makes it anew")
+        self._add(Severity.NOTE, what, "its app rebuilds it")
 
     def _add(self, severity: Severity, what: str, way_out: str) -> None:
         partition = self._changelog.topic_partition if self._changelog is not None else None
@@ -183,13 +185,13 @@ class _StoreCheck:
 
 
 def _keys_only(batch: Batch) -> Batch:
-    """The same keys, deleted ones too, all with an empty value."""
+    """Return the batch with an empty value for every key, including deleted ones."""
     empty = pa.repeat(pa.scalar(b"", pa.binary()), len(batch))
     return replace(batch, columns=batch.columns.set_column(2, "value", empty))
 
 
 def _without(entries: Iterator[Entry], left_out: Iterator[Entry]) -> Iterator[Entry]:
-    """Sorted entries whose key is not among the others."""
+    """Yield the sorted entries whose key is not in `left_out`, which is sorted too."""
     other = next(left_out, None)
     for entry in entries:
         while other is not None and other[0] < entry[0]:
@@ -199,7 +201,10 @@ def _without(entries: Iterator[Entry], left_out: Iterator[Entry]) -> Iterator[En
 
 
 def _difference(held: Iterator[Entry], folded: Iterator[Entry], *, partial: bool) -> str | None:
-    """Where two sorted streams differ first; `partial`: of some keys the changelog knows nothing."""
+    """Return the first difference of two sorted streams as text; None if they are equal.
+
+    With `partial`, the start of the changelog was deleted, so it may lack keys of the store.
+    """
     ours, theirs = next(held, None), next(folded, None)
     while ours is not None or theirs is not None:
         if ours == theirs:
@@ -207,7 +212,7 @@ def _difference(held: Iterator[Entry], folded: Iterator[Entry], *, partial: bool
         elif theirs is None or (ours is not None and ours[0] < theirs[0]):
             assert ours is not None
             if not partial:
-                return f"it has the key {shown_key(ours[0])}, which its changelog has not"
+                return f"it has the key {shown_key(ours[0])}, which its changelog lacks"
             ours = next(held, None)
         elif ours is None or theirs[0] < ours[0]:
             return f"it lacks the key {shown_key(theirs[0])}, which its changelog has"

@@ -1,7 +1,7 @@
-"""Checking what stores hold by their recorded declarations: every key and value is decoded.
+"""Check of stored keys and values against recorded declarations: each of them is decoded.
 
 A value is compared with the recorded structure of its type, because the classes of the app are not
-here. Values of a serde that only the app has are not looked at.
+available here. Values of a serde of the app's own are not checked.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from strandline.statestore.values import split
 
 KIND = "declaration"
 WAY_OUT = (
-    "declare the store as it was when that was written; else `strandline reset` of its app, or another "
-    "name for the store, lets it begin anew"
+    "declare the store as it was when that was written; or start over, with `strandline reset` of "
+    "its app or with another name for the store"
 )
 
 
@@ -59,15 +59,15 @@ def _recorded(checked: CheckedLog, topic: str, fold_bytes: int) -> RecordedDecla
             Severity.DAMAGE,
             KIND,
             scanned.folder,
-            f"does not say how stores are declared: {error}",
-            way_out=f"delete topic {topic!r} while the app is stopped: its next start records anew",
+            f"has no readable declarations of stores: {error}",
+            way_out=f"delete topic {topic!r} while the app is stopped: its next start records them",
             partition=scanned.topic_partition,
         )
         return RecordedDeclarations()
 
 
 def _folded(scanned: ScannedPartition, fold_bytes: int, closing: ExitStack) -> LatestValues:
-    """The last committed value of each key."""
+    """Return the last committed value of each key of a partition."""
     fold = LatestValues(fold_bytes, closing)
     start = scanned.manifest.log_start
     clipped = (batch.clip(start, scanned.next_offset) for batch in scanned.committed())
@@ -77,7 +77,7 @@ def _folded(scanned: ScannedPartition, fold_bytes: int, closing: ExitStack) -> L
 
 
 class _Check:
-    """The check of one partition of a changelog."""
+    """Check of one partition of a changelog."""
 
     def __init__(
         self, checked: CheckedLog, scanned: ScannedPartition, recorded: RecordedDeclarations
@@ -92,7 +92,7 @@ class _Check:
         self._keys = key_codec(key_from_wire(self._declaration.key))
 
     def run(self, fold_bytes: int) -> None:
-        """Decode all that it holds."""
+        """Decode every key and value of the partition."""
         with ExitStack() as closing:
             try:
                 for key, data in _folded(self._scanned, fold_bytes, closing).entries():
@@ -115,7 +115,7 @@ class _Check:
             )
 
     def _declaration_of(self, key: bytes) -> Declaration:
-        """What the value of a key is written by: the one before, where it is still to be rewritten."""
+        """Return the declaration of a key's value: the previous one if it is not rewritten yet."""
         before = self._declaration.before
         is_new = self._is_current or (self._rewritten is not None and key <= self._rewritten)
         return self._declaration if before is None or is_new else before
@@ -132,6 +132,7 @@ class _Check:
 
 
 def _unlike(data: bytes, declaration: Declaration) -> str | None:
+    """Return why stored bytes are no value of the declared type; None if they are one."""
     try:
         body, _ = split(data, declaration.expiry)
         if not declaration.is_messagepack:
@@ -143,7 +144,7 @@ def _unlike(data: bytes, declaration: Declaration) -> str | None:
 
 
 def shown_key(key: bytes) -> str:
-    """Return a stored key as Python writes it; one that is none, as bytes."""
+    """Return a stored key as a Python literal; the bytes themselves if they are no key."""
     try:
         return repr(decode_key(key))
     except StrandlineError:

@@ -1,4 +1,4 @@
-"""What the partitions of one store count together, in one process; and how large each is."""
+"""Counters shared by the partitions of one store in a process, and the sizes of a partition."""
 
 from __future__ import annotations
 
@@ -9,43 +9,44 @@ from strandline.changelog.metrics import Histogram
 
 @dataclass(slots=True)
 class Sample:
-    """Look-ups of one partition, while they are counted."""
+    """Look-ups of one partition during a sample."""
 
     lookups: int = 0
-    """All of them."""
+    """Number of look-ups."""
     misses: int = 0
-    """Those of keys that were not at hand."""
+    """Number of look-ups of keys that were not in the cache."""
 
 
 @dataclass(slots=True)
 class StoreCounters:
-    """Counted by the thread of the store's task, but for checkpoints."""
+    """Counters of one store. Except for checkpoints, the thread of the store's task counts."""
 
     misses: int = 0
-    """Look-ups of keys that were not at hand."""
+    """Number of look-ups of keys that were not in the cache."""
     sampled_hits: int = 0
-    """Look-ups of keys that were at hand, in samples: elsewhere they are not counted."""
+    """Number of look-ups of cached keys in samples; outside samples they are not counted."""
     sampled_misses: int = 0
-    """Of the misses those in samples."""
+    """Number of the misses that were in samples."""
     changes: int = 0
-    """Keys that commits have changed."""
+    """Number of keys changed by commits."""
     checkpoints: Histogram = field(default_factory=Histogram)
-    """Seconds of those that moved something to the engine."""
+    """Durations in seconds of the checkpoints that moved changes to the engine."""
 
     def add(self, sample: Sample) -> None:
-        """A sample has been taken."""
+        """Add the look-ups of a sample."""
         self.sampled_hits += sample.lookups - sample.misses
         self.sampled_misses += sample.misses
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSizes:
-    """One partition of a store at one moment; all of it about."""
+    """Approximate sizes of one partition of a store at one moment."""
 
     entries: int
-    """Keys; what waits counts as well."""
+    """Number of keys; pending changes count as further keys."""
     disk_bytes: int
+    """Bytes of the engine's files."""
     uncommitted_bytes: int
-    """Of changes since the last commit."""
+    """Bytes of changes since the last commit."""
     pending_bytes: int
-    """Of committed changes that wait for a checkpoint."""
+    """Bytes of committed changes that are not checkpointed."""

@@ -1,16 +1,16 @@
-"""The declaration of a store as it is recorded, and what a changed one means for what is stored.
+"""Recorded declarations of stores, and their comparison with what a program declares.
 
-Next to a changelog the log records how its values were written: the type of the keys, the
-structure of the values, the time to live, the definition of aggregates, and where values carry
-an expiry. A program declares a store; `compare` says whether what is stored is readable by it:
+Besides a changelog, the log records how its values were written: the type of the keys, the
+structure of the values, the time to live, the definition of aggregates, and which values carry an
+expiry. A program declares a store, and `compare` decides whether it can read the stored values:
 
     same      nothing is different
-    wider     every stored key and value is readable: the record becomes the new declaration
-    rewrite   values must be written anew: by the store's `upgrade`, or only for their expiry
-    refused   `DeclarationChange.reasons` say why
+    wider     every stored key and value is readable: the new declaration is recorded
+    rewrite   values must be rewritten: by the store's `upgrade`, or only for their expiry
+    refused   the reasons are in `DeclarationChange.reasons`
 
-Only a wider declaration replaces a record, so a program that declares less than is recorded (an
-older version of it) is refused: it would drop what it does not know.
+Only a wider declaration replaces a recorded one. A program that declares less than is recorded (an
+older version of it) is refused, because it would drop the fields that it does not know.
 """
 
 from __future__ import annotations
@@ -37,41 +37,42 @@ from strandline.statestore.value_types import (
 from strandline.statestore.values import Expiry
 
 FORMAT = 1
-"""Version of the recorded document. A later one is refused."""
+"""Version of the recorded document. Newer versions are refused."""
 
 Form = Literal["messagepack", "typed", "bytes", "serde"]
 Figures = dict[str, tuple[str, str | None]]
 
 
 class Declaration(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A store as it is declared, or was when its values were written."""
+    """Declaration of a store: the current one, or the one with which values were written."""
 
     format: int = FORMAT
     version: int = 1
-    """Raised when values are rewritten: partitions that have come to it say so."""
+    """Version of the values, raised by each rewrite. Each partition records the one it has."""
     key: Any
     """Type of the keys; see `statestore.key_types`."""
     form: Form
-    """What the bytes of values are: MessagePack (typed or not), themselves, or a serde's."""
+    """Encoding of values: MessagePack (typed or not), bytes unchanged, or a serde."""
     value: TypeDescription | None = None
     """Structure of typed values."""
     serde: str | None = None
     """Identity of the serde: its attribute `identity`, else the name of its class."""
     ttl_ms: int | None = None
+    """Milliseconds after which a value expires; None for never."""
     expiry: Expiry = "none"
-    """Which stored values begin with their expiry."""
+    """Set of stored values that begin with their expiry: none, marked ones, or all."""
     figures: Figures | None = None
-    """Kind and column of each aggregate."""
+    """Kind and column of each aggregate, by name; None if the values are no aggregates."""
     before: Declaration | None = None
-    """How values are written in partitions that have not come to `version` yet."""
+    """Declaration of the values in partitions that are not rewritten to `version` yet."""
 
     @property
     def is_messagepack(self) -> bool:
-        """Whether values are MessagePack, of which none begins as an expiry does."""
+        """True if values are MessagePack, which never begins with the byte that marks an expiry."""
         return self.form in ("messagepack", "typed")
 
     def to_bytes(self) -> bytes:
-        """Return the recorded document: JSON."""
+        """Return the recorded document as JSON."""
         return msgspec.json.encode(self)
 
     @staticmethod
@@ -113,14 +114,14 @@ def declaration_of(spec: AnySpec) -> Declaration:
         expiry="none" if spec.ttl_ms is None else "always" if opaque else "marked",
         figures=None if spec.figures is None else dict(spec.figures),
     )
-    return _decode(declared.to_bytes())  # as it compares with one that was read
+    return _decode(declared.to_bytes())  # decoded, so that it compares equal to a recorded one
 
 
 def undeclared(declared: Declaration) -> Declaration:
-    """Return what to assume of values that were written before declarations were recorded.
+    """Return the declaration assumed for values written before declarations were recorded.
 
-    Their first byte told whether they have an expiry. Of MessagePack that is still true; other
-    values with a time to live are rewritten, because any byte may be their first.
+    At that time their first byte decided whether they have an expiry. For MessagePack that is still
+    correct. Other values with a time to live are rewritten, because they may begin with any byte.
     """
     opaque = not declared.is_messagepack
     expiry: Expiry = "none" if opaque and declared.ttl_ms is None else "marked"
@@ -129,20 +130,24 @@ def undeclared(declared: Declaration) -> Declaration:
 
 @dataclass(frozen=True)
 class DeclarationChange:
-    """What a declaration means for values that were written under a recorded one."""
+    """Result of comparing a declaration with the recorded one."""
 
     kind: Literal["same", "wider", "rewrite", "refused"]
+    """Outcome; the module's docstring lists them."""
     becomes: Declaration
-    """What to record."""
+    """Declaration to record."""
     reasons: list[str] = field(default_factory=list)
-    """Why values cannot be read as they are."""
+    """Reasons why stored values cannot be read with the new declaration."""
     replaces: bool = False
-    """Whether it takes the place of a recorded one that it cannot read, because nothing is stored."""
+    """True if it replaces a recorded declaration that it cannot read, because nothing is stored."""
 
 
 def compare(stored: Declaration, declared: Declaration, *, can_upgrade: bool) -> DeclarationChange:
-    """Compare a declaration with the recorded one; `can_upgrade`: the store has an `upgrade`."""
-    declared = _decode(declared.to_bytes())  # comparing marks fields in it
+    """Compare a declaration with the recorded one.
+
+    `can_upgrade` says that the store has an `upgrade`, so that unreadable values can be rewritten.
+    """
+    declared = _decode(declared.to_bytes())  # a copy, because comparing marks fields in it
     if not key_accepts(declared.key, stored.key):
         old, new = (_shown_key(one.key) for one in (stored, declared))
         return DeclarationChange(
@@ -165,9 +170,10 @@ def compare(stored: Declaration, declared: Declaration, *, can_upgrade: bool) ->
 
 
 def unreadable_as(wanted: Declaration, stored: Declaration, *, values: bool) -> list[str]:
-    """Return why stored keys, and `values` too, cannot be read as types that a reader wants.
+    """Return the reasons why a reader cannot read stored keys, and with `values` also values.
 
-    A reader that only reads may know fewer fields than there are, and may want plain data of figures.
+    A reader writes nothing, so it may declare fewer fields than stored values have, and plain data
+    for aggregates.
     """
     if not key_accepts(wanted.key, stored.key):
         old, new = (_shown_key(one.key) for one in (stored, wanted))
@@ -181,7 +187,7 @@ def unreadable_as(wanted: Declaration, stored: Declaration, *, values: bool) -> 
 
 
 def _reasons(stored: Declaration, declared: Declaration) -> Iterator[str]:
-    """Why stored values are not what is declared."""
+    """Yield the reasons why stored values do not fit the declaration."""
     if stored.figures != declared.figures:
         yield _other_figures(stored.figures, declared.figures)
     elif stored.form == "typed" and declared.form == "typed":
@@ -198,17 +204,17 @@ def _reasons(stored: Declaration, declared: Declaration) -> Iterator[str]:
 
 
 def _big_ints(stored: TypeDescription, declared: TypeDescription) -> str | None:
-    """Ints beyond 64 bits have a form only where the whole value is declared as int."""
+    """Return why ints beyond 64 bits are unreadable: only a value declared as int can hold them."""
     was, now = stored.root["is"], declared.root["is"]
     if was == "int" and now not in ("int", "any"):
-        return f"a value is int, and is declared as {now}: one beyond 64 bits is read by int alone"
+        return f"a value is int, and is declared as {now}: only int can read one beyond 64 bits"
     return None
 
 
 def _expiry(stored: Declaration, declared: Declaration) -> Expiry:
-    """Which values begin with their expiry once this is recorded.
+    """Return which values begin with an expiry once this declaration is recorded.
 
-    An expiry that values have stays with them: without a time to live no more is given.
+    Values keep the expiry that they have. Without a time to live, new values never expire.
     """
     if stored.expiry == "none" and declared.expiry == "none":
         return "none"
@@ -217,7 +223,7 @@ def _expiry(stored: Declaration, declared: Declaration) -> Expiry:
 
 def _other_figures(stored: Figures | None, declared: Figures | None) -> str:
     was, now = (_shown_figures(figures) for figures in (stored, declared))
-    return f"it keeps {was}, and is declared to keep {now}, of which old rows would be no part"
+    return f"it keeps {was}, and is declared to keep {now}, which would miss old rows"
 
 
 def _shown_figures(figures: Figures | None) -> str:
@@ -244,7 +250,7 @@ def _identity(serde: Any) -> str:
 
 
 def _checked(found: Declaration) -> Declaration:
-    """What was read, if it can be worked with. Raises CorruptLog."""
+    """Return a decoded declaration if it is valid. Raises CorruptLog."""
     try:
         key_from_wire(found.key)
         is_whole = (found.form == "typed") == (found.value is not None)
@@ -258,7 +264,7 @@ def _checked(found: Declaration) -> Declaration:
 
 
 def _format_of(data: bytes) -> int:
-    """The format that a document says it has; 0 if it says none."""
+    """Return the format version of a document; 0 if it has none."""
     try:
         check_json(data)
         found = msgspec.json.decode(data)

@@ -1,12 +1,12 @@
-"""The log of what the running transaction has changed.
+"""Log of the changes made by the running transaction.
 
-A change goes straight into the dict of values at hand, so that a commit has nothing to move,
-and into this log, which is kept for the whole transaction: it says what the changelog is to
-get, and what to take back. Taken back to a mark it undoes a record whose handler failed, taken
-back to its beginning an aborted transaction.
+A change is written directly to the dict of cached values, so that a commit has nothing to move, and
+is appended to this log. The log is kept for the whole transaction. It contains the records for the
+changelog, and is also the undo log. Cutting it back to a mark undoes a record whose handler failed;
+cutting it back to its beginning undoes an aborted transaction.
 
-The log is two lists rather than one of pairs, as a pair for each change costs more than both.
-They are the same objects for the life of the store: its hot path holds on to them.
+The log is two lists rather than one of pairs, because a pair for each change costs more than both.
+They stay the same objects for the life of the store, because its fast path refers to them.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from strandline.statestore.layers import Change, between
 
 
 class DirtyKeys:
-    """Changed keys and their held values since the last commit."""
+    """Keys changed since the last commit, with their values in the form in which they are held."""
 
     __slots__ = ("_encode", "_index", "_latest", "_objects", "_seen", "changed", "nbytes", "put")
 
     def __init__(self, encode: Callable[[Any], bytes]) -> None:
         self.changed: list[Any] = []
-        """The key of each change, oldest first."""
+        """Key of each change, oldest first."""
         self.put: list[Any] = []
-        """The held value it was given."""
+        """Held value of each change."""
         self.nbytes = 0
-        """Bytes of the values put that take room beyond a few words."""
+        """Bytes of the values put that are larger than a few machine words."""
         self._encode = encode
         self._latest: dict[Any, Any] = {}
         self._seen = 0
@@ -38,13 +38,15 @@ class DirtyKeys:
         self._objects: dict[bytes, Any] = {}
 
     def latest(self) -> dict[Any, Any]:
-        """The last value of each changed key, in the order in which they were first changed."""
+        """Return the last value of each changed key, in the order of the first changes."""
         return self._latest_at(len(self.changed))
 
     def rollback(self, mark: int) -> tuple[dict[Any, Any], set[Any]]:
         """Cut the log back to `mark` entries.
 
-        Returns the keys that have an earlier value in it, with that, and those that have none.
+        Returns:
+            The undone keys that have an earlier value in the log, with that value; and the undone
+            keys that have none.
         """
         undone = set(self.changed[mark:])
         del self.changed[mark:], self.put[mark:]
@@ -55,7 +57,7 @@ class DirtyKeys:
         return earlier, undone - earlier.keys()
 
     def clear(self) -> None:
-        """Forget everything: it has been committed, or taken back."""
+        """Clear the log after a commit or a complete rollback."""
         self.changed.clear()
         self.put.clear()
         self.nbytes = 0
@@ -69,7 +71,7 @@ class DirtyKeys:
         *,
         reverse: bool,
     ) -> list[Change]:
-        """The changes of [lower, upper) as bytes, in the order of their keys, as of now."""
+        """Return the encoded changes of [lower, upper) as of now, in the order of their keys."""
         latest = self.latest()
         self._extend_index()
         names = between(self._index, lower, upper)
@@ -84,11 +86,11 @@ class DirtyKeys:
         return self._latest
 
     def _extend_index(self) -> None:
-        """Index the keys that came since the last scan; they are the last of `latest`."""
+        """Index the keys first changed since the last scan, which are the last ones of `latest`."""
         fresh = list(islice(reversed(self._latest), len(self._latest) - len(self._index)))
         encoded = {self._encode(key): key for key in fresh}
         self._objects.update(encoded)
-        if len(encoded) > _FEW:
+        if len(encoded) > _FEW_KEYS:
             self._index.extend(encoded)
             self._index.sort()
         else:
@@ -101,4 +103,5 @@ class DirtyKeys:
             self._index, self._objects = [], {}
 
 
-_FEW = 8
+_FEW_KEYS = 8
+"""Maximum number of keys that are inserted into the index one by one; more are sorted in."""

@@ -1,4 +1,4 @@
-"""A value that is changed in place."""
+"""Changing a stored value in place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ V = TypeVar("V")
 
 
 class Edit(Generic[K, V]):
-    """The block of `store.edit(key)`."""
+    """Context manager returned by `store.edit(key)`."""
 
     __slots__ = ("_key", "_store", "_value")
 

@@ -1,8 +1,8 @@
-"""What a store asks of the engine under it.
+"""Interface between a store and its engine.
 
-An engine holds committed bytes only, and with them the `StorePosition`: up to where of which
-changelog they reach. Both are written together or not at all, so whatever a crash leaves is
-the state as of some position, and replaying the changelog from there brings it back.
+An engine stores only committed bytes, together with their `StorePosition`: the changelog and the
+offset that they reach. Both are written atomically, so a crash leaves the state as of some
+position, and replaying the changelog from that position restores it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from strandline.changelog.errors import UNREADABLE, CorruptLog, FutureFormat
 from strandline.changelog.history import HistoryEpoch
 
 FORMAT = 3
-"""Version of what an engine holds: key and value encodings, and the position's own. 1 had no
-`settled_end` in the position, 2 no `incarnation`."""
+"""Version of an engine's content: encodings of keys, values and position.
+
+Positions of version 1 have no `settled_end`, those of version 2 no `incarnation`.
+"""
 
 POSITION_KEY = b"\x00position"
-"""Where an engine keeps its position: below every key of a store."""
+"""Key under which an engine stores its position. It sorts before every key of a store."""
 
 Entry = tuple[bytes, bytes]
 Item_co = TypeVar("Item_co", covariant=True)
@@ -29,38 +31,41 @@ Item_co = TypeVar("Item_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class StorePosition:
-    """Up to where an engine holds a changelog partition, and in which history of the log.
+    """Changelog position that an engine has reached, and the history of the log that it is of.
 
-    The offset alone would be enough to see that a deletion may be missing: whoever writes a
-    position has looked that none is missing up to there. `settled_end` lets a restore that was
-    cut short below the log's `purged_end` go on all the same, instead of beginning anew.
+    A position is written only after a check that no deletion before it is missing. So the offset
+    alone shows whether later deletions may be missing. `settled_end` allows a restore that was
+    interrupted below the log's `purged_end` to continue instead of starting over.
     """
 
     topic_id: str
+    """Id of the changelog's topic."""
     leader_epoch: int
     """Leader epoch of the record before `offset`; UNKNOWN_EPOCH after a commit on Kafka."""
     offset: int
-    """Everything committed before this offset is in the engine, nothing from it on."""
+    """Changelog offset (exclusive) up to which the engine has everything that is committed."""
     settled_end: int = 0
-    """`PartitionOffsets.settled_end` of the changelog when the engine was empty; 0: not known."""
+    """`PartitionOffsets.settled_end` of the changelog when the engine was empty; 0 if unknown."""
     incarnation: str = ""
-    """Which opening of the log wrote the record before `offset` (`changelog.history`); on Kafka the
-    cluster's id. Empty if the engine was written by a version that did not note it."""
+    """Id of the opening of the log that wrote the record before `offset` (`changelog.history`).
+
+    On Kafka it is the id of the cluster. Empty if an older version wrote the position.
+    """
 
     def to_bytes(self) -> bytes:
-        """MessagePack of [format, topic id, leader epoch, offset, settled end, incarnation]."""
+        """Return MessagePack of [format, topic id, epoch, offset, settled end, incarnation]."""
         position = [FORMAT, self.topic_id, self.leader_epoch, self.offset]
         return msgspec.msgpack.encode([*position, self.settled_end, self.incarnation])
 
     def at(self, offset: int, epoch: HistoryEpoch) -> StorePosition:
-        """Return the position at another offset, the record before which is of `epoch`."""
+        """Return the position at another offset, whose preceding record is of `epoch`."""
         return replace(
             self, offset=offset, leader_epoch=epoch.number, incarnation=epoch.incarnation
         )
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StorePosition:
-        """Raises FutureFormat, CorruptLog.
+        """Decode a position. Raises FutureFormat, CorruptLog.
 
         >>> StorePosition.from_bytes(StorePosition("t1", 0, 7).to_bytes()).offset
         7
@@ -83,7 +88,7 @@ class StorePosition:
 
 
 class Column(Protocol[Item_co]):
-    """What has a length and is gone through in order: a list, or one made while it is read."""
+    """Sized iterable, such as a list or an `ArrowColumn`."""
 
     def __len__(self) -> int: ...
 
@@ -91,50 +96,53 @@ class Column(Protocol[Item_co]):
 
 
 class Engine(Protocol):
-    """Sorted bytes, and the position up to which they reach.
+    """Sorted keys and values as bytes, and the changelog position that they reach.
 
-    Reads may run on any thread beside one writer. Every call raises CorruptLog when the
-    engine turns out to be damaged, StorageFailed and DiskFull as the disk says.
+    Reads may run on any thread beside one writer. Every call may raise CorruptLog for a damaged
+    engine, StorageFailed for an error of the disk, and DiskFull.
     """
 
     def position(self) -> StorePosition | None:
-        """What the last write said; None if there was none."""
+        """Return the position of the last write; None if there was none."""
         ...
 
     def is_empty(self) -> bool:
-        """Whether nothing was ever written, so that look-ups can be spared."""
+        """Return True if nothing was ever written, so that look-ups can be skipped."""
         ...
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of one key; None if it has none."""
+        """Return the value of a key; None if it has none."""
         ...
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The value of each key."""
+        """Return the value of each key; None for a key that has none."""
         ...
 
     def scan(self, lower: bytes, upper: bytes | None, *, reverse: bool) -> Iterator[Entry]:
-        """The entries of [lower, upper) as they are at the call, in the order of their keys."""
+        """Return the entries of [lower, upper) as of this call, in the order of their keys."""
         ...
 
     def write(
         self, keys: Column[bytes], values: Column[bytes | None], position: StorePosition
     ) -> None:
-        """Set (None: delete) strictly ascending keys and the position, in one durable step."""
+        """Write strictly ascending keys and the position atomically and durably.
+
+        A value of None deletes the key.
+        """
         ...
 
     def wipe(self) -> None:
-        """Forget everything, the position too."""
+        """Delete all entries and the position."""
         ...
 
     def approximate_num_entries(self) -> int:
-        """About how many keys there are, without counting."""
+        """Return the approximate number of keys, without counting them."""
         ...
 
     def disk_bytes(self) -> int:
-        """How many bytes its files have; 0 if it has none."""
+        """Return the bytes of the engine's files; 0 if it has none."""
         ...
 
     def close(self) -> None:
-        """Let go; open scans end. Harmless when repeated."""
+        """Close the engine; open scans end. Idempotent."""
         ...

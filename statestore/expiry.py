@@ -1,8 +1,8 @@
-"""Removal of values whose time to live is over.
+"""Removal of expired values.
 
-A reader never sees an expired value; this removes it, by a deletion in the next commit. Each
-commit looks at the next few keys in their order, round and round: the work is bounded, needs
-no index of times, and keeps up with what is put.
+Readers never see an expired value. A sweeper removes it by a deletion in a later commit: each
+commit checks the next keys in their order, and starts over after the last one. So the work is
+bounded, needs no index of times, and keeps up with the values that are put.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from strandline.statestore.ordered import FIRST_KEY
 from strandline.statestore.values import ValueCodec
 
 KEYS_PER_COMMIT = 1_000
+"""Minimum number of keys that a commit checks."""
 
 
 class Sweeper:
-    """Goes round the committed keys of a store and finds the expired ones."""
+    """Cycles through the committed keys of a store and finds the expired ones."""
 
     def __init__(self, committed: Changelogged, values: ValueCodec) -> None:
         self._committed = committed
@@ -26,7 +27,7 @@ class Sweeper:
         self._next = FIRST_KEY
 
     def expired(self, changes: int) -> Iterator[bytes]:
-        """Expired keys among the next few; twice as many as this commit `changes` at least."""
+        """Yield the expired ones of the next keys: at least twice as many as the commit changes."""
         limit = max(KEYS_PER_COMMIT, 2 * changes)
         looked = 0
         scan = self._committed.scan((), self._next, None, reverse=False)

@@ -1,4 +1,4 @@
-"""The last value of each key of a changelog, for checks: in memory, or on disk where that is too much."""
+"""The last value of each key of a changelog, for checks; kept in memory, or on disk if large."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from strandline.statestore.ordered import FIRST_KEY
 from strandline.statestore.restore import ArrowColumn
 
 FOLD_BYTES = 64 << 20
-"""Of keys and values that a fold keeps in memory, and that are sorted at once."""
+"""Maximum bytes of keys and values that a fold keeps in memory, and sorts at a time."""
 
 MOVED_AT_ONCE = 100_000
+"""Number of entries that are moved from memory to disk at a time."""
 
 
 class LatestValues:
-    """The last value of each key, by ascending keys; on disk once it is too much for memory."""
+    """The last value of each key, by ascending keys; on disk once it exceeds the memory limit."""
 
     def __init__(self, most: int, closing: ExitStack) -> None:
         self._most = most
@@ -36,7 +37,7 @@ class LatestValues:
         self._last: Batch | None = None
 
     def add(self, batches: Iterator[Batch], position: StorePosition) -> None:
-        """Fold all of them."""
+        """Fold the batches, which end at `position`."""
         waiting: list[Batch] = []
         size = 0
         for batch in batches:
@@ -48,14 +49,17 @@ class LatestValues:
         self._write(waiting, position)
 
     def last_before(self, offset: int) -> LastRecord | None:
-        """The record just before `offset`, if there is one; its value is compared with all others."""
+        """Return the record just before `offset`; None if the last batch does not contain it.
+
+        Its value is not looked up, because the check compares all values anyway.
+        """
         last = self._last
         if last is None or not last.base_offset <= offset - 1 <= last.last_offset:
             return None
         return LastRecord(offset - 1, last.leader_epoch)
 
     def entries(self) -> Iterator[Entry]:
-        """What is left of it all."""
+        """Return the entries that are left after folding, in the order of their keys."""
         return self._engine.scan(FIRST_KEY, None, reverse=False)
 
     def _write(self, batches: list[Batch], position: StorePosition) -> None:

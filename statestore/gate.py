@@ -1,15 +1,15 @@
-"""A door that many may be inside of, until one shuts it: reads on other threads, and their end."""
+"""A gate for reads on other threads, which one thread shuts before it closes the store."""
 
 from __future__ import annotations
 
 import threading
 
 SHUT_SECONDS = 10.0
-"""How long those inside are waited for; each is asked to come out, so it takes a moment."""
+"""Maximum seconds to wait for the threads inside. They poll `is_shut`, so they leave quickly."""
 
 
 class UseGate:
-    """Counts who is inside.
+    """Counts the threads inside, and waits for them when it is shut.
 
     >>> gate = UseGate()
     >>> gate.enter()
@@ -26,24 +26,24 @@ class UseGate:
         self._changed = threading.Condition(threading.Lock())
         self._inside = 0
         self.is_shut = False
-        """Nobody gets in any more; whoever is inside should come out soon."""
+        """True once the gate is shut: threads inside should leave soon."""
 
     def enter(self) -> bool:
-        """Go in, and `leave` later; False if it is shut."""
+        """Enter; return False if the gate is shut. After True, the thread must call `leave`."""
         with self._changed:
             if not self.is_shut:
                 self._inside += 1
             return not self.is_shut
 
     def leave(self) -> None:
-        """Come out."""
+        """Leave after a successful `enter`."""
         with self._changed:
             self._inside -= 1
             if self.is_shut and not self._inside:
                 self._changed.notify_all()
 
     def shut(self) -> None:
-        """Let nobody in any more, and wait until all are out; harmless when repeated."""
+        """Shut the gate, and wait until all threads have left. Idempotent."""
         with self._changed:
             self.is_shut = True
             self._changed.wait_for(lambda: not self._inside, SHUT_SECONDS)

@@ -1,7 +1,7 @@
-"""Types of keys as plain data: in the recorded declaration of a store, and on the wire of queries.
+"""Key types as plain data, for recorded declarations of stores and for the wire of queries.
 
-A scalar is its name, a tuple is `["tuple", [types], is of any length]`, an element that may be
-None is `["optional", type]`.
+A scalar is its name. A tuple is `["tuple", [types], variadic]`. An element that may be None is
+`["optional", type]`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SCALARS = {kind.__name__: kind for kind in (str, int, float, bytes, bool, date,
 
 
 def key_to_wire(declared: Any) -> Any:
-    """Return a declared type of keys as plain data.
+    """Return a declared key type as plain data.
 
     >>> key_to_wire(tuple[str, int | None])
     ['tuple', ['str', ['optional', 'int']], False]
@@ -34,7 +34,7 @@ def key_to_wire(declared: Any) -> Any:
 
 
 def key_from_wire(data: Any) -> Any:
-    """Return the declared type of keys. Raises InvalidRequest.
+    """Return the declared key type of plain data. Raises InvalidRequest if it is not valid.
 
     >>> key_from_wire(["tuple", ["str", ["optional", "int"]], False])
     tuple[str, int | None]
@@ -47,13 +47,14 @@ def key_from_wire(data: Any) -> Any:
         elements = tuple(map(key_from_wire, data[1]))
         return types.GenericAlias(tuple, (*elements, ...) if data[2] else elements)
     except (LookupError, TypeError) as error:
-        raise InvalidRequest(f"{data!r:.80} is no type of keys that is known here") from error
+        raise InvalidRequest(f"{data!r:.80} is no known type of keys") from error
 
 
 def key_accepts(new: Any, old: Any) -> bool:
-    """Return whether every key of the plain type `old` is a key of `new`, with the same bytes.
+    """Return True if every key of the plain type `old` is a key of `new` with the same bytes.
 
-    >>> key_accepts(["tuple", ["str", ["optional", "int"]], False], ["tuple", ["str", "int"], False])
+    >>> wider = ["tuple", ["str", ["optional", "int"]], False]
+    >>> key_accepts(wider, ["tuple", ["str", "int"], False])
     True
     >>> key_accepts("float", "int")
     False

@@ -1,11 +1,11 @@
-"""Keys of a store as bytes whose order is the order of the keys.
+"""Encoding of store keys as bytes that sort in the order of the keys.
 
-A declared key type gives a `KeyCodec`: `str`, `int` (of any size), `float`, `bytes`, `bool`,
-`datetime` (aware), `date`, and tuples of them, nested or not: `tuple[str, int]`,
-`tuple[str, ...]`, with `X | None` inside a tuple. The type is exact: `1`, `1.0` and `True`
+Each declared key type has a `KeyCodec`. Key types are `str`, `int` (of any size), `float`, `bytes`,
+`bool`, `datetime` (aware), `date`, and tuples of them, nested or not: `tuple[str, int]`,
+`tuple[str, ...]`, with `X | None` inside a tuple. Types are checked exactly: `1`, `1.0` and `True`
 are equal in Python, so a store of `int` keys refuses the other two.
 
-`statestore.ordered` says what the bytes are.
+`statestore.ordered` describes the bytes.
 """
 
 from __future__ import annotations
@@ -46,29 +46,29 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class KeyCodec(Generic[K]):
-    """How the keys of one declared type are checked, encoded and decoded."""
+    """Functions that check, encode and decode the keys of one declared type."""
 
     declared: Any
-    """The type as it was declared."""
+    """Declared type."""
     exact: type
-    """Objects of exactly this type need no check; `Never` when all of them do."""
+    """Type whose objects need no check; `Never` if all objects need one."""
     admit: Callable[[Any], K]
-    """The key itself, in the form under which it is held; InvalidRecord for another type."""
+    """Checks a key and returns it in the form in which it is held. Raises InvalidRecord."""
     encode: Callable[[K], bytes]
-    """The bytes of an admitted key."""
+    """Encodes an admitted key."""
     decode: Callable[[bytes], K]
-    """The key of these bytes; CorruptLog if they are none."""
+    """Decodes a key. Raises CorruptLog."""
     encode_all: Callable[[Collection[K]], pa.Array]
-    """The bytes of many admitted keys, as a column."""
+    """Encodes many admitted keys as a column."""
     element_admits: tuple[Callable[[Any], Any], ...] = ()
-    """On a tuple of fixed length: what checks each element."""
+    """Checks of the elements of a tuple of fixed length; else empty."""
 
     def bound(self, key: Any) -> bytes:
-        """The bytes of one end of a range; of tuple keys the leading elements are enough."""
+        """Encode an end of a range; of tuple keys, leading elements are enough."""
         return encode_tuple(self._leading(key)) if self.is_tuple else self.encode(self.admit(key))
 
     def prefix(self, prefix: Any) -> tuple[bytes, bytes | None]:
-        """The range [lower, upper) of the keys that begin with `prefix`.
+        """Return the range [lower, upper) of encoded keys that begin with `prefix`.
 
         >>> key_codec(str).prefix("ab")
         (b'Qab', b'Qac')
@@ -89,12 +89,12 @@ class KeyCodec(Generic[K]):
 
     @property
     def is_tuple(self) -> bool:
-        """Whether keys are tuples."""
+        """True if keys are tuples."""
         return get_origin(self.declared) is tuple
 
     @property
     def name(self) -> str:
-        """The declared type as it is written."""
+        """Name of the declared type, as in source code."""
         return _name(self.declared)
 
     def _leading(self, prefix: Any) -> tuple[Any, ...]:
@@ -108,11 +108,11 @@ class KeyCodec(Generic[K]):
 
 
 class Never:
-    """No object is of this type: it stands where no type may pass unchecked."""
+    """Type without objects, used in place of a type that may skip a check."""
 
 
 def key_codec(declared: Any) -> KeyCodec[Any]:
-    """The codec of a declared key type. Raises InvalidConfig for a type that cannot be a key.
+    """Return the codec of a declared key type. Raises InvalidConfig if it cannot be a key type.
 
     >>> codec = key_codec(tuple[str, int])
     >>> codec.decode(codec.encode(("LHR", -3)))
@@ -140,7 +140,7 @@ def key_codec(declared: Any) -> KeyCodec[Any]:
 
 
 def decode_key(data: bytes) -> Any:
-    """The key of these bytes, whatever its type: for tools that do not know the declaration.
+    """Decode a key of any type, for tools that do not know the declared one. Raises CorruptLog.
 
     >>> decode_key(key_codec(str).encode("LHR"))
     'LHR'
@@ -156,7 +156,7 @@ def decode_key(data: bytes) -> Any:
 
 
 def codec_of(key: Any) -> KeyCodec[Any]:
-    """The codec of the type that a key is of. Raises InvalidConfig if it cannot be a key.
+    """Return the codec for the type of a key. Raises InvalidConfig if it cannot be a key.
 
     >>> codec_of(("LHR", 3)).name
     'tuple[str, int]'
@@ -171,7 +171,7 @@ def _type_of(key: Any) -> Any:
 
 
 def prefix_end(prefix: bytes) -> bytes | None:
-    """The first bytes after all that begin with `prefix`; None if nothing is.
+    """Return the end (exclusive) of the byte strings that begin with `prefix`; None if unlimited.
 
     >>> prefix_end(b"ab"), prefix_end(b"a\\xff"), prefix_end(b"\\xff")
     (b'ac', b'b', None)

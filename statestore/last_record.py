@@ -1,9 +1,10 @@
-"""The record before a store's position, where a log does not list its epochs (Kafka).
+"""The record before a store's position, for logs that do not list their epochs (Kafka).
 
-Kafka tells the leader epoch of each record and that of the partition now, but not which epochs wrote
-which offsets. So the last record that is left before the position is read again. It shows another
-history if it is of another leader epoch than the store has noted, or if the store has another value
-for its key: the store has seen everything before its position, so it must have that record's value.
+Kafka reports the leader epoch of each record and the current one of the partition, but not the
+offsets at which epochs began. So the last record left before the position is read again. The log
+has another history than the store if that record has another leader epoch than the position, or if
+the store has another value for its key. The store has applied everything before its position, so it
+must have the value of that record.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from strandline.statestore.changelogged import Changelogged
 from strandline.statestore.engine import StorePosition
 
 DISTANCES = (1, 64)
-"""How many offsets before the position to look for a record. Markers of transactions lie between."""
+"""Numbers of offsets before the position to search for a record. Some may be markers."""
 FETCHES = 8
-"""Maximum number of fetches for one of them."""
+"""Maximum number of fetches for one distance."""
 
 
 class LastRecord(NamedTuple):
@@ -28,13 +29,13 @@ class LastRecord(NamedTuple):
     offset: int
     leader_epoch: int
     is_held: bool = True
-    """Whether the store has its value for its key."""
+    """True if the store has the record's value for its key."""
 
     def divergence(self, position: StorePosition) -> str:
         """Return why a store at `position` is of another history; empty if it may be of this one.
 
-        Positions without an incarnation are of versions that noted the partition's leader epoch,
-        which may be newer than the record's.
+        Positions without an incarnation were written by older versions. They contain the leader
+        epoch of the partition, which may be newer than that of the record.
         """
         known = position.leader_epoch
         if known != UNKNOWN_EPOCH:
@@ -43,7 +44,7 @@ class LastRecord(NamedTuple):
             )
             if differs:
                 return (
-                    f"before offset {position.offset} the log was written anew in epoch "
+                    f"before offset {position.offset} the log was rewritten in epoch "
                     f"{self.leader_epoch}"
                 )
         if not self.is_held:
@@ -54,7 +55,10 @@ class LastRecord(NamedTuple):
 def last_record(
     state: Changelogged, broker: Broker, partition: TopicPartition, log: PartitionOffsets
 ) -> LastRecord | None:
-    """Return the last record before a store's position, if only that can tell its history."""
+    """Return the last record before a store's position if its history is checked by that alone.
+
+    None if the log lists its epochs, if the position is outside the log, or if no record is found.
+    """
     found = state.position
     if found is None or log.epochs or not log.log_start < found.offset <= log.high_watermark:
         return None
@@ -70,7 +74,7 @@ def last_record(
 
 
 def _last_batch(broker: Broker, partition: TopicPartition, start: int, end: int) -> Batch | None:
-    """The last committed records in offsets [`start`, `end`); None if there are none."""
+    """Return the last batch of committed records in [`start`, `end`); None if there is none."""
     last: Batch | None = None
     for _ in range(FETCHES):
         fetched = broker.fetch({partition: start}, max_bytes=1 << 20, timeout=0.0)[partition]

@@ -1,13 +1,13 @@
-"""From a stretch of a changelog to its last record of each key, sorted: by columns.
+"""Reduction of a chunk of a changelog to the last record of each key, sorted, by columns.
 
-Sorting is what a large restore would spend most of its time on. Byte strings are compared as
-machine words: behind the prefix that all keys share, each key is cut into 8-byte big-endian
-words, padded with zeros. Where keys differ in length, the last byte of the last word is its
-length, which decides between keys that differ only in padding. Most keys need one word, which
-is sorted without regard to the order of equal keys: the last of them has the highest position.
+Sorting would take most of the time of a large restore. So byte strings are compared as machine
+words: after the prefix that all keys share, each key is cut into 8-byte big-endian words, padded
+with zeros. If keys differ in length, the last byte of the last word is the key's length, which
+decides between keys that differ only in padding. Most keys need one word. The sort need not be
+stable, because the last of equal keys is the one with the highest position.
 
-Nothing becomes an object of Python here. A restore does this beside writing, which holds the
-interpreter; each numpy call on a column has to wait for it, so there are few of them.
+No Python objects are created for keys and values. A restore sorts while another thread writes and
+holds the interpreter lock. Each NumPy call has to wait for that lock, so there are few of them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Order = npt.NDArray[np.int64]
 
 WORD = 8
 MAX_WORDS = 4
-"""Of longer keys Arrow finds the order faster."""
+"""Maximum number of words of a key; Arrow sorts longer keys faster."""
 
 
 def latest_per_key(keys: pa.Array, values: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """The last value of each key, by ascending keys.
+    """Return the distinct keys in ascending order, and the last value of each.
 
     >>> keys = pa.array([b"b", b"a", b"b"])
     >>> names, latest = latest_per_key(keys, pa.array([b"1", b"2", None], pa.binary()))
@@ -51,15 +51,19 @@ def latest_per_key(keys: pa.Array, values: pa.Array) -> tuple[pa.Array, pa.Array
 
 @dataclass(frozen=True, slots=True)
 class _Strings:
-    """A column of byte strings, taken apart."""
+    """A column of byte strings with its buffers as NumPy arrays."""
 
     column: pa.Array
     data: Octets
-    """One string after another, and zeros enough to read words behind the last."""
+    """Bytes of all strings, followed by enough zeros to read whole words after the last one."""
     starts: Lengths
+    """Index of each string's first byte in `data`."""
     lengths: Lengths
+    """Number of bytes of each string."""
     shortest: int
+    """Least number of bytes of a string."""
     longest: int
+    """Greatest number of bytes of a string."""
 
     @classmethod
     def of(cls, column: pa.Array) -> _Strings:
@@ -71,13 +75,13 @@ class _Strings:
         return cls(column, padded, offsets[:-1], lengths, int(lengths.min()), int(lengths.max()))
 
     def shared_prefix(self) -> int:
-        """How many leading bytes all have in common: those that the least and the greatest do."""
+        """Return the length of the prefix of all strings: that shared by the least and greatest."""
         extremes = pc.min_max(self.column)
         pairs = zip(extremes["min"].as_py(), extremes["max"].as_py(), strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def words(self, at: int) -> Words:
-        """Bytes `at` … `at + 8` of each as a number, zeros where it has ended."""
+        """Return bytes [at, at + 8) of each string as a number, with zeros after its end."""
         if self.shortest == self.longest:
             word = self._numbers(len(self.starts), int(self.starts[0]) + at, self.longest)
             return word.astype(np.uint64) >> np.uint64(8 * max(0, at + WORD - self.longest))
@@ -87,11 +91,11 @@ class _Strings:
         return (word >> beyond) << beyond
 
     def _numbers(self, count: int, first: int, stride: int) -> npt.NDArray[Any]:
-        """The 8-byte numbers that begin at every `stride`-th byte from `first` on."""
+        """Return `count` 8-byte numbers: at byte `first`, and then every `stride` bytes."""
         return np.ndarray((count,), ">u8", self.data, first, (stride,))
 
     def take(self, positions: Order) -> pa.Array:
-        """Those at `positions`; of one length, several times faster than Arrow."""
+        """Return the strings at `positions`; several times faster than Arrow for equal lengths."""
         length = self.longest
         if not 0 < length == self.shortest:
             return self.column.take(pa.array(positions))
@@ -103,7 +107,7 @@ class _Strings:
 
 
 def _words(keys: _Strings) -> list[Words]:
-    """Numbers that compare as the keys do, the first of each key before the second."""
+    """Return columns of numbers that order like the keys; the first column is most significant."""
     skip = keys.shared_prefix()
     varied = keys.shortest != keys.longest
     end = max(keys.longest + varied, skip + 1)
@@ -116,7 +120,7 @@ def _words(keys: _Strings) -> list[Words]:
 
 
 def _is_first(words: list[Words], order: Order) -> npt.NDArray[np.bool_]:
-    """For each place of `order` whether another key is before it."""
+    """Return for each index of `order` whether its key differs from the one before."""
     is_first = np.zeros(len(order), np.bool_)
     is_first[0] = True
     for word in words:

@@ -1,4 +1,4 @@
-"""What a store is not, though it looks like a mapping: of a known length, true or false, iterated as it is."""
+"""Errors for operations that stores do not support although they look like mappings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class NoLen:
-    """A store says so, rather than let Python take it for a collection."""
+    """Mixin that raises TypeError for `len`, `bool` and iteration of a store."""
 
     __slots__ = ()
 

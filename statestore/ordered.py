@@ -1,4 +1,4 @@
-"""The bytes of keys: their order is the order of the keys, and each says its own type.
+"""Byte format of keys: encoded keys sort in the order of the keys, and contain their type.
 
 An encoded key is one tag byte and a payload:
 
@@ -15,11 +15,11 @@ An encoded key is one tag byte and a payload:
     60     tuple      its elements one after another
 
 Inside a tuple, strings and bytes have 00 written as 00 FF and end with 00, and a nested
-tuple ends with 00; so ("a", "b") and ("ab", "") differ, and a prefix of a tuple is a prefix
-of its bytes. No key begins below 02: what an engine keeps for itself sorts before them all.
+tuple ends with 00. So ("a", "b") and ("ab", "") differ, and a prefix of a tuple is a prefix
+of its bytes. No key begins with a byte below 02, so an engine's own entries sort before all keys.
 (The layout follows FoundationDB's tuple layer, the tags do not.)
 
-The functions trust their arguments' types; `statestore.keys` checks them.
+The functions do not check the types of their arguments; `statestore.keys` does.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ import pyarrow as pa
 from strandline.changelog.errors import CorruptLog
 
 FIRST_KEY = b"\x02"
-"""Sorts before or equal to every encoded key."""
+"""Least bytes of an encoded key: no key sorts before it."""
 
 BEHIND_ELEMENTS = b"\xff"
-"""Behind the first elements of a tuple, sorts after all that may follow: no tag is as large.
+"""Byte that, after the first elements of a tuple, sorts after all further elements.
 
-What begins with it belongs to a string with a zero in it, whose beginning looks like a whole one.
+No tag is as large. If this byte follows the bytes of a string, the string contains a zero there
+instead of ending, so the tuple has another string with the same beginning.
 """
 
 
 def encode_int(key: int) -> bytes:
-    """An int of any size."""
+    """Encode an int of any size."""
     size = (key.bit_length() + 7) >> 3
     if size > 15:
         return _encode_big(key, size)
@@ -62,33 +63,33 @@ def _encode_big(key: int, size: int) -> bytes:
 
 
 def encode_float(key: float) -> bytes:
-    """A float but NaN; -0.0 is written as the 0.0 that it equals."""
-    bits: int = _BITS.unpack(_DOUBLE.pack(key + 0.0))[0]  # -0.0 + 0.0 is 0.0: equal, so the same
+    """Encode a float except NaN; -0.0 is encoded as the equal 0.0."""
+    bits: int = _BITS.unpack(_DOUBLE.pack(key + 0.0))[0]  # -0.0 + 0.0 is 0.0
     return b"\x38" + _BITS.pack(bits ^ (_ALL if bits & _TOP else _TOP))
 
 
 def encode_date(key: date) -> bytes:
-    """A date."""
+    """Encode a date."""
     return b"\x40" + key.toordinal().to_bytes(4, "big")
 
 
 def encode_datetime(key: datetime) -> bytes:
-    """An aware datetime, as the instant it is."""
+    """Encode an aware datetime as its instant, without its time zone."""
     since = key - _EPOCH
     micros = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
     return b"\x41" + _BITS.pack(micros + _TOP)
 
 
 def encode_str(key: str) -> bytes:
-    """A str, the whole key."""
+    """Encode a str that is the whole key."""
     try:
         return b"\x51" + key.encode()
-    except UnicodeEncodeError:  # a lone surrogate is a legal str, and sorts by code point too
+    except UnicodeEncodeError:  # a lone surrogate is valid in a str, and sorts by code point too
         return b"\x51" + key.encode("utf-8", "surrogatepass")
 
 
 def encode_strs(keys: Collection[str]) -> pa.Array:
-    """Many strs as a column: the same, faster."""
+    """Encode many strs as a column, like `encode_str` but faster."""
     text = "\x51" + "\x51".join(keys)
     if not keys or not text.isascii() or len(text) >= 1 << 31:
         return pa.array(list(map(encode_str, keys)), pa.binary())
@@ -99,22 +100,22 @@ def encode_strs(keys: Collection[str]) -> pa.Array:
 
 
 def encode_bytes(key: bytes) -> bytes:
-    """Bytes, the whole key."""
+    """Encode bytes that are the whole key."""
     return b"\x50" + key
 
 
 def encode_bool(key: bool) -> bytes:
-    """A bool."""
+    """Encode a bool."""
     return b"\x04" if key else b"\x03"
 
 
 def encode_tuple(key: tuple[Any, ...]) -> bytes:
-    """A tuple, the whole key, or the leading elements of one."""
+    """Encode a tuple that is the whole key, or the leading elements of one."""
     return b"\x60" + b"".join([_ELEMENTS[type(item)](item) for item in key])
 
 
 def decode_whole(data: bytes) -> Any:
-    """The one element that `data` is. Raises CorruptLog."""
+    """Decode a key that is one element. Raises CorruptLog."""
     value, end = _decode_element(data, 0)
     if end != len(data):
         raise _damage(data)
@@ -122,7 +123,7 @@ def decode_whole(data: bytes) -> Any:
 
 
 def decode_one(kind: type) -> Callable[[bytes], Any]:
-    """What decodes whole keys of exactly this type. It raises CorruptLog."""
+    """Return a function that decodes keys of exactly this type. It raises CorruptLog."""
 
     def decode(data: bytes) -> Any:
         value = decode_whole(data)
@@ -134,7 +135,7 @@ def decode_one(kind: type) -> Callable[[bytes], Any]:
 
 
 def decode_str(data: bytes) -> str:
-    """A whole key that is a str. Raises CorruptLog."""
+    """Decode a key that is a str. Raises CorruptLog."""
     if not data or data[0] != TAG_STR:
         raise _damage(data)
     try:
@@ -151,14 +152,14 @@ def _decode_surrogates(data: bytes) -> str:
 
 
 def decode_bytes(data: bytes) -> bytes:
-    """A whole key that is bytes. Raises CorruptLog."""
+    """Decode a key that is bytes. Raises CorruptLog."""
     if not data or data[0] != TAG_BYTES:
         raise _damage(data)
     return data[1:]
 
 
 def decode_tuple(data: bytes) -> tuple[Any, ...]:
-    """A whole key that is a tuple. Raises CorruptLog."""
+    """Decode a key that is a tuple. Raises CorruptLog."""
     if data[:1] != b"\x60":
         raise _damage(data)
     items: list[Any] = []
@@ -184,7 +185,7 @@ def _terminated(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
 
 
 def _decode_element(data: bytes, position: int) -> tuple[Any, int]:
-    """The element at `position`, and where the next one begins."""
+    """Decode the element at `position`; return it, and the position of the next one."""
     try:
         tag = data[position]
         if tag in _CONSTANTS:

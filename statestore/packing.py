@@ -1,4 +1,4 @@
-"""Many small ints in MessagePack at once, as a column."""
+"""Encoding of many ints as a column of MessagePack values."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pyarrow as pa
 
 
 def pack_ints(items: Sequence[int]) -> pa.Array:
-    """Each int in MessagePack: packed as one array, and told apart by their sizes.
+    """Return each int as MessagePack.
 
-    Raises OverflowError beyond 64 bits, signed.
+    The ints are packed as one array, which is then cut by the size of each. Raises OverflowError
+    for an int beyond 64 bits, signed.
 
     >>> pack_ints([1, -1, 200, 70_000]).to_pylist()
     [b'\\x01', b'\\xff', b'\\xcc\\xc8', b'\\xce\\x00\\x01\\x11p']
@@ -28,7 +29,7 @@ def pack_ints(items: Sequence[int]) -> pa.Array:
 
 _pack = msgspec.msgpack.Encoder().encode
 
-# Ints from each bound on, up to the next, take so many bytes: int64, int32, int16, int8,
-# one byte, uint8, uint16, uint32, uint64.
+# Lower bounds of the ranges of ints whose MessagePack has as many bytes as _SIZES says: int64,
+# int32, int16, int8, one byte, uint8, uint16, uint32, uint64.
 _BOUNDS = np.array([-(2**31), -(2**15), -(2**7), -(2**5), 2**7, 2**8, 2**16, 2**32], dtype=np.int64)
 _SIZES = np.array([9, 5, 3, 2, 1, 2, 3, 5, 9], dtype=np.int32)

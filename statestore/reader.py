@@ -1,21 +1,22 @@
-"""The committed state of one partition of a store, read on any thread, beside the task at work.
+"""Reads of a store partition's committed state on any thread, while its task runs.
 
-Why that is safe, layer by layer:
+These are the reasons why that is safe:
 
-- Nothing uncommitted is looked at: a reader begins at `Changelogged`, which gets a commit's
-  changes only after the transaction is durable, and all of them in one batch.
-- One key: loose batches are folded first, so what was applied before the call is seen. A change
-  goes into each place before it leaves the one above it (loose → layers → engine), and a reader
-  looks from the top down, so it meets a change at least once and never an older one instead.
-- Several keys, and scans: the layers are sealed, which makes them one moment, and the engine is
-  read as it is then. A checkpoint may write below in the meantime. What it writes is what it held
-  when it began, which sealed layers contain, so it changes nothing for this reader, unless it began
-  in between and held newer commits: then the reader begins again (`Changelogged.scan`).
-- The end: whoever closes the store shuts a gate, which waits for the readers inside and lets
-  no more in. So no reader meets an engine without its layers, and none keeps the engine's files.
+- Uncommitted changes are not visible: reads begin at `Changelogged`, which gets a commit's changes
+  only after the transaction is durable, and all of them in one batch.
+- One key: loose batches are folded first, so everything applied before the call is visible. A
+  change is added to the next place before it leaves the previous one (loose → layers → engine).
+  A reader searches in the same order, so it finds each change at least once, and never an older
+  one instead.
+- Several keys, and scans: the layers are sealed, which fixes one moment, and the engine is read as
+  of then. A checkpoint may write to the engine meanwhile. If it began before the sealing, the
+  sealed layers contain its changes, so the result is the same. If it began in between, it may write
+  newer commits, and the reader starts again (`Changelogged.scan`).
+- Closing: the thread that closes the store shuts a gate, which admits no further readers and waits
+  for those inside. So no reader sees an engine without its layers, and none keeps files open.
 
-A reader never waits for a checkpoint. It shares one short lock with a commit: to fold what is loose,
-which costs what the next checkpoint would have to do anyway.
+A reader never waits for a checkpoint. It shares one short lock with commits, to fold loose batches,
+which the next checkpoint would have to do anyway.
 """
 
 from __future__ import annotations
@@ -30,22 +31,26 @@ from strandline.statestore.ordered import FIRST_KEY
 from strandline.statestore.values import ValueCodec
 
 PAGE_ENTRIES = 1_000
+"""Maximum number of entries in a page."""
 PAGE_BYTES = 1 << 20
-LOOKED_AT = 10
-"""A page ends when it has passed over so many times as many entries as it may have: expired ones."""
+"""Bytes of keys and values at which a page ends."""
+READ_FACTOR = 10
+"""Factor by which a page may read more entries than it returns, if some have expired."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """Which keys: those of [lower, upper) as they are encoded, from which end."""
+    """Range [lower, upper) of encoded keys, and the end from which it is read."""
 
     lower: bytes = FIRST_KEY
+    """First key."""
     upper: bytes | None = None
-    """None is no limit."""
+    """End of the range (exclusive); None for no limit."""
     reverse: bool = False
+    """True to read the last key first."""
 
-    def behind(self, key: bytes) -> KeyRange:
-        """What is left behind `key`."""
+    def after_key(self, key: bytes) -> KeyRange:
+        """Return the part of the range that is read after `key`."""
         if self.reverse:
             return KeyRange(self.lower, key, reverse=True)
         return KeyRange(key + b"\x00", self.upper)
@@ -53,28 +58,31 @@ class KeyRange:
 
 @dataclass(frozen=True, slots=True)
 class FoundValues:
-    """What some keys have."""
+    """Values of some keys as of one moment."""
 
     values: list[bytes | None]
+    """Encoded value of each key; None if it has none."""
     position: StorePosition | None
-    """Of the changelog: nothing behind it was seen."""
+    """Changelog position that bounds the values: none of them is of a later commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some entries of a scan, all of one moment."""
+    """Some entries of a scan, all as of one moment."""
 
     entries: list[Entry]
+    """Encoded keys and values."""
     rest: KeyRange | None
-    """Where it goes on; None if that was all."""
+    """Range of the next page; None if this is the last one."""
     position: StorePosition | None
-    """Of the changelog: nothing behind it was seen."""
+    """Changelog position that bounds the entries: none of them is of a later commit."""
 
 
 class CommittedReader:
-    """Reads one partition's committed state. Thread-safe. Keys and values are as they are stored.
+    """Reads the committed state of one partition as encoded keys and values. Thread-safe.
 
-    All of it gives None once the store is closed; it raises what the engine does.
+    The methods that enter the gate return None once the store is closed. All methods raise the
+    engine's errors.
     """
 
     __slots__ = ("_committed", "_gate", "_values")
@@ -85,11 +93,11 @@ class CommittedReader:
         self._gate: UseGate = committed.gate
 
     def position(self) -> StorePosition | None:
-        """Up to where of the changelog a read that begins now sees everything."""
+        """Return the changelog position up to which a read that begins now sees everything."""
         return self._committed.position
 
     def get_many(self, keys: Sequence[bytes]) -> FoundValues | None:
-        """The values of keys, all of one moment."""
+        """Return the values of keys as of one moment; None if the store is closed."""
         if not self._gate.enter():
             return None
         try:
@@ -100,7 +108,10 @@ class CommittedReader:
             self._gate.leave()
 
     def page(self, bounds: KeyRange, limit: int = PAGE_ENTRIES) -> Page | None:
-        """The first entries of `bounds`: at most `limit`, and about PAGE_BYTES."""
+        """Return the first entries of `bounds`: at most `limit` and about PAGE_BYTES.
+
+        None if the store is closed.
+        """
         if not self._gate.enter():
             return None
         try:
@@ -109,15 +120,15 @@ class CommittedReader:
             self._gate.leave()
 
     def stored(self, after: bytes | None = None) -> Iterator[Entry]:
-        """Return the entries behind the key `after` as they are stored, of one moment.
+        """Return the stored entries after the key `after`, as of one moment.
 
-        For whoever keeps the store open meanwhile: the gate is not asked.
+        The gate is not entered, so the caller must keep the store open meanwhile.
         """
         first = FIRST_KEY if after is None else after + b"\x00"
         return self._committed.scan((), first, None, reverse=False)
 
     def approximate_num_entries(self) -> int | None:
-        """About how many keys there are; each change that waits counts as one."""
+        """Return the approximate number of keys; each pending change counts as one more key."""
         if not self._gate.enter():
             return None
         try:
@@ -135,6 +146,6 @@ class CommittedReader:
                 entries.append((key, value))
                 nbytes += len(key) + len(value)
             is_full = len(entries) >= limit or nbytes >= PAGE_BYTES
-            if is_full or looked >= LOOKED_AT * limit or self._gate.is_shut:
-                return Page(entries, bounds.behind(key), self._committed.position)
+            if is_full or looked >= READ_FACTOR * limit or self._gate.is_shut:
+                return Page(entries, bounds.after_key(key), self._committed.position)
         return Page(entries, None, self._committed.position)

@@ -1,14 +1,14 @@
 """The topic in which an app records the declarations of its stores: `<app>-declarations`.
 
-It is compacted, and has one partition. Two kinds of records:
+The topic is compacted and has one partition. It has records with two kinds of keys:
 
-    <changelog>               the declaration of the store with that changelog
-    <changelog>/<partition>   how far the values of that partition have been rewritten for it
+    <changelog>               declaration of the store with that changelog
+    <changelog>/<partition>   progress of rewriting the values of that partition
 
-`DeclarationLog.change` is a compare-and-set, on a folder as on a Kafka cluster: it takes over the
-transactional id of the topic, which fences everybody else who is about to write; reads what is
-recorded; decides; and commits. Whoever is fenced in between reads and decides again. So of two
-programs that start at once one is first, and the other is compared with what that one recorded.
+`DeclarationLog.change` is a compare-and-set, in a folder as on a Kafka cluster. It takes over the
+transactional id of the topic, which fences other writers; reads the recorded declarations; decides;
+and commits. A writer that is fenced in between reads and decides again. So of two programs that
+start at the same time one is first, and the other is compared with its declarations.
 """
 
 from __future__ import annotations
@@ -41,12 +41,14 @@ from strandline.statestore.engines.memory import MemoryEngine
 from strandline.statestore.restore import READERS_WAIT_S, restore
 
 SUFFIX = "-declarations"
+"""End of the name of the topic, after the name of the app."""
 CONFIG = {"cleanup.policy": "compact"}
+"""Settings of the topic."""
 ATTEMPTS = 20
-"""How often a change is tried again after another program has written in between, or it was aborted."""
+"""Maximum number of attempts at a change, if other programs write in between or it is aborted."""
 
 Changes = Mapping[str, bytes | None]
-"""Records to write, by key; None removes one."""
+"""Values of the records to write, by key; None removes a record."""
 
 
 def declarations_topic(app: str) -> str:
@@ -55,25 +57,26 @@ def declarations_topic(app: str) -> str:
 
 
 class RewriteProgress(msgspec.Struct, omit_defaults=True):
-    """How far the values of one partition have been rewritten."""
+    """Progress of rewriting the values of one partition."""
 
     version: int
-    """Of the declaration that they are rewritten for."""
+    """Version of the declaration for which they are rewritten."""
     after: bytes | None = None
-    """Values of keys up to this one are of that version, the others of the one before; None: all are."""
+    """Last key with a value of that version; later keys have the previous one. None after all."""
 
 
 @dataclass
 class RecordedDeclarations:
-    """What is recorded at one moment."""
+    """Recorded declarations and rewrites of an app at one moment."""
 
     stores: dict[str, Declaration] = field(default_factory=dict)
-    """By the name of the changelog."""
+    """Declaration of each store, by the name of its changelog."""
     rewritten: dict[TopicPartition, RewriteProgress] = field(default_factory=dict)
+    """Progress of rewriting, by changelog partition."""
 
     @classmethod
     def of(cls, entries: Iterable[tuple[bytes, bytes]]) -> RecordedDeclarations:
-        """Read keys and values of the topic. Raises FutureFormat, CorruptLog."""
+        """Decode keys and values of the topic. Raises FutureFormat, CorruptLog."""
         recorded = cls()
         for key, value in entries:
             changelog, _, partition = key.decode().partition("/")
@@ -85,7 +88,7 @@ class RecordedDeclarations:
         return recorded
 
     def is_current(self, changelog: TopicPartition) -> bool:
-        """Return whether all values of a partition are written as the store's declaration says."""
+        """Return True if all values of a partition are written with the store's declaration."""
         declaration = self.stores.get(changelog.topic)
         if declaration is None or declaration.before is None:
             return True
@@ -93,13 +96,13 @@ class RecordedDeclarations:
         return found is not None and found.version == declaration.version and found.after is None
 
     def rewritten_up_to(self, changelog: TopicPartition) -> bytes | None:
-        """Return the last key whose value is rewritten in an unfinished partition; None: none is."""
+        """Return the last rewritten key of an unfinished partition; None if there is none."""
         found = self.rewritten.get(changelog)
         is_of_it = found is not None and found.version == self.stores[changelog.topic].version
         return found.after if found is not None and is_of_it else None
 
     def unfinished(self, changelog: str, partitions: int) -> list[int]:
-        """Return the partitions of a changelog whose values are not all rewritten yet."""
+        """Return the numbers of a changelog's partitions that are not completely rewritten."""
         numbers = range(partitions)
         return [n for n in numbers if not self.is_current(TopicPartition(changelog, n))]
 
@@ -117,10 +120,10 @@ class DeclarationLog:
         self._lock = threading.Lock()
 
     def read(self) -> RecordedDeclarations:
-        """Return what is recorded now; nothing if the topic does not exist.
+        """Return the recorded declarations as of now; none if the topic does not exist.
 
-        Raises RequestTimedOut if an open transaction of the topic does not end, and what the broker
-        raises.
+        Raises RequestTimedOut if an open transaction of the topic does not end, and the broker's
+        errors.
         """
         with self._lock:
             try:
@@ -130,10 +133,10 @@ class DeclarationLog:
             return self._known
 
     def change(self, decide: Callable[[RecordedDeclarations], Changes]) -> RecordedDeclarations:
-        """Write what `decide` makes of what is recorded, and return what is recorded then.
+        """Write the changes that `decide` returns; return the recorded declarations after that.
 
-        `decide` is called again whenever something else was recorded in between. What it raises is
-        raised, and nothing is written.
+        `decide` gets the recorded declarations, and is called again if others were recorded in
+        between. If it raises, nothing is written and the error is raised.
         """
         for attempt in range(ATTEMPTS):
             recorded = self.read()
@@ -152,10 +155,11 @@ class DeclarationLog:
         return self.read()
 
     def columns(self, changes: Changes) -> tuple[TopicPartition, pa.RecordBatch]:
-        """Return changes as an append to the topic, for a transaction of somebody else's."""
+        """Return changes as an append to the topic, for the caller's own transaction."""
         return self._partition, changes_of(changes, self._clock)
 
     def _read_on(self) -> None:
+        """Read the records that were added since the last call."""
         now = self._broker.offsets([self._partition])[self._partition]
         held = self._state.position
         end = max(now.last_stable_offset, now.committed_end)
@@ -175,7 +179,7 @@ class DeclarationLog:
 
 
 def partition_key(changelog: TopicPartition) -> str:
-    """Return the key under which it is recorded how far a partition is rewritten."""
+    """Return the key of the record with the rewriting progress of a partition."""
     return f"{changelog.topic}/{changelog.partition}"
 
 
@@ -196,7 +200,7 @@ def records(keys: pa.Array, values: pa.Array, timestamp: int) -> pa.RecordBatch:
 def append_at_once(
     producer: Producer, appends: Iterable[tuple[TopicPartition, pa.RecordBatch]]
 ) -> None:
-    """Append columns to partitions in one transaction, and commit it. Raises what the producer does."""
+    """Append columns to partitions in one transaction; commit it. Raises the producer's errors."""
     producer.begin_transaction()
     producer.append_batches([(tp, columns, 0) for tp, columns in appends])
     commit_until_known(producer)
@@ -207,7 +211,7 @@ def _rewritten(data: bytes) -> RewriteProgress:
         check_json(data)
         return _decode(data)
     except UNREADABLE as error:
-        raise CorruptLog(f"a recorded state of rewriting is damaged: {error}") from error
+        raise CorruptLog(f"a recorded progress of rewriting is damaged: {error}") from error
 
 
 _decode = json_decoder(RewriteProgress).decode

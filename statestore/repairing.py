@@ -1,4 +1,4 @@
-"""Making stores anew that are damaged or differ from their changelogs: their folders go."""
+"""Repair of stores that are damaged or differ from their changelogs: folders are moved away."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strandline.statestore.engines.folders import lock_folder
 
 
 def add_stores(plan: RepairPlan, stores: CheckedStores) -> None:
-    """Add to a plan what the stores need. Their changelogs bring them back."""
+    """Add the repair of these stores to a plan. Each is then restored from its changelog."""
     for folder in stores.bad:
         what = f"move {folder} away: the store is restored from its changelog"
         plan.add(what, partial(_move, folder))
@@ -20,7 +20,7 @@ def add_stores(plan: RepairPlan, stores: CheckedStores) -> None:
 def _move(folder: str, storage: Storage, kept: str) -> None:
     target = f"{kept}/{folder}"
     storage.make_dir(_parent(target))
-    lock = lock_folder(storage, folder)  # a worker that was cut off may still have it open
+    lock = lock_folder(storage, folder)  # a worker that lost its log may still have it open
     try:
         storage.rename(folder, target)
         storage.sync_dir(_parent(target))

@@ -1,22 +1,26 @@
-"""Bringing a store back from its changelog.
+"""Restoring a store from its changelog.
 
-    1  look at the engine's position and at the changelog; decide what to do    plan_restore
+    1  compare the engine's position with the changelog, and choose a plan      plan_restore
     2  wipe the engine if its content cannot be continued
     3  replay committed records up to the captured end, chunk by chunk          replay
-       after each fetch: is a deletion missing from it? before any of it is kept
-    4  look at the changelog once more: what was decided must still hold
+       after each fetch, before any of it is kept: check that no deletion is missing
+    4  compare with the changelog again: the plan must still be valid
 
-What does not hold begins again. The end lies behind all that was committed when it was captured:
-whoever asked for the committed offsets before has every change that was committed with them, even
-if someone who died has left a transaction open before it; the replay then waits until that is
-aborted. The end is where the reader's position arrives, not a record's offset: the last records
-before it may be markers, aborted, or compacted away. Each chunk is reduced to the last record of
-each key, sorted, and written together with the position it reaches, so a restore that is cut short
-goes on from there. Writing a chunk, sorting the next and reading
-the one after that run beside each other: reading and sorting work on columns, without the
-interpreter, and keys and values become objects of Python only where they are written, which
-cannot do without it. Reading has a thread of its own because it needs the interpreter often, and
-waits for it up to 5 ms each time.
+If the plan is no longer valid, the restore starts over.
+
+The end is after everything that was committed when it was captured. So a worker that has read the
+committed offsets before gets every change that was committed with them. If a dead worker has left a
+transaction open before the end, the replay waits until that is aborted. The end is a position of
+the reader and not the offset of a record: the last records before it may be markers, aborted, or
+removed by compaction.
+
+Each chunk is reduced to the last record of each key, sorted, and written together with the position
+that it reaches. So an interrupted restore continues from there.
+
+Three steps run concurrently: writing a chunk, sorting the next, and reading the one after that.
+Reading and sorting work on columns, mostly without the interpreter lock. Keys and values become
+Python objects only when they are written, which needs the lock. Reading has a thread of its own
+because it needs the lock often, and waits for it up to 5 ms each time.
 """
 
 from __future__ import annotations
@@ -49,36 +53,40 @@ T = TypeVar("T")
 _log = logging.getLogger("strandline")
 
 CHUNK_BYTES = 64 << 20
-"""Of keys and values that are sorted and written at once; three chunks are in memory."""
+"""Bytes of keys and values in a chunk. Three chunks are in memory at a time."""
 
 CHUNK_RECORDS = 500_000
+"""Maximum number of records in a chunk."""
 FETCH_BYTES = 8 << 20
-PIECE = 2_000
-"""Records of a chunk that are objects of Python at the same time."""
+"""Maximum bytes of one fetch."""
+PIECE_RECORDS = 2_000
+"""Number of records of a chunk that are Python objects at the same time."""
 
-STALLED_POLLS = 30
-"""After so many long polls of a second without progress a restore gives up."""
+MAX_STALLED_POLLS = 30
+"""Number of long polls, of a second each, without progress after which a restore fails."""
 
-OPEN_S = 16 * 60
-"""How long it waits for transactions to end, unless told otherwise: transaction.max.timeout.ms, and a minute."""
+TRANSACTION_WAIT_S = 16 * 60
+"""Default seconds to wait for open transactions: transaction.max.timeout.ms and a minute."""
 
 READERS_WAIT_S = 30
-"""And how long who only reads the state waits for them."""
+"""Seconds that a reader of the state, which does not write, waits for open transactions."""
 
-SAID_AFTER_S = 3
-"""After so long it says that it waits for that."""
+LOG_WAIT_AFTER_S = 3
+"""Log a warning after waiting this many seconds for an open transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayProgress:
-    """How far a restore has come."""
+    """Progress of restoring one store partition."""
 
     partition: TopicPartition
+    """Partition of the changelog."""
     records: int
-    """Replayed so far."""
+    """Number of records replayed so far."""
     remaining: int
-    """Offsets up to the end; fewer records if some are markers or compacted away."""
+    """Number of offsets up to the end. Some may be markers, or removed by compaction."""
     seconds: float
+    """Seconds since the replay began."""
 
     @property
     def rate(self) -> float:
@@ -87,42 +95,47 @@ class ReplayProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """At this rate; None before there is one."""
+        """Seconds left at the current rate; None before there is one."""
         return self.remaining / self.rate if self.rate else None
 
 
 OnProgress = Callable[[ReplayProgress], None]
+"""Callback for the progress of a restore. An exception that it raises ends the restore."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """What a restore is going to do."""
+    """Plan of a restore."""
 
     action: Literal["resume", "rebuild", "fresh"]
+    """Continue from the engine's position, wipe the engine first, or fill an empty engine."""
     start: int
     """First offset to replay."""
     reason: str = ""
-    """Why what the engine holds cannot be continued."""
+    """Reason why the engine's content cannot be continued; empty unless `action` is "rebuild"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a restore has done."""
+    """Result of a restore."""
 
     plan: RestorePlan
+    """The first plan of the restore."""
     records: int
-    """Records replayed."""
+    """Number of records replayed."""
     seconds: float
+    """Duration in seconds."""
     position: StorePosition
+    """Position that the state has reached."""
 
 
 def plan_restore(
     found: StorePosition | None, log: PartitionOffsets, last: LastRecord | None = None
 ) -> RestorePlan:
-    """Decide how an engine at position `found` comes up to the changelog `log`.
+    """Decide how to restore an engine at position `found` from the changelog `log`.
 
-    `last` is what the log has before that position. It is asked for where the log does not list its
-    epochs, because then nothing else tells that the log was written anew there (KIP-320).
+    `last` is the last record before that position. It is needed for logs that do not list their
+    epochs, because nothing else shows that the log was truncated and rewritten there (KIP-320).
 
     >>> log = PartitionOffsets(0, 9, 9, "t1", leader_epoch=0)
     >>> plan_restore(StorePosition("t1", 0, 5), log)
@@ -132,7 +145,7 @@ def plan_restore(
     """
     if found is None:
         return RestorePlan("fresh", log.log_start)
-    reason = _why_not(found, log, last)
+    reason = _rebuild_reason(found, log, last)
     return (
         RestorePlan("rebuild", log.log_start, reason)
         if reason
@@ -140,7 +153,8 @@ def plan_restore(
     )
 
 
-def _why_not(found: StorePosition, log: PartitionOffsets, last: LastRecord | None) -> str:
+def _rebuild_reason(found: StorePosition, log: PartitionOffsets, last: LastRecord | None) -> str:
+    """Return why an engine at position `found` cannot be continued; empty if it can."""
     if found.topic_id != log.topic_id:
         return "the changelog is another topic than the one it was made from"
     if reason := log.divergence(found):
@@ -164,13 +178,24 @@ def restore(
     progress: OnProgress | None = None,
     *,
     clock: Clock | None = None,
-    wait: float = OPEN_S,
+    wait: float = TRANSACTION_WAIT_S,
 ) -> Restored:
-    """Bring `state` up to the end of what is committed in its changelog partition.
+    """Replay into `state` everything that is committed in its changelog partition.
 
-    Where open transactions hide some of it this waits for them, `wait` seconds at the most; with 0 it ends
-    before them, and the state is good for reading only. Whoever wrote that partition before must have been
-    fenced. Raises CorruptLog, RequestTimedOut (the log stands still), and what the broker raises.
+    A previous writer of that partition must be fenced before.
+
+    Args:
+        state: Committed state of the store.
+        broker: The log.
+        partition: Partition of the changelog.
+        progress: Callback for the progress.
+        clock: Source of time; the system's clock by default.
+        wait: Maximum seconds to wait for open transactions. With 0 the replay ends before the first
+            open transaction, and the state must only be read.
+
+    Raises:
+        CorruptLog: The changelog has records that no store has written.
+        RequestTimedOut: The log makes no progress, or a transaction stays open.
     """
     clock = clock or SystemClock()
     begun = clock.monotonic()
@@ -181,21 +206,21 @@ def restore(
         plan = plan_restore(state.position, log, last_record(state, broker, partition, log))
         first = first or plan
         if plan.action == "rebuild":
-            said = {"partition": str(partition), "reason": plan.reason}
-            _log.info("the store of %s is made anew: %s", partition, plan.reason, extra=said)
+            fields = {"partition": str(partition), "reason": plan.reason}
+            _log.info("the store of %s is rebuilt: %s", partition, plan.reason, extra=fields)
             state.wipe()
         end = max(log.last_stable_offset, log.committed_end if wait else 0)
         replay = _Replay(broker, partition, _origin(state, plan, log), end, wait, progress, clock)
         try:
-            with closing(_ahead(replay.chunks())) as chunks:
+            with closing(_prefetched(replay.chunks())) as chunks:
                 state.refill(chunks)
         except OffsetOutOfRange:
             if broker.offsets([partition])[partition].log_start <= replay.position:
                 raise
-            continue  # retention overtook us: the plan is made again
+            continue  # retention has removed records meanwhile, so a new plan is made
         except _Overtaken as overtaken:
-            said = {"partition": str(partition), "reason": str(overtaken)}
-            _log.warning("restoring %s begins anew: %s", partition, overtaken, extra=said)
+            fields = {"partition": str(partition), "reason": str(overtaken)}
+            _log.warning("restoring %s starts over: %s", partition, overtaken, extra=fields)
             continue
         records += replay.records
         reached = replay.reached
@@ -210,11 +235,12 @@ def restore_all(
     progress: OnProgress | None = None,
     *,
     threads: int = 4,
-    wait: float = OPEN_S,
+    wait: float = TRANSACTION_WAIT_S,
 ) -> list[Restored]:
-    """Restore several partitions, `threads` of them at once. The first error is raised.
+    """Restore several store partitions, `threads` of them at a time.
 
-    `progress` is called from all of these threads. `wait` is that of `restore`.
+    `progress` is called by all of these threads. `wait` is as for `restore`. The first error is
+    raised after all restores have ended.
     """
     with ThreadPoolExecutor(threads, thread_name_prefix="restore") as pool:
         running = [
@@ -225,14 +251,14 @@ def restore_all(
 
 
 class _Overtaken(Exception):
-    """What was read can't be kept; why."""
+    """The records read cannot be kept, for the reason in the message; the restore starts over."""
 
 
 class _Replay:
     """Reads a changelog partition from a position to `end`.
 
-    And on to the log's `superseding_end`: what was removed because of records behind the end is
-    missing before it, and with those records it is right again.
+    It reads on to the log's `superseding_end` if that is later. Compaction may have removed records
+    before the end in favor of later ones, and the state is consistent only with those.
     """
 
     def __init__(
@@ -254,22 +280,23 @@ class _Replay:
         self._clock = clock
         self._begun = clock.monotonic()
         self.reached = origin
-        """Position of a state that has taken in everything that was read."""
+        """Position of a state to which everything read so far is applied."""
         self.records = 0
+        """Number of records read so far."""
 
     @property
     def position(self) -> int:
-        """The next offset to read."""
+        """Next offset to read."""
         return self.reached.offset
 
     def chunks(self) -> Generator[tuple[SortedChanges, StorePosition]]:
-        """What is read, as sorted chunks with the position each of them reaches."""
-        with closing(_ahead(self._stretches())) as stretches:
+        """Yield the records as sorted chunks, each with the position that it reaches."""
+        with closing(_prefetched(self._stretches())) as stretches:
             for batches, end in stretches:
                 yield self._chunk(batches, end)
 
     def _stretches(self) -> Generator[tuple[list[Batch], StorePosition]]:
-        """What is read, in stretches that are sorted at once, with the position that each reaches."""
+        """Yield the batches of each chunk, with the position that it reaches."""
         pending: list[Batch] = []
         while self.position < self._end:
             pending += self._fetch()
@@ -280,11 +307,12 @@ class _Replay:
             yield pending, self.reached
 
     def _fetch(self) -> list[Batch]:
+        """Fetch the next batches, waiting for stalled fetches and open transactions."""
         at = {self._partition: self.position}
         stalled, waited = 0, 0
-        while stalled <= STALLED_POLLS and waited <= self._wait:
-            # The end is further on, so there is no need to wait; and where only markers are
-            # left, a fetch that waits for records would wait in vain.
+        while stalled <= MAX_STALLED_POLLS and waited <= self._wait:
+            # The end is not reached, so there is data and the first fetch does not wait. If only
+            # markers are left, a fetch that waits for records would wait in vain.
             timeout = 1.0 if stalled or waited else 0.0
             found = self._broker.fetch(at, max_bytes=FETCH_BYTES, timeout=timeout)
             fetched = found[self._partition]
@@ -297,36 +325,37 @@ class _Replay:
                 stalled += 1
             else:
                 waited += 1
-                self._say_open(waited)
-        is_open = "a transaction is open there, or the partition cannot be written since a failure"
-        why = "is the log's owner alive?" if stalled > STALLED_POLLS else is_open
+                self._log_open_transaction(waited)
+        is_open = "a transaction is open there, or the partition cannot be written after a failure"
+        why = "is the log's owner alive?" if stalled > MAX_STALLED_POLLS else is_open
         raise RequestTimedOut(
             f"restoring {self._partition} stands still at offset {self.position}, before its "
             f"end {self._end}; {why}"
         )
 
-    def _say_open(self, waited: int) -> None:
-        self._report(self.position)  # who listens may have it end here
-        if waited == SAID_AFTER_S:
-            said = {"partition": str(self._partition), "offset": self.position}
+    def _log_open_transaction(self, waited: int) -> None:
+        """Report the progress, and log once that an open transaction delays the restore."""
+        self._report(self.position)  # the callback may end the wait by raising
+        if waited == LOG_WAIT_AFTER_S:
+            fields = {"partition": str(self._partition), "offset": self.position}
             _log.warning(
-                "restoring %s waits for a transaction that is open from offset %d on: it is aborted when "
-                "a worker takes the place of the one that left it, or by its timeout",
+                "restoring %s waits for a transaction that is open from offset %d on: it is "
+                "aborted when another worker replaces the one that left it, or by its timeout",
                 *(self._partition, self.position),
-                extra=said,
+                extra=fields,
             )
 
     def _check_history(self, fetched: Fetched) -> None:
-        """Raise _Overtaken if what was fetched does not follow what the state has.
+        """Raise _Overtaken if the fetched records do not continue the history of the state.
 
-        The log was replaced by a copy with another history meanwhile: an owner died, a backup was
-        put in the place of the folder, and another process owns it now.
+        That happens if the log was replaced by a copy meanwhile: its owner died, the folder was
+        replaced by a backup, and another process owns it now.
         """
         if not continues(fetched.epochs, self.position, self.reached.incarnation):
             raise _Overtaken(f"before offset {self.position} the log has another history now")
 
     def _after(self, fetched: Fetched) -> StorePosition:
-        """The position behind what was fetched, named by what came with it."""
+        """Return the position after the fetched records, with the epoch of the last one."""
         offset = fetched.next_offset
         if fetched.epochs:
             return self.reached.at(offset, epoch_before(fetched.epochs, offset))
@@ -335,10 +364,13 @@ class _Replay:
         return replace(self.reached, offset=offset, leader_epoch=fetched.batches[-1].leader_epoch)
 
     def _check_complete(self) -> None:
-        """Whether what was fetched from `position` lacks nothing that the state needs."""
+        """Raise _Overtaken if the records fetched from `position` may lack a deletion.
+
+        Extend the end to the log's `superseding_end`.
+        """
         now = self._broker.offsets([self._partition])[self._partition]
         if now.topic_id != self._origin.topic_id:
-            raise _Overtaken("its topic was deleted, and made anew")
+            raise _Overtaken("its topic was deleted and created again")
         if now.must_start_over(self.position, self._origin.settled_end):
             raise _Overtaken(
                 f"deletions up to offset {now.purged_end} were removed from the log when it had "
@@ -350,6 +382,7 @@ class _Replay:
     def _chunk(
         self, batches: list[Batch], reached: StorePosition
     ) -> tuple[SortedChanges, StorePosition]:
+        """Reduce batches to the last value of each key, sorted."""
         keys = _column(batches, "key")
         values = _column(batches, "value")
         if keys.null_count:
@@ -370,9 +403,10 @@ class _Replay:
 
 
 class ArrowColumn(Generic[T]):
-    """A column whose items become objects of Python a piece at a time, as they are used.
+    """A column whose items become Python objects one piece at a time, while they are used.
 
-    They take several times the room of the column, and the memory of one piece serves the next.
+    The objects of a piece take several times the memory of its column. They are freed before the
+    next piece.
     """
 
     def __init__(self, array: pa.Array) -> None:
@@ -382,15 +416,18 @@ class ArrowColumn(Generic[T]):
         return len(self._array)
 
     def __iter__(self) -> Iterator[T]:
-        starts = range(0, len(self._array), PIECE)
-        return chain.from_iterable(self._array[at : at + PIECE].to_pylist() for at in starts)
+        starts = range(0, len(self._array), PIECE_RECORDS)
+        return chain.from_iterable(
+            self._array[at : at + PIECE_RECORDS].to_pylist() for at in starts
+        )
 
 
-def _ahead(items: Generator[T]) -> Generator[T]:
-    """The same items, each made on another thread while the one before it is used.
+def _prefetched(items: Generator[T]) -> Generator[T]:
+    """Yield the items; another thread makes the next one while the current one is used.
 
-    To be closed by who does not take them all: if the garbage collector does it, it waits for that
-    thread wherever it happens to run, and inside of `Thread.start` that is for ever.
+    A caller that does not consume all items must close the generator. If the garbage collector
+    closes it, that waits for the thread wherever the collector runs, and within `Thread.start` the
+    wait never ends.
     """
     with closing(items), ThreadPoolExecutor(1, thread_name_prefix="replay") as pool:
         coming: Future[T | None] = pool.submit(next, items, None)
@@ -410,9 +447,10 @@ def _is_full(batches: list[Batch]) -> bool:
 
 
 def _origin(state: Changelogged, plan: RestorePlan, log: PartitionOffsets) -> StorePosition:
-    """Where the replay begins: with what the engine holds, or with nothing.
+    """Return the position at which the replay begins.
 
-    Its name is the log's own where the log lists epochs: each fetch is compared with that.
+    If the log lists epochs, the position has the log's own epoch there, with which each fetch is
+    compared.
     """
     held = state.position
     if held is not None and not log.epochs:
@@ -423,4 +461,5 @@ def _origin(state: Changelogged, plan: RestorePlan, log: PartitionOffsets) -> St
 
 
 def _still_holds(log: PartitionOffsets, reached: StorePosition) -> bool:
+    """Return True if a state at position `reached` is still valid for the log."""
     return not log.divergence(reached) and log.log_start <= reached.offset

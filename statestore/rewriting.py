@@ -1,12 +1,12 @@
 """Rewriting the values of one partition for a changed declaration, exactly once.
 
-Keys are gone through in order. Each transaction has the new values of some keys and, in the topic
-of declarations, up to which key all values are new. After a crash at any moment the next opening goes
-on there, so each value is rewritten once. The transactional id is the partition's own: whoever opens
-the partition fences whoever had begun to rewrite it, before it reads how far that one had come.
+Values are rewritten in the order of their keys. Each transaction contains the new values of some
+keys and a record in the topic of declarations with the last rewritten key. After a crash the next
+opening continues there, so each value is rewritten once. The transactional id is the partition's
+own. So a worker that opens the partition fences a previous rewriter before it reads its progress.
 
-No handler runs on the partition meanwhile. Afterwards its state is brought up to the changelog's end
-as by any restore, so engine, standby copies and readers see what the changelog says and nothing else.
+No handler runs on the partition meanwhile. Afterwards the state is restored to the end of the
+changelog, so that engine, standby copies and readers see only values from the changelog.
 """
 
 from __future__ import annotations
@@ -46,25 +46,31 @@ from strandline.statestore.values import framed, split
 _log = logging.getLogger("strandline")
 
 CHUNK_RECORDS = 10_000
+"""Maximum number of values that are rewritten in one transaction."""
 CHUNK_BYTES = 4 << 20
-"""Values of about so many records or bytes are rewritten in one transaction."""
+"""Approximate maximum bytes of keys and values that are rewritten in one transaction."""
 
 
 def rewrite(
     store: AnyStore, changelog: TopicPartition, log: DeclarationLog, broker: Broker, clock: Clock
 ) -> int:
-    """Rewrite the values of a restored partition that its store's declaration still asks for.
+    """Rewrite the values of a restored partition that are not of its store's declaration yet.
 
-    Returns how many values were rewritten. Raises InvalidConfig if the store's `upgrade` raises, or
-    gives something else than a declared value; what was rewritten before stays. Raises a retriable
-    error if a transaction was aborted, or another worker has taken the partition over.
+    Returns:
+        Number of values rewritten.
+
+    Raises:
+        InvalidConfig: The store's `upgrade` has raised, or has returned no value of the declared
+            type. Values rewritten before stay rewritten.
+        RequestTimedOut: A transaction was aborted, or another worker has taken over the partition.
+            The call may be repeated.
     """
     try:
         return _rewrite(store, changelog, log, broker, clock)
     except (ProducerFenced, TransactionAborted) as error:
         raise RequestTimedOut(
-            f"rewriting the values of {changelog} was interrupted: {error}; it goes on where it was when "
-            "the partition is opened again"
+            f"rewriting the values of {changelog} was interrupted: {error}; it continues when the "
+            "partition is opened again"
         ) from error
 
 
@@ -75,7 +81,8 @@ def _rewrite(
         broker, transactional_id=f"{changelog.topic}-rewriting-{changelog.partition}", clock=clock
     )
     try:
-        recorded = log.read()  # only now: nobody else can rewrite this partition any more
+        # Read after the producer was made, which has fenced any other rewriter of the partition.
+        recorded = log.read()
         store.restore(broker, changelog)
         if recorded.is_current(changelog):
             return 0
@@ -93,13 +100,13 @@ def _rewrite(
     finally:
         producer.close()
     store.restore(broker, changelog)
-    said = {"store": store.spec.name, "partition": changelog.partition, "records": count}
-    _log.info("store %s, partition %d: %d values rewritten", *said.values(), extra=said)
+    fields = {"store": store.spec.name, "partition": changelog.partition, "records": count}
+    _log.info("store %s, partition %d: %d values rewritten", *fields.values(), extra=fields)
     return count
 
 
 Chunk = tuple[list[bytes], list[bytes], bytes | None]
-"""Keys, their new values, and the last key that is done; None after the last one."""
+"""Keys, their new values, and the last rewritten key, which is None in the last chunk."""
 
 
 def _chunks(work: _Rewriting, store: AnyStore, after: bytes | None) -> Iterator[Chunk]:
@@ -117,7 +124,7 @@ def _chunks(work: _Rewriting, store: AnyStore, after: bytes | None) -> Iterator[
 
 
 class _Rewriting:
-    """From values of one declaration to those of the next."""
+    """Conversion of values of one declaration to those of the next."""
 
     def __init__(self, spec: AnySpec, changelog: TopicPartition, declaration: Declaration) -> None:
         assert declaration.before is not None
@@ -137,7 +144,7 @@ class _Rewriting:
         self._upgrade = spec.upgrade if change.reasons else None
 
     def rewritten(self, key: bytes, data: bytes) -> bytes:
-        """Return the stored bytes of a key's value as they are to be."""
+        """Return the new stored bytes of a key's value."""
         body, expires = split(data, self._before.expiry)
         if self._upgrade is not None:
             body = self._upgraded(key, body)
@@ -160,6 +167,6 @@ class _Rewriting:
             why = error.__cause__ if isinstance(error, InvalidRecord) else None
             raise InvalidConfig(
                 f"store {self._spec.name!r}, {self._changelog}: upgrade= failed for the key "
-                f"{decode_key(key)!r:.80}: {error!r}{f' ({why})' if why else ''}; nothing from this "
-                "key on was changed: mend it, and start again"
+                f"{decode_key(key)!r:.80}: {error!r}{f' ({why})' if why else ''}; this key and the "
+                "later ones are unchanged: fix upgrade=, and start again"
             ) from error

@@ -1,13 +1,17 @@
-"""Values, and the keys of topics, as bytes: what stores and topics share.
+"""Serdes: encoding of values and of topic keys, shared by stores and topics.
 
-A serde turns objects of one type into bytes and back. Built in are MessagePack without a
-type (dicts, lists, scalars), MessagePack of a declared type (dataclass, msgspec.Struct,
-scalar, annotation: decoding checks it, and it may gain fields that have defaults), bytes as
-they are, and the three in which Kafka's Java client writes keys: UTF-8, long, double.
-`serde=` takes any object with `dumps` and `loads`.
+A serde converts objects of one type to bytes and back. These are built in:
 
-Both directions raise InvalidRecord. MessagePack ends at 64 bits; a larger int is written as
-extension type 1 (two's complement, big-endian), so that every int has a form.
+- MessagePack without a type: dicts, lists, scalars;
+- MessagePack of a declared type (dataclass, msgspec.Struct, scalar, annotation): decoding checks
+  the type, which may gain fields that have defaults;
+- bytes, unchanged;
+- the three forms in which Kafka's Java client writes keys: UTF-8, long, double.
+
+`serde=` accepts any object with `dumps` and `loads`.
+
+Both directions raise InvalidRecord. MessagePack ints have at most 64 bits, so a larger int is
+written as extension type 1 (two's complement, big-endian).
 """
 
 from __future__ import annotations
@@ -33,23 +37,43 @@ T = TypeVar("T")
 
 
 class Serde(Protocol[T]):
-    """Objects of one type as bytes, and back. `loads(dumps(x))` equals `x`.
+    """Interface that converts objects of one type to bytes and back.
 
-    A serde whose objects nobody can change may say so by an attribute `immutable = True`; a
-    store then decodes each only once.
+    `loads(dumps(x))` equals `x`. If the objects are immutable, a serde may have the attribute
+    `immutable = True`: a store then decodes each value only once.
     """
 
     def dumps(self, value: T, /) -> bytes:
-        """The bytes of `value`. Raises InvalidRecord if it has none."""
+        """Encode an object.
+
+        Args:
+            value: The object.
+
+        Returns:
+            Its bytes.
+
+        Raises:
+            InvalidRecord: The object cannot be encoded.
+        """
         ...
 
     def loads(self, data: bytes, /) -> T:
-        """The object of these bytes. Raises InvalidRecord if they are not one's."""
+        """Decode an object.
+
+        Args:
+            data: Bytes that `dumps` returned.
+
+        Returns:
+            The object.
+
+        Raises:
+            InvalidRecord: The bytes cannot be decoded.
+        """
         ...
 
 
 def _packed(value: Any, /) -> bytes:
-    """The bytes of `value` as MessagePack. Raises InvalidRecord if it has none."""
+    """Return `value` as MessagePack. Raises InvalidRecord if it cannot be encoded."""
     try:
         encoded = _encode(value)
         if len(encoded) > MAX_DEPTH:
@@ -62,7 +86,7 @@ def _packed(value: Any, /) -> bytes:
 
 
 class MessagePack:
-    """MessagePack without a type: dicts, lists, scalars; tuples come back as lists.
+    """MessagePack without a type: dicts, lists, scalars. Tuples are decoded as lists.
 
     >>> serde = MessagePack()
     >>> serde.loads(serde.dumps({"n": 1, "at": [2, 3]}))
@@ -112,7 +136,7 @@ class TypedMessagePack(Generic[T]):
 
 
 class Bytes:
-    """Bytes as they are."""
+    """Bytes, unchanged."""
 
     def dumps(self, value: bytes | bytearray | memoryview, /) -> bytes:
         if type(value) is bytes:
@@ -171,10 +195,10 @@ class Double:
 
 
 def value_serde(declared: Any = None) -> Serde[Any]:
-    """The serde of a declared type of values.
+    """Return the serde of a declared type of values. Raises InvalidConfig for an unusable type.
 
-    None, Any, dict and list: MessagePack. bytes: as they are. An object with `dumps` and
-    `loads`: itself. Any other type: MessagePack of that type. Raises InvalidConfig.
+    None, Any, object, dict and list: MessagePack. bytes: unchanged. An object or class with `dumps`
+    and `loads`: itself. Any other type: MessagePack of that type.
     """
     if declared in (None, Any, dict, list, object):
         return MessagePack()
@@ -186,10 +210,10 @@ def value_serde(declared: Any = None) -> Serde[Any]:
 
 
 def topic_key_serde(declared: Any = None) -> Serde[Any]:
-    """The serde of a topic's keys: byte for byte what Kafka's Java client writes.
+    """Return the serde of a topic's keys, which writes the same bytes as Kafka's Java client.
 
-    The same key then goes to the same partition. str: UTF-8. bytes: as they are. int: 8
-    bytes big-endian. float: a big-endian double. Anything else as `value_serde`.
+    A key therefore goes to the same partition as with that client. str: UTF-8. bytes: unchanged.
+    int: 8 bytes, big-endian. float: a big-endian double. Any other type: as `value_serde`.
 
     >>> topic_key_serde(int).dumps(258)
     b'\\x00\\x00\\x00\\x00\\x00\\x00\\x01\\x02'
@@ -202,7 +226,7 @@ def topic_key_serde(declared: Any = None) -> Serde[Any]:
 
 
 def is_immutable(declared: Any) -> bool:
-    """Whether no object of a declared type can be changed, so that readers may share it.
+    """Return True if objects of a declared type are immutable, so that readers may share them.
 
     >>> is_immutable(tuple[int, str]), is_immutable(list[int])
     (True, False)
@@ -270,7 +294,7 @@ def _unencodable(expected: str, value: object, fix: str) -> InvalidRecord:
 
 
 def _too_deep(error: RecursionError) -> InvalidRecord:
-    return InvalidRecord(f"cannot encode a value: {error}; make it flatter")
+    return InvalidRecord(f"cannot encode a value: {error}; nest it less deeply")
 
 
 def _undecodable(expected: str, data: bytes, error: Exception) -> InvalidRecord:

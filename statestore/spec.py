@@ -1,4 +1,4 @@
-"""What a store is declared to be: its name, its types, its engine and its limits."""
+"""The declaration of a store: name, types, engine and limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ V = TypeVar("V")
 
 
 class Unset:
-    """Stands for "not given" where None would be a value."""
+    """Type of `UNSET`, which stands for "not given" where None is a valid value."""
 
     def __repr__(self) -> str:
         return "UNSET"
@@ -29,16 +29,27 @@ UNSET: Any = Unset()
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """Memory that one partition of a store may use, in bytes, and how long changes wait."""
+    """Limits of one partition of a store: memory in bytes, and the interval of checkpoints.
+
+    All limits are approximate. Raises InvalidConfig for a negative number.
+
+    Args:
+        cache_bytes: Bytes of committed values in the cache. Default 32 MiB.
+        dirty_bytes: Bytes of uncommitted changes that cause an early commit. Default 16 MiB.
+        overlay_bytes: Bytes of committed changes in memory that cause an early checkpoint.
+            Default 64 MiB.
+        checkpoint_interval_ms: Milliseconds after which committed changes are written to the
+            engine, even if they are few. Default 30 s.
+    """
 
     cache_bytes: int = 32 << 20
-    """Of committed values kept at hand."""
+    """Maximum bytes of committed values in the cache."""
     dirty_bytes: int = 16 << 20
-    """Of uncommitted changes; beyond it `needs_commit`."""
+    """Bytes of uncommitted changes above which `PartitionStore.needs_commit` is True."""
     overlay_bytes: int = 64 << 20
-    """Of committed changes that are not in the engine; beyond it `needs_checkpoint`."""
+    """Bytes of committed changes in memory above which `needs_checkpoint` is True."""
     checkpoint_interval_ms: int = 30_000
-    """After this time committed changes should go to the engine however few they are."""
+    """Milliseconds since the last checkpoint after which `needs_checkpoint` is True."""
 
     def __post_init__(self) -> None:
         for name in ("cache_bytes", "dirty_bytes", "overlay_bytes"):
@@ -48,33 +59,34 @@ class StoreLimits:
 
 @dataclass(frozen=True, slots=True)
 class StoreSpec(Generic[K, V]):
-    """A store as it is declared; each partition of it is a `PartitionStore`.
+    """Declaration of a store; each partition of it is a `PartitionStore`.
 
-    Raises InvalidConfig if the declaration cannot hold.
+    Raises InvalidConfig if the declaration is not valid.
 
     >>> StoreSpec("totals", key=str, value=int, default=0).changelog_topic("flights")
     'flights-totals-changelog'
     """
 
     name: str
-    """Letters, digits, `.`, `_` and `-`: it is a part of a topic's and a folder's name."""
+    """Name of the store: letters, digits, `.`, `_` and `-`. Topics and folders contain it."""
     key: Any = str
     """Type of the keys; see `statestore.keys`."""
     value: Any = None
     """Type of the values, or a serde; None is MessagePack without a type."""
     default: Any = UNSET
-    """Immutable value of a key that was never set."""
+    """Immutable default value of a key that was never set."""
     default_factory: Callable[[], V] | None = None
-    """Makes that value, for each reader anew."""
+    """Function that makes a new default value for each read; for mutable values."""
     ttl_ms: int | None = None
-    """How long a value lives after it was put; None is for ever."""
+    """Milliseconds after which a value that was put expires; None for never."""
     engine: Literal["rocksdb", "memory"] = "rocksdb"
-    """Where committed values are kept."""
+    """Engine that stores committed values."""
     limits: StoreLimits = field(default_factory=StoreLimits)
+    """Limits of each partition."""
     upgrade: Callable[[Any], Any] | None = None
-    """Makes a value of the declared type from one that was stored under another declaration."""
+    """Function that converts a value stored under another declaration to the declared type."""
     figures: tuple[tuple[str, tuple[str, str | None]], ...] | None = None
-    """Name, kind and column of each aggregate, if that is what values are."""
+    """Name, kind and column of each aggregate, if the values are aggregates."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", self.name) or self.name in (".", ".."):
@@ -91,7 +103,7 @@ class StoreSpec(Generic[K, V]):
         self._check_default()
 
     def changelog_topic(self, app: str) -> str:
-        """The name of its changelog's topic."""
+        """Return the name of the store's changelog topic."""
         return changelog_topic(app, self.name)
 
     def _check_default(self) -> None:
@@ -115,7 +127,7 @@ class StoreSpec(Generic[K, V]):
 
 
 def changelog_topic(app: str, store: str) -> str:
-    """The name of the topic that is the changelog of a store.
+    """Return the name of a store's changelog topic.
 
     >>> changelog_topic("flights", "totals")
     'flights-totals-changelog'
@@ -124,7 +136,7 @@ def changelog_topic(app: str, store: str) -> str:
 
 
 def store_of(app: str, changelog: str) -> str:
-    """The name of the store whose changelog a topic is.
+    """Return the name of the store to which a changelog topic belongs.
 
     >>> store_of("flights", "flights-totals-changelog")
     'totals'

@@ -1,24 +1,25 @@
-"""One partition of a store, as a task uses it: typed, transactional, restored from a changelog.
+"""One partition of a store as a task uses it: typed, transactional, restored from a changelog.
 
-`open_store` shows the stack in one expression. From the top:
+`open_store` shows the layers in one expression. From the top:
 
-    PartitionStore   Python objects in, Python objects out
-    Cache            values at hand, committed and changed
-    Dirty            which of them the running transaction changed, with an undo log
-    Changelogged     committed changes that wait for a checkpoint
-    Engine           everything up to the last checkpoint, and its changelog position
+    PartitionStore   Python objects for keys and values
+    KeyCache         cached values, committed and changed
+    DirtyKeys        keys changed by the running transaction, with an undo log
+    Changelogged     committed changes that are not checkpointed yet
+    Engine           everything up to the last checkpoint, with its changelog position
 
-The worker's part, once for each record and once for each commit:
+The worker makes these calls for each record and for each commit:
 
     mark = store.mark()  and  store.rollback(mark)   before the handler, and if it raised
     batch = store.drain()                            append it to the changelog, in the transaction
     store.committed(end)  or  store.discard()        the transaction committed, or aborted
     store.checkpoint()  if  store.needs_checkpoint
 
-A scan shows the store as it was when the scan was asked for, the running record's own changes
-included; what changes while it runs it does not show. Changing during a scan is allowed.
+A scan shows the store as of the call that started it, including earlier changes of the running
+record. Changes made during the scan are allowed, and do not appear in it.
 
-A store belongs to its task's thread; `checkpoint` may run on another, what `reader` gives on any.
+A store is used by the thread of its task. `checkpoint` may run on another thread, and the object
+that `reader` returns works on any.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from strandline.statestore.keys import Never, key_codec
 from strandline.statestore.no_len import NoLen
 from strandline.statestore.ordered import FIRST_KEY
 from strandline.statestore.reader import CommittedReader
-from strandline.statestore.restore import OPEN_S, OnProgress, Restored, restore
+from strandline.statestore.restore import TRANSACTION_WAIT_S, OnProgress, Restored, restore
 from strandline.statestore.spec import UNSET, StoreSpec
 from strandline.statestore.values import DELETED, UNSHARED, Expiry, Packed, ValueCodec
 
@@ -64,13 +65,23 @@ def open_store(
     counters: StoreCounters | None = None,
     expiry: Expiry | None = None,
 ) -> PartitionStore[K, V]:
-    """One partition of a store, its engine in `folder` (not needed in memory).
+    """Open one partition of a store.
 
-    `now` is the time in ms that a time to live is counted in, by default the clock's.
-    `lock_timeout` is how many seconds another holder of the folder is waited for. An open `engine`
-    takes the place of the one that the spec names. `counters` are those of the store, if its
-    partitions count together. `expiry` is what is recorded for it (`statestore.declaration`).
-    Raises FutureFormat, StorageFailed, DiskFull.
+    Args:
+        spec: Declaration of the store.
+        folder: Folder of the engine's files; not needed in memory.
+        clock: Source of time; the system's clock by default.
+        now: Returns the time in ms against which values expire; that of `clock` by default.
+        lock_timeout: Seconds to wait for another holder of the folder's lock.
+        engine: Open engine to use instead of the one that the spec names.
+        counters: Counters shared by the partitions of the store.
+        expiry: Where stored values carry an expiry, as recorded in the log
+            (`statestore.declaration`).
+
+    Raises:
+        FutureFormat: A newer version has written the files.
+        StorageFailed: The engine cannot be opened.
+        DiskFull: The disk is full.
 
     >>> store = open_store(StoreSpec("n", key=str, value=int, default=0, engine="memory"))
     >>> store["LHR"] += 1
@@ -137,7 +148,8 @@ class PartitionStore(NoLen, Generic[K, V]):
         self._last_checkpoint = clock.monotonic()
         given = spec.default
         self._default_value = given if given is UNSET else values.as_put(given)
-        # What a hot get and put need, here and in the framework's handle, an attribute each.
+        # Everything that the fast paths of get and put need, here and in the framework's handle,
+        # is one attribute away. The lists and the dict stay the same objects for the store's life.
         self.young: dict[Any, Any] = cache.young
         self.changed: list[Any] = dirty.changed
         self.puts: list[Any] = dirty.put
@@ -152,7 +164,7 @@ class PartitionStore(NoLen, Generic[K, V]):
     @overload
     def get(self, key: K, default: D) -> V | D: ...
     def get(self, key: K, default: Any = UNSET) -> Any:
-        """The value of a key; else `default`, else the store's own default, else None.
+        """Return the value of a key; else `default`, else the store's own default, else None.
 
         Raises InvalidRecord for a key that is not of the declared type.
         """
@@ -171,7 +183,7 @@ class PartitionStore(NoLen, Generic[K, V]):
         return self._default(None) if default is UNSET else default
 
     def __getitem__(self, key: K) -> V:
-        """The value of a key; else the store's default. Raises KeyError if it has none."""
+        """Return the value of a key, else the store's default. Raises KeyError if it has none."""
         if type(key) is not self.exact:
             key = self._admit(key)
             if self._sample is not None:
@@ -189,9 +201,11 @@ class PartitionStore(NoLen, Generic[K, V]):
         return value  # type: ignore[no-any-return]
 
     def put(self, key: K, value: V) -> None:
-        """Set the value of a key; `store[key] = value` does the same.
+        """Set the value of a key, as `store[key] = value` does.
 
-        Raises InvalidRecord if key or value are not of the declared types, TypeError for None.
+        Raises:
+            InvalidRecord: Key or value are not of the declared types.
+            TypeError: The value is None.
         """
         if type(key) is not self.exact:
             key = self._admit(key)
@@ -203,12 +217,12 @@ class PartitionStore(NoLen, Generic[K, V]):
     __setitem__ = put
 
     def delete(self, key: K) -> None:
-        """Remove a key, if it is there."""
+        """Remove a key if it exists."""
         self._writable()
         self._remove(self._admit(key))
 
     def __delitem__(self, key: K) -> None:
-        """Remove a key. Raises KeyError if it is not there."""
+        """Remove a key. Raises KeyError if it does not exist."""
         if key not in self:
             raise KeyError(key)
         self.delete(key)
@@ -217,14 +231,14 @@ class PartitionStore(NoLen, Generic[K, V]):
         return self.get(key, UNSHARED) is not UNSHARED
 
     def put_if_absent(self, key: K, value: V) -> V | None:
-        """Set the value of a key that has none; return the one it has otherwise."""
+        """Set the value of a key that has none and return None; else return its value."""
         found = self.get(key, None)
         if found is None:
             self.put(key, value)
         return found
 
     def get_many(self, keys: Iterable[K]) -> dict[K, V]:
-        """The values of those keys that have one; the engine is asked once for all."""
+        """Return the values of the keys that have one; the engine reads all keys in one call."""
         wanted = [self._admit(key) for key in keys]
         cold = [key for key in wanted if key not in self.young]
         encoded = [self._keys.encode(key) for key in cold]
@@ -235,9 +249,10 @@ class PartitionStore(NoLen, Generic[K, V]):
         return {key: value for key, value in values if value is not UNSHARED}
 
     def edit(self, key: K) -> Edit[K, V]:
-        """Change a mutable value in place; it is put back when the block ends without error.
+        """Return a context manager to change a mutable value in place.
 
-        A key without a value begins with the store's default; KeyError if it has none.
+        The value is put when the block ends without an error. A key without a value starts with the
+        store's default. Raises KeyError if there is no default.
 
         >>> spec = StoreSpec("seen", value=list[str], default_factory=list, engine="memory")
         >>> store = open_store(spec)
@@ -251,42 +266,50 @@ class PartitionStore(NoLen, Generic[K, V]):
     def range(
         self, lower: K | None = None, upper: K | None = None, *, reverse: bool = False
     ) -> Iterator[tuple[K, V]]:
-        """Entries from `lower` up to but without `upper`, in the order of the keys.
+        """Return an iterator of the entries from `lower` to `upper`, in the order of the keys.
 
-        None is no limit. Of tuple keys the leading elements are enough. `reverse` begins with
-        the last. See the module's docstring for changes during a scan.
+        The module's docstring describes changes during a scan.
+
+        Args:
+            lower: First key; None for no limit. Of a tuple key, leading elements are enough.
+            upper: End of the range (exclusive); None for no limit. As for `lower`.
+            reverse: True to begin with the last entry.
         """
         first = FIRST_KEY if lower is None else self._keys.bound(lower)
         last = None if upper is None else self._keys.bound(upper)
         return self._scan(first, last, reverse)
 
     def prefix(self, prefix: Any, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
-        """Entries whose key begins with `prefix`: a str, bytes, or a tuple's first elements."""
+        """Return an iterator of the entries whose key begins with `prefix`.
+
+        The prefix is a str, bytes, or a tuple with the first elements of tuple keys.
+        """
         first, last = self._keys.prefix(prefix)
         return self._scan(first, last, reverse)
 
     def all(self, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
-        """All entries, in the order of the keys."""
+        """Return an iterator of all entries, in the order of the keys."""
         return self.range(reverse=reverse)
 
     def reverse(self, lower: K | None = None, upper: K | None = None) -> Iterator[tuple[K, V]]:
-        """`range` from its last entry to its first."""
+        """Return an iterator of the entries of `range(lower, upper)`, the last one first."""
         return self.range(lower, upper, reverse=True)
 
     def approximate_num_entries(self) -> int:
-        """About how many keys there are; each change that waits counts as one."""
+        """Return the approximate number of keys; each pending change counts as one more key."""
         return self._committed.approximate_num_entries() + len(self._dirty.latest())
 
     # What the worker uses ---------------------------------------------------------------
 
     def mark(self) -> int:
-        """Where the undo log stands; `rollback` goes back to it."""
+        """Return the length of the undo log, to which `rollback` can go back."""
         return len(self.changed)
 
     @contextmanager
     def sampled(self) -> Iterator[None]:
-        """Count each look-up in this block: it then costs several times what it costs otherwise."""
-        self._sample, self.exact = Sample(), Never  # so that none of them takes the shortest way
+        """Count each look-up in this block, where it costs several times as much as outside."""
+        # No key is of type Never, so no look-up takes the fast path, which does not count.
+        self._sample, self.exact = Sample(), Never
         try:
             yield
         finally:
@@ -294,18 +317,19 @@ class PartitionStore(NoLen, Generic[K, V]):
             self._sample, self.exact = None, self._keys.exact
 
     def rollback(self, mark: int) -> None:
-        """Undo everything changed since `mark`: the handler of that record raised."""
+        """Undo all changes since `mark`, because the handler of that record has raised."""
         earlier, unchanged = self._dirty.rollback(mark)
         self.young.update(earlier)
         if unchanged:
-            self._committed.fold()  # where they are looked up from now on
+            # These keys leave the cache, so their next look-up must find the loose batches too.
+            self._committed.fold()
             self._cache.forget(unchanged)
 
     def drain(self) -> ChangelogBatch | None:
-        """What has changed since the last commit, for the changelog; None if nothing has.
+        """Return the changes since the last commit, for the changelog; None if there are none.
 
-        From here to `committed` or `discard` the store can be read but not changed. Expired
-        values are removed with it. Repeated, it gives the same.
+        Expired values are removed by it. Until `committed` or `discard` is called, the store can be
+        read but not changed, and another call returns the same batch.
         """
         if self._drained is not None:
             return self._drained
@@ -322,37 +346,42 @@ class PartitionStore(NoLen, Generic[K, V]):
     def committed(
         self, end_offset: int, leader_epoch: int | None = None, incarnation: str = ""
     ) -> None:
-        """What `drain` gave is committed, durably, in `leader_epoch` by `incarnation`.
+        """Note that the batch from `drain` is committed durably, and keep its changes.
 
-        `end_offset` lies behind the last of it, and no further than the end of the transaction."""
+        Args:
+            end_offset: Changelog offset after the batch (exclusive end), at most the end of the
+                transaction.
+            leader_epoch: Leader epoch in which it was written; None if unknown, as on Kafka.
+            incarnation: Opening of the log that wrote it (`changelog.history`).
+        """
         position = later(self.position or _NOWHERE, end_offset, leader_epoch, incarnation)
         if self._drained is None:
             self._committed.advance(position)
         else:
             self._committed.apply(self._drained, position)
-            self._values.settle(self.young, self._dirty.latest())
-            self._cache.settle(self._drained.nbytes // len(self._drained))
+            self._values.finalize(self.young, self._dirty.latest())
+            self._cache.finalize(self._drained.nbytes // len(self._drained))
         self._begin()
         self._age()
 
     def discard(self) -> None:
-        """Forget all changes since the last commit: the transaction was aborted."""
+        """Undo all changes since the last commit, because the transaction was aborted."""
         self.rollback(0)
         self._begin()
 
     @property
     def needs_commit(self) -> bool:
-        """Whether the uncommitted changes take more memory than they should."""
+        """True if the uncommitted changes exceed the limit `dirty_bytes`."""
         return self.uncommitted_bytes > self.spec.limits.dirty_bytes
 
     @property
     def uncommitted_bytes(self) -> int:
-        """About how much memory the uncommitted changes take."""
+        """Approximate bytes of memory that the uncommitted changes use."""
         return self._dirty.nbytes + _CHANGE_BYTES * len(self.changed)
 
     @property
     def needs_checkpoint(self) -> bool:
-        """Whether committed changes wait for the engine in too great a number, or too long."""
+        """True if committed changes exceed `overlay_bytes`, or have waited for the interval."""
         limits = self.spec.limits
         if self._committed.pending_bytes == 0:
             return False
@@ -360,31 +389,33 @@ class PartitionStore(NoLen, Generic[K, V]):
         if waited_ms >= limits.checkpoint_interval_ms:
             return True
         if self._committed.pending_bytes > limits.overlay_bytes:
-            self._committed.fold()  # of a key that changes often only the last value counts
+            # Folding keeps only the last value of each key, which may be enough.
+            self._committed.fold()
         return self._committed.pending_bytes > limits.overlay_bytes
 
     def checkpoint(self) -> int:
-        """Move committed changes to the engine; return how many keys that were.
+        """Move committed changes to the engine; return the number of keys.
 
-        Raises StorageFailed, DiskFull: the changes then wait on, and it may be tried again.
+        Raises StorageFailed or DiskFull. The changes then stay in memory, and the call may be
+        repeated.
         """
         moved = self._committed.checkpoint()
         self._last_checkpoint = self._clock.monotonic()
         return moved
 
     def sizes(self) -> StoreSizes:
-        """How large it is; may be asked from any thread. Raises what the engine does."""
+        """Return the sizes of the store. Thread-safe. Raises the engine's errors."""
         committed = self._committed
         entries, disk_bytes = committed.num_entries_unfolded(), committed.engine.disk_bytes()
         return StoreSizes(entries, disk_bytes, self.uncommitted_bytes, committed.pending_bytes)
 
     @property
     def position(self) -> StorePosition | None:
-        """Up to where of its changelog the committed state reaches; None before a restore."""
+        """Changelog position that the committed state has reached; None before a restore."""
         return self._committed.position
 
     def reader(self) -> CommittedReader:
-        """What reads the committed state of it, for other threads."""
+        """Return a reader of the committed state that other threads can use."""
         return CommittedReader(self._committed, self._values)
 
     def restore(
@@ -393,22 +424,22 @@ class PartitionStore(NoLen, Generic[K, V]):
         changelog: TopicPartition,
         progress: OnProgress | None = None,
         *,
-        wait: float = OPEN_S,
+        wait: float = TRANSACTION_WAIT_S,
     ) -> Restored:
-        """Bring the state up to what is committed in the changelog; see `statestore.restore`."""
+        """Replay what is committed in the changelog and missing here; see `statestore.restore`."""
         self.discard()
-        self._cool()
+        self._clear_cache()
         return restore(self._committed, broker, changelog, progress, clock=self._clock, wait=wait)
 
     def close(self) -> None:
-        """Let go of the engine; scans end. What was not committed is gone."""
+        """Close the engine and end open scans; uncommitted changes are lost."""
         self.discard()
         self._committed.close()
 
     # Helpers ----------------------------------------------------------------------------
 
     def _load(self, key: Any) -> Any:
-        """The held value of a key that is not in the young generation."""
+        """Return the held value of a key that is not in the young generation."""
         held = self._cache.recall(key)
         if held is None:
             name = self._keys.encode(key)
@@ -417,6 +448,7 @@ class PartitionStore(NoLen, Generic[K, V]):
         return held
 
     def _remember(self, key: Any, name: bytes, data: bytes | None) -> Any:
+        """Add a value read from the committed state to the cache, and count the miss."""
         self._counters.misses += 1
         if self._sample is not None:
             self._sample.misses += 1
@@ -425,13 +457,14 @@ class PartitionStore(NoLen, Generic[K, V]):
         return held
 
     def _age(self) -> None:
-        """Drop values if too many are at hand."""
+        """Drop old values from the cache if it is full."""
         if self._cache.is_full:
-            self._committed.fold()  # whose look-ups count on the keys being at hand
+            # Look-ups skip loose batches, which is correct only while the cache has their keys.
+            self._committed.fold()
             self._cache.age(self._dirty.latest())
 
-    def _cool(self) -> None:
-        """Drop all values at hand; nothing may be uncommitted."""
+    def _clear_cache(self) -> None:
+        """Drop all values from the cache. There must be no uncommitted changes."""
         self._committed.fold()
         self._cache.clear()
 
@@ -447,6 +480,7 @@ class PartitionStore(NoLen, Generic[K, V]):
             raise InvalidRecord(f"store {self.spec.name!r}: {error}") from error
 
     def _hold(self, value: Any) -> Any:
+        """Return the form in which a put value is held, and count its bytes."""
         self._writable()
         try:
             held = self._values.hold(value)
@@ -457,6 +491,7 @@ class PartitionStore(NoLen, Generic[K, V]):
         return held
 
     def _writable(self) -> None:
+        """Raise InvalidTxnState between `drain` and the end of the commit."""
         if self._drained is not None:
             raise InvalidTxnState(
                 f"store {self.spec.name!r} cannot be changed while its commit is under way; "
@@ -487,6 +522,7 @@ class PartitionStore(NoLen, Generic[K, V]):
                 self._remove(key)
 
     def _begin(self) -> None:
+        """Begin a transaction without changes."""
         self._dirty.clear()
         self._drained = None
         self.unchecked = self._values.unchecked
@@ -497,4 +533,4 @@ AnyStore = PartitionStore[Any, Any]
 _NOWHERE, _CHANGE_BYTES = (
     StorePosition("", 0, 0),
     200,
-)  # bytes of an entry, its undo record, a short key and a small value
+)  # approximate bytes of an entry, its undo record, a short key and a small value

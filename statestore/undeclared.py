@@ -1,8 +1,9 @@
-"""Stores from before declarations were recorded: does what is there fit what is declared?
+"""Check of stores that are older than recorded declarations against the app's declaration.
 
-The oldest and the newest records of each partition are decoded. If one does not fit, the whole
-partition is folded and every value that it has is decoded, because that record may be replaced or
-deleted by now. So a store that fits costs little, and one that is refused is refused for what it has.
+The oldest and the newest records of each partition are decoded. If one of them does not fit, the
+whole partition is folded and every current value is decoded, because that record may be replaced
+or deleted by now. So the check is cheap for a store that fits, and a store is refused only for
+current values.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from strandline.statestore.store import open_store
 from strandline.statestore.values import ValueCodec
 
 SAMPLE_OFFSETS = 1_000
-"""How many of the oldest and of the newest offsets of a partition are looked at."""
+"""Number of the oldest, and of the newest, offsets of a partition whose records are decoded."""
 FETCH_BYTES = 1 << 20
+"""Maximum bytes of one fetch."""
 
 
 def is_empty(broker: Broker, changelog: str, partitions: int) -> bool:
-    """Return whether a changelog has no records, so that nothing is stored under any declaration."""
+    """Return True if a changelog has no records, so that no declaration applies to any."""
     all_of_it = [TopicPartition(changelog, number) for number in range(partitions)]
     ends = broker.offsets(all_of_it)
     return all(end.high_watermark <= end.log_start for end in ends.values())
@@ -37,7 +39,7 @@ def is_empty(broker: Broker, changelog: str, partitions: int) -> bool:
 def misfits(
     spec: AnySpec, broker: Broker, changelog: str, partitions: int, clock: Clock
 ) -> str | None:
-    """Return why something that is stored cannot be read as declared; None if nothing was found."""
+    """Return why a stored key or value cannot be read as declared; None if all sampled ones can."""
     for number in range(partitions):
         tp = TopicPartition(changelog, number)
         fit = _Fit(spec)
@@ -49,7 +51,7 @@ def misfits(
 
 
 class _Fit:
-    """Whether stored entries are of a declaration."""
+    """Check of stored entries against a declaration."""
 
     def __init__(self, spec: AnySpec) -> None:
         self.expiry = undeclared(declaration_of(spec)).expiry
@@ -57,7 +59,7 @@ class _Fit:
         self._values = ValueCodec(spec.value, spec.name, ttl_ms=spec.ttl_ms, expiry=self.expiry)
 
     def reason(self, key: bytes, data: bytes) -> str | None:
-        """Return why an entry does not fit."""
+        """Return why an entry does not fit the declaration; None if it does."""
         try:
             self._keys.admit(self._keys.decode(key))
             self._values.loads(data)
@@ -67,7 +69,7 @@ class _Fit:
 
 
 def _sample(broker: Broker, tp: TopicPartition) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values among the oldest and the newest records."""
+    """Yield keys and values of the oldest and the newest records, without deletions."""
     ends = broker.offsets([tp])[tp]
     newest = max(ends.log_start, ends.last_stable_offset - SAMPLE_OFFSETS)
     oldest_end = min(newest, ends.log_start + SAMPLE_OFFSETS)

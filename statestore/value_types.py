@@ -1,23 +1,23 @@
-"""Types of values as plain data, and which of them can read what another one has written.
+"""Value types as plain data, and the rule that decides which type can read the values of another.
 
-A description says what the MessagePack of a type looks like: the structure of fields, not the
-names of classes. It is recorded with a store's changelog, so that a program that declares another
-type can be compared with what is stored.
+A description contains the structure of a type's MessagePack: the structure of fields, not the names
+of classes. It is recorded with a store's changelog, so that the type declared by another program
+can be compared with the stored values.
 
 A node is a dict with `is`: a scalar's name ("int", "str", "datetime" …), "any", "none", "list",
-"tuple", "dict", "union", "literal", "custom", or "object" for a class with fields. Objects stand in
-a table of their own, because a class may contain itself.
+"tuple", "dict", "union", "literal", "custom", or "object" for a class with fields. Objects are in a
+separate table, because a class may contain itself.
 
-`unreadable` applies the rule. A new type reads the values of an old one if each of them decodes,
+`unreadable` applies the rule. A new type can read the values of an old one if each value decodes
 and nothing of it is dropped:
 
-- fields: all old ones are there with types that read them; new ones have defaults;
-- unions and literals: may gain members; anything may become Any;
-- collections: by their items; list, set and tuple[T, ...] may become list or tuple[T, ...];
-- limits (`msgspec.Meta`): may be taken away, not added;
-- everything else must be the same. An int does not become a float: beyond 2**53 it would change.
+- fields: all old fields exist and have types that read them; new fields have defaults;
+- unions and literals: may gain members; every type may become Any;
+- collections: as their items; list, set and tuple[T, ...] may become list or tuple[T, ...];
+- limits (`msgspec.Meta`): may be removed, not added;
+- everything else must be the same. An int may not become a float, which changes ints over 2**53.
 
-The default of a field that stored values may lack must stay as it was.
+The default of a field that stored values may lack must not change.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ MISSING = object()
 
 
 class TypeDescription(msgspec.Struct, omit_defaults=True):
-    """A type of values: its root node, and the classes that it contains."""
+    """Description of a value type: its root node, and the classes that it contains."""
 
     root: Node
+    """Node of the type itself."""
     objects: dict[str, Node] = {}
+    """Nodes of the classes with fields, by name."""
 
 
 def described_type(declared: Any) -> TypeDescription:
@@ -53,7 +55,7 @@ def described_type(declared: Any) -> TypeDescription:
 
 
 class _Describing:
-    """Walks through one type."""
+    """Builds the description of one type."""
 
     def __init__(self) -> None:
         self._objects: dict[str, Node] = {}
@@ -119,23 +121,22 @@ class _Describing:
 
 
 def unreadable(new: TypeDescription, old: TypeDescription, *, dropping: bool = False) -> str | None:
-    """Return why values of the type `old` cannot all be read as `new`; None if they can.
+    """Return why some values of the type `old` cannot be read as `new`; None if all can.
 
-    With `dropping` fields that `new` does not have may be left out, as a reader may that writes nothing.
-
-    Fields of `new` that values of `old` lack are marked in it (`may_lack`): their defaults must not
-    change from now on.
+    With `dropping`, `new` may lack fields of `old`, which is safe for a reader that never writes.
+    Fields of `new` that values of `old` lack are marked in it (`may_lack`), because their defaults
+    must not change from now on.
 
     >>> unreadable(described_type(int | None), described_type(int)) is None
     True
     >>> unreadable(described_type(str), described_type(int))
     'a value is int, and is declared as str'
     """
-    return _Comparing(new.objects, old.objects, dropping).why_not(new.root, old.root, "a value")
+    return _Comparing(new.objects, old.objects, dropping).mismatch(new.root, old.root, "a value")
 
 
 class _Comparing:
-    """Compares two descriptions; a pair of classes that contain themselves is taken for equal."""
+    """Compares two descriptions. Each pair of classes is compared once: they may be recursive."""
 
     def __init__(self, new: Mapping[str, Node], old: Mapping[str, Node], dropping: bool) -> None:
         self._dropping = dropping
@@ -143,14 +144,14 @@ class _Comparing:
         self._old = old
         self._compared: set[tuple[str, str]] = set()
 
-    def why_not(self, new: Node, old: Node, where: str) -> str | None:
-        """Return why `new` does not read `old`."""
+    def mismatch(self, new: Node, old: Node, where: str) -> str | None:
+        """Return why `new` cannot read `old`; None if it can. Messages call the node `where`."""
         if new["is"] in ("any", "raw"):
             return None
         if old["is"] == "union":
-            return next(filter(None, (self.why_not(new, one, where) for one in old["of"])), None)
+            return next(filter(None, (self.mismatch(new, one, where) for one in old["of"])), None)
         if new["is"] == "union":
-            reasons = [self.why_not(one, old, where) for one in new["of"]]
+            reasons = [self.mismatch(one, old, where) for one in new["of"]]
             return None if None in reasons else self._differs(new, old, where)
         if old["is"] == "literal":
             fits = all(_of_literal(new, value) for value in old["values"])
@@ -165,14 +166,14 @@ class _Comparing:
 
     def _alike(self, new: Node, old: Node, where: str) -> str | None:
         if new["is"] == "dict":
-            inner = self.why_not(new["keys"], old["keys"], f"a key in {where}")
-            inner = inner or self.why_not(new["values"], old["values"], f"an entry of {where}")
+            inner = self.mismatch(new["keys"], old["keys"], f"a key in {where}")
+            inner = inner or self.mismatch(new["values"], old["values"], f"an entry of {where}")
             return inner or self._limited(new, old, where)
         if new["is"] == "tuple":
             if len(new["items"]) != len(old["items"]):
                 return self._differs(new, old, where)
             pairs = zip(new["items"], old["items"], strict=True)
-            return self._first(self.why_not(*pair, f"an item of {where}") for pair in pairs)
+            return self._first(self.mismatch(*pair, f"an item of {where}") for pair in pairs)
         if "items" in new:
             return self._items(new, old, where)
         if new.get("name") != old.get("name"):
@@ -181,7 +182,7 @@ class _Comparing:
 
     def _items(self, new: Node, old: Node, where: str) -> str | None:
         olds: Sequence[Node] = old["items"] if old["is"] == "tuple" else [old["items"]]
-        inner = (self.why_not(new["items"], one, f"an item of {where}") for one in olds)
+        inner = (self.mismatch(new["items"], one, f"an item of {where}") for one in olds)
         return self._first(inner) or self._limited(new, old, where)
 
     def _limited(self, new: Node, old: Node, where: str) -> str | None:
@@ -209,7 +210,7 @@ class _Comparing:
             if now is None:
                 yield f"field {name!r} is not declared any more"
                 continue
-            yield self.why_not(now["type"], was["type"], f"field {name!r}")
+            yield self.mismatch(now["type"], was["type"], f"field {name!r}")
             if "default" in was and "default" not in now:
                 yield f"field {name!r} has no default any more, and values may lack it"
             if was.get("may_lack"):
@@ -234,7 +235,7 @@ class _Comparing:
 
 
 def is_well_formed(description: TypeDescription) -> bool:
-    """Return whether a description that was read is one, so that the others here can go through it."""
+    """Return True if a decoded description is valid, so that the functions here can traverse it."""
     fields = (node.get("fields") for node in description.objects.values())
     try:
         nodes = [field["type"] for each in fields for field in each.values()]  # type: ignore[union-attr]
@@ -259,7 +260,7 @@ def _is_node(node: Node, objects: Mapping[str, Node]) -> bool:
 
 
 def misfit(description: TypeDescription, value: Any) -> str | None:
-    """Return why plain MessagePack data is no value of a type; None if it is one.
+    """Return why decoded MessagePack data is no value of a type; None if it is one.
 
     >>> misfit(described_type(dict[str, int]), {"a": "x"})
     "an entry is 'x', not int"
@@ -311,7 +312,7 @@ def _object_misfit(node: Node, objects: Mapping[str, Node], value: Any, where: s
 
 
 def shown(node: Node) -> str:
-    """Return a node as a type is written, for messages.
+    """Return a node as a type expression, for messages.
 
     >>> shown(described_type(dict[str, int | None]).root)
     'dict[str, int | None]'
@@ -345,7 +346,7 @@ def _limits(info: Any) -> Node:
 
 
 def _plain(value: Any) -> Any:
-    """Return a default as JSON has it; of an object that has no such form, its text."""
+    """Return a default in its JSON form; the `repr` of an object that has none."""
     try:
         return msgspec.json.decode(msgspec.json.encode(value))
     except (TypeError, msgspec.MsgspecError):

@@ -1,20 +1,21 @@
-"""How a store holds its values, so that readers cannot change each other's.
+"""Forms in which a store holds its values, so that readers cannot change each other's.
 
-A value of an immutable type is held as the object itself and shared by all readers. Any other
-is held as its bytes and decoded afresh for each reader. In either case what is held is what
-the bytes say: a value is encoded and decoded once when it is put, so one that could not come
-back after a restart is refused there and then. Only exact int, float and bool go unchecked,
-as every one of them can be encoded.
+A value of an immutable type is held as the object itself and shared by all readers. Any other value
+is held as its bytes and decoded for each reader. A value is encoded and decoded once when it is
+put, so a value that could not be read after a restart is refused at once, and the held object
+equals the stored bytes. Only values that are exactly int, float or bool skip this check, because
+all of them can be encoded.
 
 In a store with a time to live a stored value begins with C1 and 8 bytes of expiry time (ms since
-the epoch, big-endian; 0: never). It is part of the value, so a restore finds the same. Which
-values of a store begin so is recorded with its declaration (`statestore.declaration`):
+the epoch, big-endian; 0: never). It is part of the value, so a restore finds it too. The set of
+values that begin with an expiry is recorded with the store's declaration
+(`statestore.declaration`):
 
     none      no value
-    marked    those whose first byte is C1, which MessagePack never uses
-    always    every value: bytes, and what a serde writes, may begin with any byte
+    marked    values whose first byte is C1, which MessagePack never uses
+    always    every value, because bytes and a serde's output may begin with any byte
 
-What a store has written and cannot decode is `CorruptLog`: it is never a record's fault.
+A stored value that cannot be decoded raises `CorruptLog`, because no input record causes that.
 """
 
 from __future__ import annotations
@@ -38,26 +39,28 @@ from strandline.statestore.serdes import (
 )
 
 Expiry = Literal["none", "marked", "always"]
-"""Which stored values begin with their expiry."""
+"""Set of stored values that begin with their expiry."""
 
 
 class Packed(msgspec.Struct, frozen=True, gc=False):
-    """A value held with, or only as, its bytes."""
+    """Value held as its bytes, with or without its object."""
 
     data: bytes | None
-    """As stored; None is a deletion."""
+    """Stored bytes; None is a deletion."""
     shared: Any
-    """The immutable object, or `UNSHARED`: decode it for each reader."""
+    """Immutable object shared by all readers; `UNSHARED` if each reader decodes the bytes."""
     expires: int = 0
-    """When it expires, in ms since the epoch; 0 is never."""
+    """Expiry in ms since the epoch; 0 is never."""
 
 
 UNSHARED: Any = object()
+"""Marks the absence of a shared object, and of a value."""
 DELETED = Packed(None, UNSHARED)
+"""Held form of a deletion."""
 
 
 class ValueCodec:
-    """Between the objects of one declared type, the form they are held in, and bytes."""
+    """Converts values of one declared type between objects, the form that is held, and bytes."""
 
     def __init__(
         self,
@@ -68,7 +71,16 @@ class ValueCodec:
         now: Callable[[], int] | None = None,
         expiry: Expiry | None = None,
     ) -> None:
-        """`store` is its name, for messages. `expiry` is what is recorded for it, by default that of a new one."""
+        """Make the codec of a store's values.
+
+        Args:
+            declared: Declared type of the values, or a serde.
+            store: Name of the store, for messages.
+            ttl_ms: Milliseconds after which a value expires; None for never.
+            now: Returns the time in ms against which values expire.
+            expiry: Set of stored values that begin with an expiry, as recorded for the store; by
+                default that of a new store.
+        """
         self.declared = declared
         self.store = store
         self.serde: Serde[Any] = value_serde(declared)
@@ -76,7 +88,7 @@ class ValueCodec:
         is_messagepack = isinstance(self.serde, MessagePack | TypedMessagePack)
         own: Expiry = "none" if ttl_ms is None else "marked" if is_messagepack else "always"
         self.expiry: Expiry = own if expiry is None else expiry
-        self._is_told_always = self.expiry == "always"
+        self._always_has_expiry = self.expiry == "always"
         self._has_expiry = self.expiry != "none"
         self._now = now
         self._untyped = declared in (None, Any, object)
@@ -85,13 +97,13 @@ class ValueCodec:
         )
         plain = int if self._untyped else declared
         self.unchecked: type = plain if plain in (int, float, bool) and not ttl_ms else Never
-        """Objects of exactly this type may be held without asking `hold`."""
+        """Type whose objects are held as they are, without a call of `hold`."""
         is_type = isinstance(plain, type) and (self.immutable or self._untyped)
         self.plain: type = plain if is_type and not ttl_ms else Never
-        """Held objects of exactly this type are the values themselves."""
+        """Type whose held objects are the values themselves."""
 
     def hold(self, value: Any) -> Any:
-        """The form in which a value that was put is held. Raises InvalidRecord, TypeError."""
+        """Return the form in which a put value is held. Raises InvalidRecord, TypeError."""
         if value is None:
             raise TypeError("None is no value of a store; to remove a key use `del store[key]`")
         if self._untyped and type(value) in (float, bool) and not self.ttl_ms:
@@ -105,18 +117,18 @@ class ValueCodec:
                 f"({type(value).__name__}); {error.__cause__ or error}"
             ) from error
         shared = back if self.immutable or type(back) in _SCALARS else UNSHARED
-        if self.ttl_ms is None and not self._is_told_always:
+        if self.ttl_ms is None and not self._always_has_expiry:
             return Packed(data, shared)
         expires = NEVER if self.ttl_ms is None else self.now() + self.ttl_ms
         return Packed(framed(data, expires), shared, expires)
 
     def as_put(self, value: Any) -> Any:
-        """Return what a reader gets back of a value that was put. Raises as `hold` does."""
+        """Return a put value as a reader gets it, encoded and decoded. Raises InvalidRecord."""
         return self.serde.loads(self.serde.dumps(value))
 
-    def settle(self, entries: dict[Any, Any], keys: Iterable[Any]) -> None:
-        """Let those entries be held as they stay once committed: without spare bytes."""
-        if self.unchecked is self.declared or self._is_told_always:
+    def finalize(self, entries: dict[Any, Any], keys: Iterable[Any]) -> None:
+        """Hold committed entries with a shared object as that object alone, without their bytes."""
+        if self.unchecked is self.declared or self._always_has_expiry:
             return
         for key in keys:
             held = entries[key]
@@ -124,7 +136,7 @@ class ValueCodec:
                 entries[key] = held.shared
 
     def dump_all(self, entries: list[Any]) -> pa.Array:
-        """The stored bytes of held values as a column; a deletion is a null."""
+        """Return the stored bytes of held values as a column; a deletion is a null."""
         if self.unchecked is int and set(map(type, entries)) == {int}:
             with contextlib.suppress(OverflowError):
                 return pack_ints(entries)
@@ -133,36 +145,36 @@ class ValueCodec:
         return pa.array(data, pa.binary())
 
     def dumps(self, held: Any) -> bytes | None:
-        """The stored bytes of a held value; None is a deletion."""
+        """Return the stored bytes of a held value; None for a deletion."""
         return held.data if type(held) is Packed else self.serde.dumps(held)
 
     def held(self, data: bytes) -> Any:
-        """Return stored bytes in the form in which they are held. Raises CorruptLog."""
+        """Return the held form of stored bytes. Raises CorruptLog."""
         body, expires = split(data, self.expiry) if self._has_expiry else (data, 0)
         if self.immutable or self._untyped:
             try:
                 value = self.serde.loads(body)
             except Exception as error:
-                self._blame(error)
+                self._raise_undecodable(error)
             if self.immutable or type(value) in _SCALARS:
                 return Packed(data, value, expires) if expires else value
         return Packed(data, UNSHARED, expires)
 
     def loads(self, data: bytes) -> Any:
-        """Return the value of stored bytes, for one reader. Raises CorruptLog."""
+        """Decode the value of stored bytes for one reader. Raises CorruptLog."""
         body = split(data, self.expiry)[0] if self._has_expiry else data
         try:
             return self.serde.loads(body)
         except Exception as error:
-            self._blame(error)
+            self._raise_undecodable(error)
 
     def body(self, data: bytes) -> bytes | None:
-        """Of stored bytes those of the value itself; None if it has expired."""
+        """Return the bytes of the value itself, without its expiry; None if it has expired."""
         body, expires = split(data, self.expiry)
         return None if expires and expires <= self.now() else body
 
     def value(self, held: Any) -> Any:
-        """A held value for one reader; `UNSHARED` if it was deleted or has expired."""
+        """Return a held value for one reader; `UNSHARED` if it was deleted or has expired."""
         if type(held) is not Packed:
             return held
         if held.data is None or (held.expires and held.expires <= self.now()):
@@ -170,34 +182,34 @@ class ValueCodec:
         return self.loads(held.data) if held.shared is UNSHARED else held.shared
 
     def expired(self, data: bytes) -> bool:
-        """Return whether stored bytes have expired by now."""
+        """Return True if stored bytes have expired."""
         if not self._has_expiry or data[:1] != _EXPIRING:
             return False
         expires = split(data, self.expiry)[1]
         return bool(expires) and expires <= self.now()
 
     def now(self) -> int:
-        """The time that values expire by, in ms since the epoch."""
+        """Return the time against which values expire, in ms since the epoch."""
         return self._now() if self._now is not None else 0
 
-    def _blame(self, error: Exception) -> NoReturn:
-        """Raise what `error` means for bytes that this store has written, and cannot decode."""
+    def _raise_undecodable(self, error: Exception) -> NoReturn:
+        """Raise CorruptLog for stored bytes that cannot be decoded; pass other errors on."""
         passes = isinstance(error, StrandlineError) and not isinstance(error, InvalidRecord)
         if passes or isinstance(error, MemoryError):
             raise error
         raise CorruptLog(
             f"store {self.store!r}: a stored value cannot be decoded as {_name(self.declared)} "
-            f"({error!r:.500}); something else than this declaration of the store has written it"
+            f"({error!r:.500}); it was not written with this declaration of the store"
         ) from error
 
 
 def framed(body: bytes, expires: int) -> bytes:
-    """Return a value's bytes with its expiry (ms since the epoch, 0: never) before them."""
+    """Return an expiry (ms since the epoch, 0: never) followed by the bytes of a value."""
     return _EXPIRING + expires.to_bytes(8, "big", signed=True) + body
 
 
 def split(data: bytes, expiry: Expiry) -> tuple[bytes, int]:
-    """Return the bytes of a stored value itself, and its expiry (0: never). Raises CorruptLog.
+    """Split stored bytes into those of the value and its expiry (0: never). Raises CorruptLog.
 
     >>> split(framed(b"x", 7), "always"), split(b"x", "marked")
     ((b'x', 7), (b'x', 0))
@@ -207,7 +219,9 @@ def split(data: bytes, expiry: Expiry) -> tuple[bytes, int]:
     if data[:1] == _EXPIRING and len(data) >= HEADER_BYTES:
         return data[HEADER_BYTES:], int.from_bytes(data[1:HEADER_BYTES], "big", signed=True)
     if expiry == "always":
-        raise CorruptLog(f"a stored value has no expiry, and all of its store have: {data!r:.80}")
+        raise CorruptLog(
+            f"a stored value has no expiry, although all values of its store have one: {data!r:.80}"
+        )
     return data, 0
 
 

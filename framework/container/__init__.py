@@ -1,4 +1,4 @@
-"""What runs an app: workers, their task instances, the commit and the restore.
+"""The runtime of an app: workers, their task instances, the commit and the restore.
 
-Named after Samza's container. Users meet none of it; `framework` itself is what they write.
+Named after Samza's container. It is internal: users work with the API in `framework`.
 """

@@ -1,16 +1,16 @@
-"""The task's commit, for all task instances of a worker at once (protocols.md).
+"""The commit of all task instances of a worker (protocols.md).
 
-Nothing is appended between commits, so a transaction is open for the commit alone, however
-long handlers take. Each guarantee is one function that reads like its list of steps; steps 1
-and 2 (stop taking input, let running handlers finish) are the caller's: it calls between
-handlers. So is step 8: a checkpoint that fails undoes no commit.
+Nothing is appended between commits, so a transaction is open only during a commit, even if handlers
+take long. Each guarantee is one function that lists its steps. The caller does steps 1 and 2 (stop
+taking input, let running handlers finish), because it calls between handlers. It also does step 8,
+the checkpoint, because a checkpoint that fails does not undo the commit.
 
     exactly_once     outputs, changelog and offsets in one transaction
     at_least_once    outputs and changelog, then offsets: a crash between them repeats records
     at_most_once     offsets, then outputs and changelog: a crash between them loses records
 
-The weaker two use a transaction for outputs and changelog too: a worker that was replaced
-is fenced by it, and what is repeated or lost is whole commits.
+The two weaker guarantees also use a transaction for outputs and changelog. It fences a worker that
+was replaced, and a crash repeats or loses whole commits rather than parts of one.
 """
 
 from __future__ import annotations
@@ -35,20 +35,21 @@ from strandline.statestore.store import AnyStore
 
 @dataclass
 class Committing:
-    """What a commit works with."""
+    """Broker, producer, member and topics of one commit."""
 
     broker: Broker
     producer: Producer
     member: GroupMember
-    """In whose name offsets are committed; its group is called like the app."""
+    """Member in whose name offsets are committed; its group has the name of the app."""
     topics: Sequence[Topic[Any, Any]]
+    """All topics to which the app sends."""
     infos: Mapping[str, TopicInfo]
-    """As the log describes every topic."""
+    """The log's description of each topic, by name."""
     now_ms: Callable[[], int]
 
 
 def exactly_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
-    """One transaction covers outputs, changelog and input offsets."""
+    """Commit outputs, changelog and input offsets in one transaction."""
     # 3 dirty state, timers and stream time → changelog
     changes = _changes(work, instances)
     # 4 flush outputs
@@ -64,19 +65,20 @@ def exactly_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
 
 
 def at_least_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
-    """Outputs and changelog are durable before the offsets are."""
+    """Commit outputs and changelog first; then commit the offsets."""
     batches = [*_changes(work, instances), *_outputs(work, instances)]
-    appended = _append_alone(work, batches)
-    # Changes may outlive these offsets in a crash, so the offsets cannot say which keys there are.
+    appended = _append_without_offsets(work, batches)
+    # After a crash the changelog may be ahead of these offsets, so their metadata cannot vouch for
+    # the keys in the stores: no store is recorded as placed.
     _commit_offsets(work, instances, placed=False)
     _apply(work, appended, instances)
 
 
 def at_most_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
-    """The offsets are durable before outputs and changelog are."""
+    """Commit the offsets first; then commit outputs and changelog."""
     batches = [*_changes(work, instances), *_outputs(work, instances)]
     _commit_offsets(work, instances)
-    appended = _append_alone(work, batches)
+    appended = _append_without_offsets(work, batches)
     _apply(work, appended, instances)
 
 
@@ -88,7 +90,7 @@ COMMITS: Mapping[Guarantee, Callable[[Committing, Sequence[TaskInstance]], None]
 
 
 def _changes(work: Committing, instances: Sequence[TaskInstance]) -> list[Outgoing]:
-    """What each store has changed, for its changelog partition."""
+    """Drain the changes of each store into a batch for its changelog partition."""
     now = work.now_ms()
     changes = []
     for instance in instances:
@@ -96,7 +98,7 @@ def _changes(work: Committing, instances: Sequence[TaskInstance]) -> list[Outgoi
         for store in instance.all_stores:
             batch = store.drain()
             if batch is not None:
-                instance.placed.look(store, batch.keys)
+                instance.placed.check_changed(store, batch.keys)
                 changes.append((_changelog(work, instance, store), batch.columns(now), 0))
     return changes
 
@@ -111,17 +113,20 @@ def _outputs(work: Committing, instances: Sequence[TaskInstance]) -> list[Outgoi
 
 
 def _append(work: Committing, batches: Sequence[Outgoing]) -> dict[TopicPartition, BatchMetadata]:
-    """Append; where the last records of each partition went."""
+    """Append the batches in the open transaction; return the last batch of each partition."""
     if not batches:
         return {}
     appended = work.producer.append_batches(batches)
     return {TopicPartition(batch.topic, batch.partition): batch for batch in appended}
 
 
-def _append_alone(
+def _append_without_offsets(
     work: Committing, batches: Sequence[Outgoing]
 ) -> dict[TopicPartition, BatchMetadata]:
-    """Append in a transaction without offsets; refused if others may hold the partitions by now."""
+    """Append in a transaction of its own, without offsets.
+
+    The log refuses the transaction if the member is fenced: sending no offsets still names it.
+    """
     if not batches:
         return {}
     work.producer.begin_transaction()
@@ -134,7 +139,7 @@ def _append_alone(
 def _commit_offsets(
     work: Committing, instances: Sequence[TaskInstance], *, placed: bool = True
 ) -> None:
-    """Commit positions by themselves."""
+    """Commit the input offsets outside a transaction."""
     member = work.member
     offsets = offsets_of(instances, placed=placed)
     work.broker.commit_offsets(member.group, offsets, member_id=member.member_id)
@@ -143,7 +148,7 @@ def _commit_offsets(
 def offsets_of(
     instances: Sequence[TaskInstance], *, placed: bool = True
 ) -> dict[TopicPartition, CommittedOffset]:
-    """Where every input goes on after this commit, and, if `placed`, which stores are placed."""
+    """Return the input offsets to commit; with `placed`, their metadata lists placed stores."""
     stores: dict[TopicPartition, dict[str, int]] = {}
     for instance in instances if placed else ():
         if instance.placed.counts:
@@ -151,7 +156,7 @@ def offsets_of(
     progress = (
         InputProgress(
             *(instance.spec.name, source.partition, source.position),
-            instance.owes_window,
+            instance.window_pending,
             next_timer,
         )
         for instance in instances
@@ -166,6 +171,7 @@ def _apply(
     appended: Mapping[TopicPartition, BatchMetadata],
     instances: Sequence[TaskInstance],
 ) -> None:
+    """Move committed changes to the stores' overlays, with the changelog offset that they reach."""
     for instance in instances:
         for store in instance.all_stores:
             batch = appended.get(_changelog(work, instance, store))
@@ -179,7 +185,7 @@ def _changelog(work: Committing, instance: TaskInstance, store: AnyStore) -> Top
 
 
 def checkpoint_if_due(instances: Sequence[TaskInstance]) -> None:
-    """Step 8: move to the engines what has waited long enough."""
+    """Do step 8: checkpoint the stores that have enough committed changes or waited long enough."""
     for instance in instances:
         for store in instance.all_stores:
             if store.needs_checkpoint:

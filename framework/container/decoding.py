@@ -1,4 +1,4 @@
-"""Batches of columns as records for handlers, in bulk."""
+"""Conversion of column batches to the records that handlers get, in bulk."""
 
 from __future__ import annotations
 
@@ -18,20 +18,24 @@ from strandline.framework.topic import Topic
 
 @dataclass(slots=True)
 class Chunk:
-    """Decoded records of one batch, or one that cannot be decoded."""
+    """Decoded records of one batch, or a single record that cannot be decoded."""
 
     records: list[Record[Any, Any]]
     batch: Batch
     end: int
-    """The offset behind its last record."""
+    """End offset (exclusive) of the batch."""
     error: InvalidRecord | None = None
-    """Why the one record in it is not decoded: it has its raw key, and no value."""
+    """Decoding error of the chunk's only record, which has its raw key and no value; else None."""
     at: int = 0
-    """How many of its records have been handled."""
+    """Number of records that are handled: the index of the next one."""
 
 
 def decode(topic: Topic[Any, Any], batch: Batch, tombstones: bool) -> list[Chunk]:
-    """The records of a batch; those that cannot be decoded in chunks of their own."""
+    """Decode a batch; each record that cannot be decoded becomes a chunk of its own.
+
+    A batch with such a record is halved until the record is alone. Without `tombstones`, records
+    without a value are left out.
+    """
     end = batch.last_offset + 1
     try:
         return [Chunk(_records(topic, batch, tombstones), batch, end)]
@@ -44,7 +48,7 @@ def decode(topic: Topic[Any, Any], batch: Batch, tombstones: bool) -> list[Chunk
 
 
 def raw(batch: Batch, offset: int) -> Batch:
-    """The one record at `offset`, as it was stored."""
+    """Return the record at `offset` as a batch of one, in its stored form."""
     sparse = batch.sparse_offsets
     index = offset - batch.base_offset if sparse is None else sparse.index(offset).as_py()
     return batch.slice(index, 1)
@@ -72,7 +76,7 @@ def _records(topic: Topic[Any, Any], batch: Batch, tombstones: bool) -> list[Rec
 
 
 def _timestamps(times: npt.NDArray[np.int64]) -> Iterable[int]:
-    """As Python ints; one object where all are equal, as they are in what was appended at once."""
+    """Return the times as Python ints; equal times, common in one append, share one object."""
     if len(times) and (times == times[0]).all():
         return repeat(int(times[0]), len(times))
     return times.tolist()  # type: ignore[no-any-return]
@@ -87,7 +91,7 @@ def _headers(batch: Batch) -> Iterator[tuple[tuple[str, bytes | None], ...]]:
 
 
 def _undecoded(batch: Batch) -> Record[Any, Any]:
-    """A record with its key as it was stored, and without value: for messages and the dead-letter topic."""
+    """Return a record with its raw key and no value, for messages and the dead-letter topic."""
     timestamp = batch.columns.column("timestamp")[0].as_py()
     key = batch.columns.column("key")[0].as_py()
     return Record(key, None, timestamp, (), batch.topic, batch.partition, batch.last_offset)

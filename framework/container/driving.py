@@ -1,7 +1,7 @@
-"""Running the steps of a task instance: one driver calls the handlers, the other awaits them.
+"""Drivers for the steps of a task instance: one calls the handlers, the other also awaits them.
 
-A generator of steps yields each call that is to be made. It is resumed when the handler has run, and
-gets the exception thrown in when the handler has not.
+A generator of steps yields each call to be made. It is resumed when the handler has returned. If
+the handler raises, the exception is thrown into the generator.
 """
 
 from __future__ import annotations

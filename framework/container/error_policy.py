@@ -1,4 +1,4 @@
-"""What becomes of a step that has failed: the task stops, or the record is skipped or put aside."""
+"""The `on_error` policy for failed steps: stop the task, skip the record, or dead-letter it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger("strandline")
 
 
 class ErrorPolicy:
-    """Applies `on_error` for one task instance."""
+    """Applies the `on_error` policy of one task instance."""
 
     def __init__(
         self,
@@ -38,53 +38,54 @@ class ErrorPolicy:
         clock: Clock,
     ) -> None:
         self.failure: TaskFailed | None = None
-        """Why the instance has stopped, if it has."""
+        """Error at which the instance has stopped; None if it has not."""
         self._spec = spec
         self._partition = partition
         self._outboxes = outboxes
         self._trial = trial
-        self._put_aside = RateLimitedLog(_log, clock)
+        self._failure_log = RateLimitedLog(_log, clock)
         self._skipped = self._dead_lettered = 0
-        """Steps since the last commit."""
+        """Number of steps skipped and dead-lettered since the last commit."""
         self._last: tuple[Record[Any, Any], Chunk | str, Exception | None] | None = None
-        """The last step since the last commit, and what it failed with, if it did."""
+        """Latest step since the last commit, with its error or None."""
 
-    def ran(self, record: Record[Any, Any], what: Chunk | str) -> None:
-        """Note the step that ran last. What it failed with, if `resolve` was told, is kept."""
+    def note_step(self, record: Record[Any, Any], what: Chunk | str) -> None:
+        """Note the latest step. If `resolve` has noted the same step, its error is kept."""
         if self._last is None or self._last[0] is not record:
             self._last = record, what, None
 
     def committed(self, counters: TaskCounters) -> None:
-        """Count what was done since the last commit."""
+        """Add the steps since the last commit to the counters."""
         counters.skipped += self._skipped
         counters.dead_lettered += self._dead_lettered
         self._skipped = self._dead_lettered = 0
         self._last = None
 
     def rewind(self) -> None:
-        """Forget what was done since the last commit."""
+        """Forget the steps since the last commit, and a failure among them."""
         self._skipped = self._dead_lettered = 0
         self._last = self.failure = None
 
     def close(self) -> None:
-        """Log what is not logged yet."""
-        self._put_aside.close()
+        """Log the number of errors that the rate limit has suppressed."""
+        self._failure_log.close()
 
-    def condemn(self, refusal: Exception) -> bool:
-        """Let the last step fail when it comes again, since the log refused to commit it.
+    def mark_refused(self, refusal: Exception) -> bool:
+        """Make the latest step fail when it is repeated, because the log refused to commit it.
 
-        False if there is no such step, or it has done nothing that could be refused.
+        Returns:
+            False if there is no such step, or the step wrote nothing that the log could refuse.
         """
         if self._last is None:
             return False
         record, what, error = self._last
         if error is not None and self._spec.dead_letter is None:
             return False
-        self._trial.condemn(self._step_id(record, what), error, refusal)
+        self._trial.mark_refused(self._step_id(record, what), error, refusal)
         return True
 
-    def is_condemned(self, record: Record[Any, Any], what: Chunk | str) -> bool:
-        """Apply the policy to a step that the log has refused to commit; whether it is one."""
+    def apply_verdict(self, record: Record[Any, Any], what: Chunk | str) -> bool:
+        """Apply the policy to the step if the log has refused to commit it; return True then."""
         if not self._trial.has_verdicts:
             return False
         verdict = self._trial.verdict(self._step_id(record, what))
@@ -97,7 +98,7 @@ class ErrorPolicy:
         return True
 
     def _step_id(self, record: Record[Any, Any], what: Chunk | str) -> StepId:
-        at: object = what  # a window or init may come at another time
+        at: object = what  # without a time, because a window or init may be repeated later
         if not isinstance(what, str):
             at = record.topic, record.offset
         elif what not in ("init", "window"):
@@ -105,33 +106,40 @@ class ErrorPolicy:
         return self._spec.name, self._partition, at
 
     def _fail(self, record: Record[Any, Any], what: Chunk | str, error: Exception) -> None:
-        """Stop at a step."""
+        """Stop the task instance at a step, and log the error."""
         subject = what if isinstance(what, str) else described(record)
         self.failure = task_failed(self._spec.name, subject, error, self._spec.where)
         self.failure.__cause__ = error
-        told = {"task": self._spec.name, "partition": self._partition, "error": error}
-        _log.error("partition %d stops: %s", self._partition, self.failure, extra=told)
+        fields = {"task": self._spec.name, "partition": self._partition, "error": error}
+        _log.error("partition %d stops: %s", self._partition, self.failure, extra=fields)
 
     def resolve(
         self, record: Record[Any, Any], what: Chunk | str, error: Exception, level: int = 0
     ) -> None:
-        """Apply the task's policy to a step that failed and has been undone."""
+        """Apply the task's policy to a step that failed and was undone.
+
+        Args:
+            record: The record, or the one that stands for a timer, window or `init`.
+            what: The record's chunk, or a description of a step without record.
+            error: The error of the step.
+            level: How much its dead letter is shortened; see `failures.dead_letter_headers`.
+        """
         self._last = record, what, error
         if self._spec.on_error == "fail":
             self._fail(record, what, error)
             return
         subject = what if isinstance(what, str) else described(record)
         text = f"task {self._spec.name}: {self._spec.on_error}: {subject}: {error}"
-        self._put_aside.note(text, task=self._spec.name, partition=self._partition, error=error)
+        self._failure_log.note(text, task=self._spec.name, partition=self._partition, error=error)
         self._skipped += self._spec.dead_letter is None
         self._dead_lettered += self._spec.dead_letter is not None
         if self._spec.dead_letter is not None:
-            self._bury(record, what, error, level)
+            self._dead_letter(record, what, error, level)
 
-    def _bury(
+    def _dead_letter(
         self, record: Record[Any, Any], what: Chunk | str, error: Exception, level: int
     ) -> None:
-        """Send a record as it came, and what was wrong with it, to the dead-letter topic."""
+        """Send a record in its stored form, with headers about its error, to the dead letters."""
         topic = self._spec.dead_letter
         assert topic is not None
         key = value = None

@@ -10,29 +10,29 @@ from strandline.changelog.errors import Retriable
 
 
 class EventLoop:
-    """A loop of one worker's thread, made when it is first needed."""
+    """The asyncio loop of one worker's thread, created when it is first needed."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, work: Sequence[Coroutine[Any, Any, int]]) -> list[int]:
-        """Run coroutines beside each other until all have ended; return what each returned.
+        """Run coroutines concurrently until all have ended; return their results.
 
-        Raises the error of one of them, one that is not Retriable if there is any.
+        If some have failed, the error of one is raised, preferably one that is not Retriable.
         """
 
-        async def together() -> list[int | BaseException]:
+        async def gathered() -> list[int | BaseException]:
             return await asyncio.gather(*work, return_exceptions=True)
 
-        # All have come to an end: one that was left within a handler would go on at the next call,
-        # beside another that is given the same records.
-        done = self._opened().run_until_complete(together())
+        # All coroutines must end before this returns. One left suspended in a handler would
+        # resume at the next call, beside another one that handles the same records again.
+        done = self._opened().run_until_complete(gathered())
         if failed := [one for one in done if isinstance(one, BaseException)]:
             raise min(failed, key=lambda error: isinstance(error, Retriable))
         return [one for one in done if not isinstance(one, BaseException)]
 
     def run_one(self, work: Awaitable[Any]) -> Any:
-        """Return what an awaitable returns. Raises what it raises."""
+        """Run an awaitable to its end; return its result or raise its error."""
 
         async def awaited() -> Any:
             return await work
@@ -40,7 +40,7 @@ class EventLoop:
         return self._opened().run_until_complete(awaited())
 
     def close(self) -> None:
-        """Close the loop; harmless when repeated."""
+        """Close the loop. Idempotent."""
         if self._loop is not None:
             self._loop.close()
             self._loop = None

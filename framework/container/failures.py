@@ -1,4 +1,4 @@
-"""A handler that raised: what is said about it, and what a dead-letter record carries."""
+"""Messages for a handler that raised, and the headers of a dead-letter record."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strandline.changelog.errors import (
 from strandline.changelog.records import Headers
 from strandline.framework.record import Record
 
-NOT_THE_RECORD: tuple[type[BaseException], ...] = (
+INFRASTRUCTURE_ERRORS: tuple[type[BaseException], ...] = (
     StorageFailed,
     CorruptLog,
     Fenced,
@@ -27,44 +27,47 @@ NOT_THE_RECORD: tuple[type[BaseException], ...] = (
     Unauthenticated,
     MemoryError,
 )
-"""Errors that say nothing about the record: another one would have met them as well."""
+"""Errors of log, disk or process, to which `on_error` does not apply: no record causes them."""
 
-EXCERPT = 2_000
-"""Characters of the message, and of the traceback, that go into a dead-letter record."""
-SHORT_EXCERPT = 200
-"""Characters of the message where the log refused the longer dead letter."""
+EXCERPT_CHARS = 2_000
+"""Maximum number of characters of the message, and of the traceback, in a dead-letter record."""
+SHORT_EXCERPT_CHARS = 200
+"""Maximum number of characters of the message after the log refused a longer dead letter."""
 SHORTENED, WITHOUT_VALUE = 1, 2
-"""Levels of a dead letter: without traceback; without value and the record's own headers as well."""
+"""Levels of a dead letter: 1 omits the traceback, 2 also the value and the record's own headers."""
 
 
 def task_failed(task: str, what: str, error: Exception, where: str) -> TaskFailed:
-    """The error that `run()` ends with when a task has stopped."""
+    """Return the error that `run()` raises for a task that has stopped.
+
+    `where` is the place of the handler, used if the traceback has no frame of user code.
+    """
     place = place_raised(error) or where
     return TaskFailed(
         f"task {task!r} failed on {what}: {type(error).__name__}: {error} (at {place});"
-        " nothing of it was kept, and it comes again at the next run. Fix the handler or the"
+        " its changes were undone, and it is handled again at the next run. Fix the handler or the"
         ' record, or let the task go on with on_error="skip" or "dead_letter"'
     )
 
 
 def described(record: Record[Any, Any]) -> str:
-    """Topic, partition, offset and key of a record, for messages."""
+    """Return topic, partition, offset and key of a record as text for messages."""
     return f"record {record.position} with key {record.key!r}"
 
 
 def dead_letter_headers(record: Record[Any, Any], error: Exception, level: int = 0) -> Headers:
-    """Where a record came from and why it was put aside, after its own headers.
+    """Return the headers of a dead letter: the record's own, then its origin and its error.
 
     Args:
-        record: The record, or the moment of a timer or window.
-        error: What its handler raised, or why the log refused what it had done.
-        level: 0, or a higher one for each time that the log refused the dead letter.
+        record: The record, or the one that stands for a timer or window.
+        error: The error raised by the handler, or the log's reason for refusing the commit.
+        level: 0 at first; raised by 1 each time the log refuses the dead letter.
     """
-    longest = EXCERPT if level < SHORTENED else SHORT_EXCERPT
+    longest = EXCERPT_CHARS if level < SHORTENED else SHORT_EXCERPT_CHARS
     causes = {
         "error.type": type(error).__name__,
         "error.message": _excerpt(str(error), longest),
-        "error.traceback": "".join(traceback.format_exception(error))[-EXCERPT:],
+        "error.traceback": "".join(traceback.format_exception(error))[-EXCERPT_CHARS:],
         "origin.topic": record.topic,
         "origin.partition": str(record.partition),
         "origin.offset": str(record.offset),
@@ -83,15 +86,17 @@ def _excerpt(text: str, longest: int) -> str:
 
 
 def place_raised(error: BaseException) -> str | None:
-    """File and line of the innermost frame that is not Strandline's own."""
+    """Return file and line of the innermost frame outside the package; None if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
-    users = [frame for frame in frames if not _is_ours(frame.filename)]
+    users = [frame for frame in frames if not _is_own_code(frame.filename)]
     return f"{users[-1].filename}:{users[-1].lineno}" if users else None
 
 
-_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
-"""The folder of the package `strandline`."""
+_PACKAGE_FOLDER = (
+    os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+)
+"""Path of the folder of the package `strandline`, with a trailing separator."""
 
 
-def _is_ours(filename: str) -> bool:
-    return os.path.abspath(filename).startswith(_OURS)
+def _is_own_code(filename: str) -> bool:
+    return os.path.abspath(filename).startswith(_PACKAGE_FOLDER)

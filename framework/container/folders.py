@@ -1,4 +1,4 @@
-"""Where the engines of an app's stores keep their files."""
+"""Folders in which the engines of an app's stores keep their files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from strandline.statestore.values import Expiry
 
 @dataclass(frozen=True)
 class StoreFolders:
-    """`<root>/<store>/<partition>/`; without a root every store is in memory."""
+    """Opens stores in `<root>/<store>/<partition>/`; without a root, every store is in memory."""
 
     root: Path | None
     clock: Clock
     counters: dict[str, StoreCounters] = field(default_factory=dict, compare=False, kw_only=True)
-    """By the name of the store, of all its partitions that were opened here but for copies."""
+    """Counters by store name, shared by all its partitions opened here except standby copies."""
 
     def open(
         self,
@@ -28,11 +28,19 @@ class StoreFolders:
         lock_timeout: float = 0.0,
         expiry: Expiry | None = None,
     ) -> AnyStore:
-        """Open one partition of a store. Raises StorageFailed, FutureFormat.
+        """Open one partition of a store.
 
-        `expiry` is what is recorded for the store; see `statestore.declaration`.
-        A holder that does not let go within `lock_timeout` seconds is stalled: the store is
-        restored into a fresh folder beside its own then.
+        Args:
+            spec: The declared store.
+            partition: Number of the partition.
+            lock_timeout: Seconds to wait for another holder of the folder's lock. A holder that
+                keeps it longer is stalled: the store then gets a fresh folder beside its own.
+            expiry: Where the store's values carry an expiry, as recorded in the log
+                (`statestore.declaration`); None if nothing is recorded.
+
+        Raises:
+            StorageFailed: The engine cannot be opened.
+            FutureFormat: The files were written by a newer version.
         """
         counters = self.counters.setdefault(spec.name, StoreCounters())
         if self.root is None:
@@ -49,7 +57,7 @@ class StoreFolders:
         )
 
     def open_copy(self, spec: AnySpec, partition: int) -> AnyStore:
-        """A copy of it for a standby, in a folder beside its own."""
+        """Open a standby copy of a store partition in a folder beside the store's own."""
         if self.root is None:
             return open_store(replace(spec, engine="memory"), clock=self.clock)
         from strandline.statestore.engines.folders import open_beside

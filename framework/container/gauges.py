@@ -1,4 +1,4 @@
-"""How things stand with a worker, found out when somebody asks, on whatever thread that is."""
+"""Gauges of a worker: values that are looked up when metrics are requested, on any thread."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PARTITIONS = Metric(
 UNREAD = Metric(
     "strandline_unread_partitions",
     "gauge",
-    "Partitions that an input has got while the app ran, and that its tasks with state cannot read.",
+    "Partitions added to an input while the app ran, which its tasks with state cannot read.",
     ("app", "topic"),
 )
 FAILED = Metric(
@@ -35,13 +35,13 @@ FAILED = Metric(
 LAG = Metric(
     "strandline_lag_records",
     "gauge",
-    "Offsets from what is committed to the stable end of the input.",
+    "Offsets from the committed offset to the stable end of the input.",
     ("app", "topic", "partition"),
 )
 STANDBY_LAG = Metric(
     "strandline_standby_lag_records",
     "gauge",
-    "Offsets from where a standby copy is to the stable end of its changelog.",
+    "Offsets from the position of a standby copy to the stable end of its changelog.",
     PARTITION,
 )
 REMAINING = Metric(
@@ -51,9 +51,9 @@ REMAINING = Metric(
     ("app",),
 )
 WAITING = Metric(
-    "strandline_waiting_for_disk", "gauge", "Whether the app waits for room on the disk.", ("app",)
+    "strandline_waiting_for_disk", "gauge", "1 if the app waits for room on the disk.", ("app",)
 )
-ENTRIES = Metric("strandline_store_entries", "gauge", "About how many keys there are.", PARTITION)
+ENTRIES = Metric("strandline_store_entries", "gauge", "Approximate number of keys.", PARTITION)
 DISK = Metric("strandline_store_disk_bytes", "gauge", "Bytes of tables on the disk.", PARTITION)
 UNCOMMITTED = Metric(
     "strandline_store_uncommitted_bytes",
@@ -73,11 +73,11 @@ METRICS = (
 )
 
 ASK_SECONDS = 1.0
-"""How often the log is asked where its partitions end, at most; and how long its answer is waited for."""
+"""Seconds between requests for the partitions' ends, and most seconds to wait for an answer."""
 
 
 class StableEnds:
-    """The stable ends of partitions, asked rarely, and not waited for when the log's owner is stalled."""
+    """Stable ends of partitions for metrics, cached so that a stalled log delays them little."""
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
         self._broker = broker
@@ -87,7 +87,7 @@ class StableEnds:
         self._asking: threading.Thread | None = None
 
     def of(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Those that the log has told, a second ago at most; what it does not tell in time is not there."""
+        """Return the ends that the log reported about a second ago at most; none if it is slow."""
         now = self._clock.monotonic()
         is_asking = self._asking is not None and self._asking.is_alive()
         if not is_asking and now >= self._ask_at:
@@ -100,25 +100,25 @@ class StableEnds:
         return self._known
 
     def _ask(self, partitions: set[TopicPartition]) -> None:
-        with contextlib.suppress(StrandlineError):  # the worker meets it too, and says so
+        with contextlib.suppress(StrandlineError):  # the worker gets and logs the same error
             ends = self._broker.offsets(partitions)
             self._known = {tp: end.last_stable_offset for tp, end in ends.items()}
 
 
 def gauges(app: str, tasks: TaskManager, ends: StableEnds) -> Iterator[MetricReading]:
-    """What there is to see of the tasks of a worker."""
+    """Return the gauges of a worker's partitions, tasks, stores and standby copies."""
     instances = list(tasks.instances)
     at_work = {source.partition for i in instances for source in i.inputs}
     for state, count in (
         ("held", len(at_work)),
-        ("restoring", len(tasks.held - at_work)),
-        ("standby", len(tasks.stands_by)),
+        ("restoring", len(tasks.owned - at_work)),
+        ("standby", len(tasks.standby_partitions)),
     ):
         yield MetricReading(PARTITIONS, (app, state), count)
     for task in {i.spec.name: None for i in instances}:
         failed = sum(i.has_failed() for i in instances if i.spec.name == task)
         yield MetricReading(FAILED, (app, task), failed)
-    for topic in sorted({tp.topic for tp in tasks.every}):
+    for topic in sorted({tp.topic for tp in tasks.input_partitions}):
         yield MetricReading(UNREAD, (app, topic), tasks.growth.unread.get(topic, 0))
     yield MetricReading(REMAINING, (app,), tasks.remaining)
     yield from _lags(app, tasks, ends)
@@ -127,18 +127,18 @@ def gauges(app: str, tasks: TaskManager, ends: StableEnds) -> Iterator[MetricRea
 
 
 def _lags(app: str, tasks: TaskManager, ends: StableEnds) -> Iterator[MetricReading]:
-    inputs, copies = positions_of(tasks), tasks.copies
+    inputs, copies = positions_of(tasks), tasks.standby_offsets
     known = ends.of({*inputs, *copies})
-    for tp, behind in lags(inputs, known).items():
-        yield MetricReading(LAG, (app, tp.topic, str(tp.partition)), behind)
-    for tp, behind in lags(copies, known).items():
-        yield MetricReading(STANDBY_LAG, (app, store_of(app, tp.topic), str(tp.partition)), behind)
+    for tp, lag in lags(inputs, known).items():
+        yield MetricReading(LAG, (app, tp.topic, str(tp.partition)), lag)
+    for tp, lag in lags(copies, known).items():
+        yield MetricReading(STANDBY_LAG, (app, store_of(app, tp.topic), str(tp.partition)), lag)
 
 
 def _sizes(app: str, instance: TaskInstance) -> Iterator[MetricReading]:
     for store in instance.all_stores:
         labels = (app, store.spec.name, str(instance.partition))
-        with contextlib.suppress(StrandlineError):  # it was closed this moment
+        with contextlib.suppress(StrandlineError):  # the worker may just have closed the store
             sizes = store.sizes()
             yield MetricReading(ENTRIES, labels, sizes.entries)
             yield MetricReading(DISK, labels, sizes.disk_bytes)

@@ -1,8 +1,8 @@
-"""A worker's place among those that run the same app: which partitions it may hold.
+"""A worker's membership in the group of its app, which assigns partitions to it.
 
-Workers are members of the group that is called like the app (`changelog.groups`). Partition n of
-all topics that a task reads goes to one worker, and so does that of topics which are read by
-one task in common, since they have one committed offset.
+The group has the name of the app (`changelog.groups`). Partition n of all topics that a task reads
+is assigned to one worker. Tasks that share a topic are assigned together, because the topic has one
+committed offset.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from strandline.framework.task import TaskSpec
 
 
 class GroupMembership(Protocol):
-    """What a worker asks about the others. `Membership` is one."""
+    """Interface between a worker and its group. `Membership` implements it."""
 
     @property
     def member(self) -> GroupMember:
-        """In whose name it commits."""
+        """Member in whose name the worker commits."""
         ...
 
     def allowed(self) -> frozenset[TopicPartition]:
-        """What it may hold. Raises MemberFenced if it has lost everything."""
+        """Return the assigned partitions. Raises MemberFenced if the membership is lost."""
         ...
 
     def standbys(self) -> frozenset[TopicPartition]:
-        """What others hold, and it is to keep copies of."""
+        """Return the partitions, owned by other workers, of which this one keeps standby copies."""
         ...
 
     def holds(self, partitions: Collection[TopicPartition]) -> None:
-        """Say what it holds from now on; a loss is told by `allowed`, not here."""
+        """Report the owned partitions. `allowed`, not this method, reports a lost membership."""
         ...
 
     def is_certain(self) -> bool:
-        """Whether nobody else can hold what it holds."""
+        """Return True if no other worker can own the partitions of this one."""
         ...
 
     def leave(self) -> None:
-        """Hold nothing any more; harmless when repeated."""
+        """Leave the group and give up all partitions. Idempotent."""
         ...
 
 
 Join = Callable[[], GroupMembership]
-"""Takes a place; a worker that has lost it takes another one."""
+"""Joins the group; called again after a membership is lost."""
 
 
 class SoleMember:
-    """The place of a worker that has everything and shares with nobody."""
+    """Membership of a worker that runs alone and owns all partitions."""
 
     def __init__(self, group: str, partitions: Collection[TopicPartition]) -> None:
         self.member = GroupMember(group, "")
@@ -66,13 +66,13 @@ class SoleMember:
         return frozenset()
 
     def holds(self, partitions: Collection[TopicPartition]) -> None:
-        """Nobody wants to know."""
+        """Do nothing, because there is no group."""
 
     def is_certain(self) -> bool:
         return True
 
     def leave(self) -> None:
-        """There is nobody to leave to."""
+        """Do nothing, because there is no group."""
 
 
 def member_of(
@@ -83,7 +83,10 @@ def member_of(
     options: Options,
     servers: Sequence[str] = (),
 ) -> Join:
-    """Joins the app's group. `servers` is where the worker answers queries."""
+    """Return a function that joins the app's group.
+
+    `servers` are the URLs at which the worker answers queries; the group lists them for clients.
+    """
     together = [[topic.name for topic in task.inputs] for task in tasks]
     subscription = Subscription(
         sorted({topic for topics in together for topic in topics}),

@@ -1,11 +1,11 @@
-"""Partitions that inputs get while the app runs: taken up, or refused, and never passed over in silence.
+"""Partitions that are added to input topics while the app runs.
 
-The group shares out new partitions as soon as a topic has them, so a worker learns of them with what
-it may hold, and an idle app asks for nothing. A task without state takes them up: it reads them from
-their first record on. A task with stores or timers cannot: its changelogs have the number of
-partitions that its input had, and keys go to other partitions when that number changes. Then nothing
-of the new partitions is read, which is said in an error and a metric, and the next start of the app
-is refused (`Declarations.prepare`).
+The group assigns new partitions as soon as a topic has them, so a worker learns of them by its
+assignment, and an idle app sends no requests. A task without state reads them from their first
+record. A task with stores or timers cannot: its changelogs have the former number of partitions,
+and a change of that number moves keys to other partitions. The new partitions are then not read.
+An error is logged, a metric counts them, and the next start of the app is refused
+(`Declarations.prepare`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def input_partitions(
 
 
 class PartitionGrowth:
-    """Decides about the new partitions of one app's inputs. Belongs to the worker's thread."""
+    """Decides whether one app reads the new partitions of its inputs. Not thread-safe."""
 
     def __init__(
         self,
@@ -48,16 +48,19 @@ class PartitionGrowth:
         self._tasks = tasks
         self._infos = infos
         self._broker = broker
-        self._seen: Partitions = frozenset()
+        self._checked: Partitions = frozenset()
         self.unread: dict[str, int] = {}
-        """By topic, how many of its partitions the app does not read."""
+        """Number of partitions that the app does not read, by topic."""
 
-    def meet(self, unknown: Partitions) -> bool:
-        """Decide about partitions that are not known yet; whether some are to be read from now on.
+    def check_new(self, unknown: Partitions) -> bool:
+        """Decide about newly assigned partitions that are not known yet.
 
-        The descriptions of topics that are read further are replaced in the app's own.
+        The descriptions of topics whose new partitions are read are replaced in `infos`.
+
+        Returns:
+            True if some of the partitions are read from now on.
         """
-        if unknown == self._seen:
+        if unknown == self._checked:
             return False
         taken = False
         for topics, tasks in self._components({tp.topic for tp in unknown}):
@@ -66,14 +69,14 @@ class PartitionGrowth:
             if stateful:
                 self._refuse(found, stateful)
             else:
-                taken |= self._take(found)
-        self._seen = unknown  # only now: a log that does not answer is asked again
+                taken |= self._read_new(found)
+        self._checked = unknown  # set last, so that an error of the log leads to another attempt
         return taken
 
     def _components(
         self, topics: Collection[str]
     ) -> Iterable[tuple[frozenset[str], list[TaskSpec]]]:
-        """Topics that are read together, directly or by a third one, and the tasks that read them."""
+        """Return each set of topics read together, directly or not, with the tasks that read it."""
         found: dict[frozenset[str], list[TaskSpec]] = {}
         for topic in topics:
             names, before = {topic}, set[str]()
@@ -85,14 +88,14 @@ class PartitionGrowth:
             found[frozenset(names)] = tasks
         return found.items()
 
-    def _take(self, found: dict[str, TopicInfo]) -> bool:
-        """Read on as many partitions as all of these topics have."""
+    def _read_new(self, found: dict[str, TopicInfo]) -> bool:
+        """Read as many partitions as every one of these topics has; return True if that is more."""
         count = min(info.partitions for info in found.values())
         if any(info.partitions != count for info in found.values()):
             counts = {name: info.partitions for name, info in sorted(found.items())}
             _log.warning(
-                "app %s reads %d partitions of topics that are read together, because they have different "
-                "numbers by now: %s; give them all the same",
+                "app %s reads %d partitions of topics that are read together, because they now "
+                "have different numbers of partitions: %s; give them all the same",
                 *(self._app, count, counts),
                 extra={"app": self._app, "partitions": counts},
             )
@@ -102,11 +105,12 @@ class PartitionGrowth:
             if info.partitions == count:
                 self._infos[name] = info
         if taken:
-            said = {"app": self._app, "topics": sorted(found), "partitions": count}
-            _log.info("app %s reads new partitions: %s have %d now", *said.values(), extra=said)
+            fields = {"app": self._app, "topics": sorted(found), "partitions": count}
+            _log.info("app %s reads new partitions: %s have %d now", *fields.values(), extra=fields)
         return taken
 
     def _refuse(self, found: dict[str, TopicInfo], stateful: Sequence[TaskSpec]) -> None:
+        """Log an error for each of these topics that has new partitions, and count them."""
         for name, info in sorted(found.items()):
             known = self._infos[name].partitions
             self._count_unread(name, info.partitions - known)
@@ -114,9 +118,10 @@ class PartitionGrowth:
                 continue
             tasks = ", ".join(repr(task.name) for task in stateful)
             _log.error(
-                "app %s does not read partitions %d to %d of topic %r, which it has got meanwhile: task %s "
-                "keeps state by key, for %d partitions, and keys are in others now. Stop the app and `strandline "
-                "reset` it, which builds the state anew, or let it read a new topic",
+                "app %s does not read partitions %d to %d of topic %r, which were added while it "
+                "ran: task %s keeps state by key for %d partitions, and keys are in other "
+                "partitions now. Stop the app and run `strandline reset`, which rebuilds the "
+                "state, or let it read a new topic",
                 *(self._app, known, info.partitions - 1, name, tasks, known),
                 extra={"app": self._app, "topic": name, "partitions": info.partitions},
             )

@@ -1,12 +1,12 @@
-"""The end of a bounded run: whether anything is left to do anywhere in the app, and what fires last.
+"""The end of a bounded run: detecting that the app is idle, and firing the last timers and windows.
 
     settled   all records are handled and committed, and nothing is due by the clock
-    idle      then `window` of each task instance that has handled records since its last call
-    end       before that all timers in stream time, in order of time over the whole app
+    idle      settled; then `window` of each task instance that ran steps since its last call
+    end       settled; then all stream timers, in order of time over the whole app; then as for idle
 
-What fires last may send to topics that the app reads, so each step is followed by handling and
-committing whatever it caused. Timers that are pending in other workers' partitions, and
-windows that are owed there, are in the metadata of committed offsets (`positions`).
+Timers and windows that fire last may send to topics that the app reads, so the records that each of
+them causes are handled and committed before the next one fires. Timers and windows pending in other
+workers' partitions are read from the metadata of committed offsets (`positions`).
 """
 
 from __future__ import annotations
@@ -25,24 +25,27 @@ from strandline.framework.container.positions import PendingAtEnd, waiting_of
 from strandline.framework.container.slices import SLICE_SECONDS
 
 Bound = Literal["settled", "idle", "end"]
-"""What ends a run."""
+"""State of the app at which a run ends."""
 
 _log = logging.getLogger("strandline")
 
 PATIENCE_S = 10.0
-"""Seconds after which a run that waits for other workers, or goes on firing timers, says so."""
+"""Seconds after which a run logs that it still waits for other workers or still fires timers."""
 NEVER = 2**63 - 1
+"""Time in ms that is later than any timer."""
 
 
 class TimerTurn(NamedTuple):
-    """A place in the order in which timers fire: time in ms, and number of the task."""
+    """Position in the order in which timers fire."""
 
     at: int
+    """Time in ms."""
     task: int
+    """Number of the task in the order of declaration, which decides between equal times."""
 
 
 class Completion:
-    """What is left to do, as one worker sees it. Belongs to the worker's thread."""
+    """Work left in the app, as seen by one worker. Not thread-safe."""
 
     def __init__(self, app: str, broker: Broker, clock: Clock, tasks: TaskManager) -> None:
         self.others_are_busy = False
@@ -52,14 +55,15 @@ class Completion:
         self._clock = clock
         self._tasks = tasks
         self._elsewhere: list[PendingAtEnd] = []
-        """What waits in partitions that other workers hold."""
-        self._said_at: float | None = None
-        """When a long wait was logged last, or has begun."""
+        """Timers and windows pending in partitions of other workers, as of the last check."""
+        self._logged_at: float | None = None
+        """Monotonic time in seconds at which a long wait began or was last logged."""
 
     def is_idle(self, uncommitted: bool) -> bool:
-        """Whether all there is has been handled and committed, and nothing is due by the clock.
+        """Return True if the whole app has handled and committed all records and nothing is due.
 
-        That is asked of the whole app: what other workers hold must be committed to its end.
+        The partitions of other workers count as done when they are committed to their ends.
+        `uncommitted` says that this worker has work to commit.
         """
         running = self._running
         now = self._clock.now_ms()
@@ -74,7 +78,10 @@ class Completion:
         return mine and not self.others_are_busy
 
     def last_steps(self, bound: Bound) -> list[tuple[TaskInstance, Steps]]:
-        """What is to fire now that the app is idle; if nothing, `others_are_busy` or all is done."""
+        """Return the timers and windows to fire next in an idle app.
+
+        If there are none, either `others_are_busy` is True or everything is done.
+        """
         if bound == "settled":
             return []
         instances = self._tasks.instances
@@ -83,16 +90,16 @@ class Completion:
         self.others_are_busy = ends and not steps and self._any_timers
         if not steps and not self.others_are_busy:
             steps = self._windows(ends)
-        self._say_what_takes_long(bound, bool(steps))
+        self._log_long_wait(bound, bool(steps))
         return steps
 
     # Timers ---------------------------------------------------------------------------
 
     def _timers(self) -> list[tuple[TaskInstance, Steps]]:
-        """Stream timers of the task that has the earliest one, up to the next task's earliest.
+        """Return steps for the task with the earliest stream timer, up to the next task's earliest.
 
-        A timer may send to an input of any other task, where that record comes before the timers
-        that are later than it. So no task fires a timer while another one has an earlier timer.
+        A timer may send to an input of any other task, where that record comes before all later
+        timers. So no task fires a timer while another one has an earlier timer.
         """
         earliest = sorted(self._earliest().items(), key=lambda item: TimerTurn(item[1], item[0]))
         if not earliest:
@@ -112,7 +119,7 @@ class Completion:
         return [(i, i.end_stream_time(latest, SLICE_SECONDS / len(due))) for i in due]
 
     def _earliest(self) -> dict[int, int]:
-        """Time of each task's earliest stream timer in all partitions, by the task's number."""
+        """Return the time (ms) of each task's earliest stream timer, by the number of the task."""
         names = self._tasks.names
         mine = ((self._number(i), i.next_stream_timer()) for i in self._running)
         others = (
@@ -134,11 +141,12 @@ class Completion:
     # Windows --------------------------------------------------------------------------
 
     def _windows(self, whole_app: bool) -> list[tuple[TaskInstance, Steps]]:
-        """Owed calls of `window` of one task, the one declared first, because it may send to others.
+        """Return the pending calls of `window` of one task: of several, the one declared first.
 
-        With `whole_app` those of other workers' partitions are waited for.
+        The tasks go one after another because a window may send to the next task's input. With
+        `whole_app`, pending windows in partitions of other workers are waited for.
         """
-        mine = [i for i in self._running if i.owes_window]
+        mine = [i for i in self._running if i.window_pending]
         names = self._tasks.names
         others = [names.index(t) for w in self._elsewhere for t in w.windows if t in names]
         first = min((self._number(i) for i in mine), default=None)
@@ -150,24 +158,27 @@ class Completion:
     # Other workers --------------------------------------------------------------------
 
     def _others_are_done(self, running: Sequence[TaskInstance]) -> bool:
+        """Return True if the partitions of other workers are committed to their ends."""
         mine = {s.partition for i in self._tasks.instances for s in i.inputs}
-        others = self._tasks.every - mine
+        others = self._tasks.input_partitions - mine
         if not others:
             self._elsewhere = []
             return True
-        # The positions of workers are read before all ends: what a worker sent before it was
-        # done is there by then, also in partitions that were found empty a moment earlier.
+        # The committed positions are read before the ends. If another worker is done by then, the
+        # records that it sent are below the ends, also in partitions that were just found empty.
         committed = self._broker.committed(self._app, others, require_stable=False)
         self._elsewhere = [waiting_of(offset) for offset in committed.values()]
-        return _all_is_committed(self._broker, self._tasks.every, committed, running, others)
+        return _all_is_committed(
+            self._broker, self._tasks.input_partitions, committed, running, others
+        )
 
-    def _say_what_takes_long(self, bound: Bound, fires: bool) -> None:
+    def _log_long_wait(self, bound: Bound, fires: bool) -> None:
         now = self._clock.monotonic()
-        if self._said_at is None:
-            self._said_at = now
-        if bound != "end" or now - self._said_at < PATIENCE_S:
+        if self._logged_at is None:
+            self._logged_at = now
+        if bound != "end" or now - self._logged_at < PATIENCE_S:
             return
-        self._said_at = now
+        self._logged_at = now
         what = (
             "still fires timers; one that is set again by each timer never ends, unless its "
             "handler asks sl.current_task().ending"
@@ -192,7 +203,7 @@ def _all_is_committed(
     running: Iterable[TaskInstance],
     others: Collection[TopicPartition],
 ) -> bool:
-    """Whether the inputs of other workers are committed to their ends, and `running` has read to its own."""
+    """Return True if other workers' inputs are committed, and `running` has read, to the ends."""
     ends = broker.offsets(every)
     reached = [
         *((tp, committed[tp].offset if tp in committed else ends[tp].log_start) for tp in others),

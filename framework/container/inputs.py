@@ -1,4 +1,4 @@
-"""The input partitions of one task instance: what was fetched and not yet handled."""
+"""The input partitions of a task instance, with the records fetched and not yet handled."""
 
 from __future__ import annotations
 
@@ -14,42 +14,48 @@ from strandline.framework.container.decoding import Chunk, decode
 from strandline.framework.topic import Topic
 
 DECODE = 8_192
-"""Records decoded at a time: enough to be quick by the column, few enough to stay in cache."""
+"""Records decoded at a time: many make decoding by column fast, few stay in the CPU's cache."""
 
 
 @dataclass(slots=True)
 class Input:
-    """One input partition."""
+    """One input partition of a task instance, with its positions and pending records."""
 
     topic: Topic[Any, Any]
     partition: TopicPartition
     position: int
-    """The next offset to handle: what a commit writes down."""
+    """Next offset to handle, which a commit records."""
     ahead: int = -1
-    """The next offset to fetch."""
+    """Next offset to fetch."""
     stable: bool | None = None
-    """True if the last fetch reached the end, with no transaction open there; None if a fetch is to tell."""
+    """True if the last fetch reached the high watermark: no record is left or in a transaction.
+
+    None if that is not known until the next fetch.
+    """
     read_to_end: bool = False
-    """True if the last fetch found the end of the visible records."""
+    """True if the last fetch reached the end of the visible records (last stable offset)."""
     batches: deque[Batch] = field(default_factory=deque)
+    """Fetched batches that are not decoded."""
     chunks: deque[Chunk] = field(default_factory=deque)
+    """Decoded records; those before each chunk's `at` are handled."""
     origin: int = -1
-    """Where it began."""
+    """Offset at which the input started."""
 
     def __post_init__(self) -> None:
         self.ahead = self.origin = self.position
 
     @property
     def pending(self) -> bool:
+        """True if fetched records may be left to handle."""
         return bool(self.chunks or self.batches)
 
     @property
     def is_answered(self) -> bool:
-        """Whether the next record of this input is known, or that there was none."""
+        """True if the next record of this input is known, or a fetch has found none."""
         return self.read_to_end or self.pending
 
     def feed(self, fetched: Fetched) -> None:
-        """Take what a fetch from `ahead` gave."""
+        """Add the result of a fetch from `ahead`."""
         self.batches.extend(fetched.batches)
         self.ahead = fetched.next_offset
         self.stable = fetched.next_offset >= fetched.high_watermark
@@ -58,7 +64,7 @@ class Input:
             self.position = self.ahead
 
     def head(self, tombstones: bool) -> Chunk | None:
-        """The next chunk with something to handle, decoded; None if there is none."""
+        """Return the next chunk with a record to handle, decoded; None if there is none."""
         while True:
             if not self.chunks:
                 if not self.batches:
@@ -71,12 +77,12 @@ class Input:
             self.position = chunk.end if self.pending else self.ahead
 
     def skip(self, tombstones: bool) -> None:
-        """Let the position go past what there is nothing to handle in, as far as that can be known now."""
-        with contextlib.suppress(Retriable):  # a schema registry that does not answer
+        """Move the position past records that need no handling, as far as they can be decoded."""
+        with contextlib.suppress(Retriable):  # raised if a schema registry does not answer
             self.head(tombstones)
 
     def rewind(self, position: int) -> None:
-        """Forget what was fetched, and go on at `position`."""
+        """Drop all fetched records and continue at `position`."""
         self.batches.clear()
         self.chunks.clear()
         self.position = self.ahead = position
@@ -88,14 +94,15 @@ class Input:
         self.chunks.extend(
             decode(self.topic, batch.slice(0, DECODE) if rest else batch, tombstones)
         )
-        # Only now: a schema registry that does not answer is asked again, for the same records.
+        # Removed only after decoding: if a schema registry does not answer, `decode` raises and
+        # the same records are decoded by the next call.
         self.batches.popleft()
         if rest is not None:
             self.batches.appendleft(rest)
 
 
 def groups(sources: Sequence[Input]) -> list[dict[TopicPartition, list[Input]]]:
-    """Inputs that can be fetched together: within a group, one position a partition."""
+    """Group the inputs that one fetch can serve: in a group, each partition has one position."""
     found: list[dict[TopicPartition, list[Input]]] = []
     for source in sources:
         for group in found:
@@ -109,7 +116,7 @@ def groups(sources: Sequence[Input]) -> list[dict[TopicPartition, list[Input]]]:
 
 
 class RecordRun(NamedTuple):
-    """Records that come next, up to `stop` of a chunk."""
+    """Records to handle next: those of a chunk from its `at` to the index `stop` (exclusive)."""
 
     source: Input
     chunk: Chunk
@@ -117,11 +124,11 @@ class RecordRun(NamedTuple):
 
 
 def next_run(inputs: list[Input], tombstones: bool, limit: int) -> RecordRun | None:
-    """Return at most `limit` records to handle next; None if there are none, or not yet.
+    """Return at most `limit` records to handle next; None if none are known yet.
 
-    Several inputs are merged by time: the oldest of their next records comes first, and of equal
-    times the one whose input was declared first. An input that has run dry is fetched before the
-    others go on, because what it still has may be older.
+    Several inputs are merged by time: the oldest of their next records comes first. Of equal times
+    the record whose input was declared first comes first. While an input has no pending records and
+    a fetch may find some, nothing is returned, because they may be older than the others.
     """
     if len(inputs) == 1:
         chunk = inputs[0].head(tombstones)
@@ -146,7 +153,10 @@ def _timestamp(chunk: Chunk) -> int:
 
 
 def _until(chunk: Chunk, stop: int, number: int, next_best: tuple[int, int]) -> int:
-    """Index of the first record that comes after `next_best`: the time and number of another input."""
+    """Return the index of the first record that comes after the next one of another input.
+
+    `next_best` has the time of that record and the number of its input; `number` is the own input.
+    """
     latest = next_best[0] if number < next_best[1] else next_best[0] - 1
     first = chunk.at + 1
     for index in range(first, stop):

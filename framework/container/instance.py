@@ -1,11 +1,11 @@
 """A task instance: one task at work on one partition of its inputs.
 
-`run` handles records that were fed to its inputs, `tick` what is due by the wall clock. Each
-record, timer and window is one *step*: when its handler raises, what it did to stores,
-timers and outboxes is undone, and the task's policy says what becomes of it.
+`run` handles the records fed to the inputs; `ticks` fires the timers and windows that are due by
+the wall clock. Each record, timer and window is one *step*. If its handler raises, the changes that
+it made to stores, timers and outboxes are undone, and the task's `on_error` policy is applied.
 
-A plain function without timers runs in a tight loop. Everything else is one generator of
-steps with two drivers, one that calls and one that awaits.
+Synchronous handlers of a task without timers run in a tight loop. All other tasks run as one
+generator of steps with two drivers: one calls the handlers, the other also awaits them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from strandline.framework.container.decoding import Chunk
 from strandline.framework.container.driving import Steps, drive, drive_async
 from strandline.framework.container.error_policy import ErrorPolicy
 from strandline.framework.container.event_loop import EventLoop
-from strandline.framework.container.failures import NOT_THE_RECORD
+from strandline.framework.container.failures import INFRASTRUCTURE_ERRORS
 from strandline.framework.container.inputs import Input, next_run
 from strandline.framework.container.metrics import TaskCounters
 from strandline.framework.container.outbox import Outbox
@@ -42,7 +42,7 @@ from strandline.statestore.store import PartitionStore
 
 
 class TaskInstance:
-    """One task on one partition."""
+    """One task on one partition, with its inputs, stores, timers and outboxes."""
 
     def __init__(
         self,
@@ -63,31 +63,32 @@ class TaskInstance:
         self.inputs = inputs
         self.stores = list(stores)
         self.all_stores = [*stores] if timer_store is None else [*stores, timer_store]
-        """The stores it owns, the timers' included."""
+        """All stores of the instance, including the one that holds its timers."""
         self.timers = Timers(timer_store) if timer_store is not None else None
         self.context = TaskContext(app, spec.name, partition, self.timers)
         self.outboxes = {topic: Outbox(self.context, trial) for topic in topics}
         self.is_started = False
-        """Whether its `init` has run, and what that has done is committed or is going to be."""
-        self._start_counts = False
-        """Whether it is committed."""
+        """True once `init` has run; its effects are committed, or are part of the next commit."""
+        self._start_is_committed = False
+        """True once the effects of `init` are committed."""
         self.counters = counters
         self.placed = placed
-        """Which of its stores can be asked for a key at one partition."""
+        """Tracks the stores in which each key is on the partition that its hash selects."""
         self._handled = 0
-        """Records since the last commit, those skipped and dead-lettered included."""
+        """Number of records since the last commit, including skipped and dead-lettered ones."""
         self.turn = 0
-        """When it last had a slice: the count of all slices of its worker by then."""
+        """Number of its latest slice, counted over all slices of the worker."""
         self.changed = False
-        """Whether a step ran since the last commit."""
+        """True if a step ran since the last commit."""
         self._slice: list[Record[Any, Any]] = []
-        """The records that the hot loop goes through."""
-        self._is_cut = False
+        """Records that the hot loop iterates over; `cut` clears it to end the loop."""
+        self._ends_early = False
+        """True if the slice is to end after the running step."""
         self._has_run = False
-        """Whether a step has run in this slice."""
+        """True if a step has run in this slice."""
         self._trial = trial
         self._policy = ErrorPolicy(spec, partition, self.outboxes, trial, clock)
-        self.condemn = self._policy.condemn
+        self.mark_refused = self._policy.mark_refused
         self._clock = clock
         self._object: Any = spec.handler() if spec.is_class else None
         self._process: Callable[..., Any] = (
@@ -102,21 +103,21 @@ class TaskInstance:
 
     @property
     def failure(self) -> TaskFailed | None:
-        """Why it has stopped, if it has."""
+        """Error at which the instance has stopped; None if it has not."""
         return self._policy.failure
 
     def has_failed(self) -> bool:
-        """Whether it has stopped at a record, for good."""
+        """Return True if the instance has stopped at a step and handles no further ones."""
         return self._policy.failure is not None
 
     @property
     def needs_commit(self) -> bool:
-        """Whether one of its stores has changed so much that it asks for a commit."""
+        """True if a store has so many uncommitted changes that it asks for a commit."""
         return any(store.needs_commit for store in self.all_stores)
 
     @property
     def has_input(self) -> bool:
-        """Whether there is something to handle."""
+        """True if a record is pending and the next record of every input is known."""
         return (
             not self.has_failed()
             and any(source.pending for source in self.inputs)
@@ -126,45 +127,46 @@ class TaskInstance:
     # Work -----------------------------------------------------------------------------
 
     def begin_slice(self) -> None:
-        """A slice begins: at least one step of it runs, whatever cuts it short."""
-        self._is_cut = self._has_run = False
+        """Begin a slice. At least one step runs in it, even if `cut` is called before that step."""
+        self._ends_early = self._has_run = False
 
     def cut(self) -> None:
-        """Let the slice end after the step that is running; from any thread."""
-        self._is_cut = True
-        self._slice.clear()  # ends the loop over it, which so needs to look at nothing else
+        """End the slice after the running step. May be called from any thread."""
+        self._ends_early = True
+        # Clearing the list ends the hot loop's iteration, so the loop needs no check of a flag.
+        self._slice.clear()
 
     def start(self) -> Steps:
-        """The step of a class task's `init`."""
+        """Run `init` of a class task as a step."""
         init = getattr(self._object, "init", None)
         if init is not None:
-            yield from self._step(self._moment(), "init", init, self.context)
+            yield from self._step(self._clock_record(), "init", init, self.context)
         self.is_started = not self.has_failed()
         return 0
 
     def run(self, limit: int) -> int:
-        """Handle up to `limit` of the records fed; return how many."""
+        """Handle at most `limit` of the records fed; return the number handled."""
         begun = time.perf_counter()
         sampled, size = 0, self._sampling.size(limit)
         if size:
             with self._sampling.counted():
                 sampled = self._run_all(size)
         handled = sampled + self._run_all(limit - sampled)
-        self._took(time.perf_counter() - begun, handled, sampled)
+        self._record_time(time.perf_counter() - begun, handled, sampled)
         return handled
 
     async def run_async(self, limit: int) -> int:
-        """The same for handlers of which some are to be awaited."""
+        """Handle at most `limit` records like `run`, and await the handlers that are async."""
         begun = time.perf_counter()
         sampled, size = 0, self._sampling.size(limit)
         if size:
             with self._sampling.counted():
                 sampled = await self.drive_async(self.steps(size))
         handled = sampled + await self.drive_async(self.steps(limit - sampled))
-        self._took(time.perf_counter() - begun, handled, sampled)
+        self._record_time(time.perf_counter() - begun, handled, sampled)
         return handled
 
-    def _took(self, seconds: float, handled: int, sampled: int) -> None:
+    def _record_time(self, seconds: float, handled: int, sampled: int) -> None:
         self.counters.took(seconds, handled)
         self._sampling.handled(sampled, handled)
 
@@ -175,7 +177,7 @@ class TaskInstance:
         self.bind()
         handled = 0
         try:
-            while handled < limit and self._may_go_on():
+            while handled < limit and self._may_continue():
                 run = next_run(self.inputs, self.spec.tombstones, limit - handled)
                 if run is None:
                     break
@@ -185,31 +187,31 @@ class TaskInstance:
         return handled
 
     def steps(self, limit: int) -> Steps:
-        """Handle up to `limit` of the records fed, as steps."""
+        """Yield a step for each of at most `limit` records, and for the timers that they fire."""
         handled = 0
-        while handled < limit and self._may_go_on():
+        while handled < limit and self._may_continue():
             run = next_run(self.inputs, self.spec.tombstones, limit - handled)
             if run is None:
                 break
             source, chunk, stop = run
             for record in chunk.records[chunk.at : stop]:
                 yield from self._advance(record.timestamp)
-                if not self._may_go_on():
+                if not self._may_continue():
                     break
                 yield from self._record_step(record, chunk)
                 if self.has_failed():
                     break
-                self._past(source, chunk, 1)
+                self._mark_handled(source, chunk, 1)
                 handled += 1
         return handled
 
-    def _may_go_on(self) -> bool:
-        """Whether another step may be done before the worker does something else."""
-        is_cut = self._is_cut and self._has_run
+    def _may_continue(self) -> bool:
+        """Return True if another step may run before the worker commits or does other work."""
+        is_cut = self._ends_early and self._has_run
         return not (is_cut or self.has_failed() or self._trial.is_over)
 
     def ticks(self) -> Steps:
-        """Steps for the timers and windows that are due by the wall clock."""
+        """Yield a step for each timer and window that is due by the wall clock."""
         now = self._clock.now_ms()
         fired = 0
         if self.timers is not None:
@@ -219,30 +221,30 @@ class TaskInstance:
         return fired
 
     @property
-    def owes_window(self) -> bool:
-        """True if something was handled that no call of `window` has followed."""
-        return self._windows.is_owed
+    def window_pending(self) -> bool:
+        """True if a step ran after the last call of `window`."""
+        return self._windows.is_pending
 
     def call_window(self) -> Steps:
-        """The step of a class task's `window`, due by the clock or not."""
-        if not self._may_go_on():
+        """Run `window` of a class task as a step, even if it is not due by the clock."""
+        if not self._may_continue():
             return 0
         now = self._clock.now_ms()
-        self._windows.passed(now)
-        yield from self._step(self._moment(now), "window", self._object.window)
+        self._windows.end_window(now)
+        yield from self._step(self._clock_record(now), "window", self._object.window)
         if not self.has_failed():
             self._windows.called()
         return 1
 
     def next_stream_timer(self) -> int | None:
-        """Time in ms of the next timer in stream time; None if none is set."""
+        """Return the time in ms of the next timer in stream time; None if none is set."""
         return None if self.timers is None else self.timers.next_at("stream")
 
     def end_stream_time(self, latest: int, seconds: float) -> Steps:
-        """Fire stream timers up to `latest` in order of time, those that timers set included.
+        """Fire stream timers up to `latest` (ms) in order of time.
 
-        Stops after about `seconds`, and after a timer that has sent to one of the task's own
-        inputs, because that record comes first.
+        Timers set by the fired ones are included. Stops after about `seconds`, and after a timer
+        that has sent a record to one of the task's own inputs, because that record comes first.
         """
         begun, fired = time.perf_counter(), 0
         own = [self.outboxes[topic] for topic in self.spec.inputs]
@@ -254,13 +256,13 @@ class TaskInstance:
         return fired
 
     def due_at(self) -> int | None:
-        """When, in ms, `ticks` has something to do next."""
+        """Return the time in ms at which `ticks` has a step next; None if none is scheduled."""
         timers = self.timers
         times = [self._windows.next_at(), None if timers is None else timers.next_at("wall")]
         return min((at for at in times if at is not None), default=None)
 
     def drive(self, steps: Steps) -> int:
-        """Call the handlers of `steps`, one after another."""
+        """Bind the handles to this instance and call the handlers of `steps` one after another."""
         self.bind()
         try:
             return drive(steps)
@@ -268,7 +270,7 @@ class TaskInstance:
             self.unbind()
 
     async def drive_async(self, steps: Steps) -> int:
-        """The same for handlers of which some are to be awaited."""
+        """Bind the handles, call the handlers of `steps`, and await those that are async."""
         self.bind()
         try:
             return await drive_async(steps)
@@ -277,26 +279,26 @@ class TaskInstance:
 
     # Between commits ------------------------------------------------------------------
 
-    def restored(self, *, owes_window: bool | None = None) -> None:
-        """The stores hold what was committed: take timers and stream time from there.
+    def restored(self, *, window_pending: bool | None = None) -> None:
+        """Rebuild timers and stream time from the stores, which hold the committed state.
 
-        `owes_window` is what the last commit says of it, where that is not known here.
+        `window_pending` is the flag read from the last commit; None keeps the one in memory.
         """
-        if owes_window is not None:
-            self._windows.restored(owed=owes_window)
+        if window_pending is not None:
+            self._windows.restored(pending=window_pending)
         if self.timers is not None:
             self.context.stream_time = self.timers.rebuild()
 
     def rewind(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Forget everything since the last commit; inputs go on at `positions`.
+        """Undo everything since the last commit and set the inputs to `positions`.
 
-        If what `init` has done is not committed, it is to start once more.
+        `init` runs again if its effects were not committed.
         """
         for store in self.all_stores:
             store.discard()
-        self.is_started = self._start_counts
+        self.is_started = self._start_is_committed
         self._windows.rewind()
-        self._handled = 0  # they come again
+        self._handled = 0  # these records are read and counted again
         self._policy.rewind()
         self.after_commit()
         for source in self.inputs:
@@ -304,14 +306,14 @@ class TaskInstance:
         self.restored()
 
     def before_commit(self) -> None:
-        """Let the stream time be part of the state."""
+        """Write stream time to the timer store; move inputs past records that need no handling."""
         if self.timers is not None and self.context.stream_time >= 0:
             self.timers.keep_stream_time(self.context.stream_time)
         for source in self.inputs:
             source.skip(self.spec.tombstones)
 
     def after_commit(self) -> None:
-        """What was sent is no longer ours, and what was handled counts."""
+        """Clear the outboxes and count the handled records as committed."""
         self.counters.handled += self._handled
         self._handled = 0
         self._policy.committed(self.counters)
@@ -320,13 +322,17 @@ class TaskInstance:
             if box.keys:
                 box.clear()
         self.changed = False
-        for source in self.inputs:  # the commit may have written to it: a later fetch can tell
+        for source in self.inputs:
+            # The commit may have appended to this input, so only the next fetch shows its end.
             source.stable = None
         self._windows.committed()
-        self._start_counts = self.is_started
+        self._start_is_committed = self.is_started
 
     def close(self, loop: EventLoop) -> None:
-        """Call `close` of a class task, on `loop` if async, and close the stores. Raises what it does."""
+        """Call `close` of a class task, on `loop` if it is async, and close the stores.
+
+        Errors of the task's `close` are raised after the stores are closed.
+        """
         try:
             close = getattr(self._object, "close", None)
             result = None if close is None else close()
@@ -339,12 +345,12 @@ class TaskInstance:
             self.release()
 
     def release(self) -> None:
-        """Let go of the stores."""
+        """Close the stores without calling the task's `close`."""
         for store in self.all_stores:
             store.close()
 
     def bind(self) -> None:
-        """Let handles mean this instance, in this thread or asyncio task."""
+        """Bind the store and topic handles to this instance, in this thread or asyncio task."""
         context.enter(self.context)
         for handle, store in zip(self.spec.stores, self.stores, strict=True):
             handle.bind(store)
@@ -352,7 +358,7 @@ class TaskInstance:
             topic.bind(box)
 
     def unbind(self) -> None:
-        """Let handles mean nothing again."""
+        """Unbind the store and topic handles."""
         for handle in self.spec.stores:
             handle.bind(None)
         for topic in self.outboxes:
@@ -362,40 +368,43 @@ class TaskInstance:
     # One step -------------------------------------------------------------------------
 
     def _run_plain(self, source: Input, chunk: Chunk, stop: int) -> int:
-        """Handle the records of `chunk` up to `stop`, or to one that fails the task."""
+        """Handle the records of `chunk` before index `stop`; end at one that fails the task."""
         begin = chunk.at
         self.changed = True
         if chunk.error is not None:
             self._policy.resolve(chunk.records[0], chunk, chunk.error)
-            self._past(source, chunk, 0 if self.has_failed() else 1)
+            self._mark_handled(source, chunk, 0 if self.has_failed() else 1)
             self._has_run = True
-        while chunk.at < stop and self._may_go_on():
+        while chunk.at < stop and self._may_continue():
             self._slice = chunk.records[chunk.at : stop]
             try:
                 self._handle_all(self._slice)
                 is_whole = len(self._slice) == stop - chunk.at
-                done = stop - chunk.at if is_whole else self._reached(chunk, stop)
-                self._past(source, chunk, done)
-            except NOT_THE_RECORD:
+                done = stop - chunk.at if is_whole else self._count_begun(chunk, stop)
+                self._mark_handled(source, chunk, done)
+            except INFRASTRUCTURE_ERRORS:
                 raise
             except Exception as error:
-                done = self._reached(chunk, stop)
+                done = self._count_begun(chunk, stop)
                 self._policy.resolve(self.context.record, chunk, error)
-                self._past(source, chunk, done - 1 if self.has_failed() else done)
+                self._mark_handled(source, chunk, done - 1 if self.has_failed() else done)
             self._has_run = self._has_run or done > 0
         if done := chunk.at - begin:
             self._trial.done += done
-            self._policy.ran(chunk.records[chunk.at - 1], chunk)
+            self._policy.note_step(chunk.records[chunk.at - 1], chunk)
         return done
 
-    def _reached(self, chunk: Chunk, stop: int) -> int:
-        """How many records from `chunk.at` to `stop` were begun; the last is in the context."""
+    def _count_begun(self, chunk: Chunk, stop: int) -> int:
+        """Return how many records from `chunk.at` to `stop` were begun.
+
+        The hot loop counts nothing, so the record in the context identifies the last one begun.
+        """
         last = self.context.record
         begun = (at for at in range(chunk.at, stop) if chunk.records[at] is last)
         return next(begun, chunk.at - 1) + 1 - chunk.at
 
     def _handle_all(self, records: list[Record[Any, Any]]) -> None:
-        """The hot loop. Leaves no trace of a record whose handler raises."""
+        """Call the handler for each record: the hot loop. Undo the record whose handler raises."""
         current, process = self.context, self._process
         marks, logs = self._marks, [store.changed for store in self.stores]
         try:
@@ -420,7 +429,7 @@ class TaskInstance:
         if chunk.error is not None:
             self._trial.done += 1
             self._has_run = True
-            if not self._policy.is_condemned(record, chunk):
+            if not self._policy.apply_verdict(record, chunk):
                 self._policy.resolve(record, chunk, chunk.error)
             return 0
         return (yield from self._step(record, chunk, self._process, record))
@@ -428,38 +437,42 @@ class TaskInstance:
     def _step(
         self, record: Record[Any, Any], what: Chunk | str, call: Callable[..., Any], *args: Any
     ) -> Steps:
-        """One call of a handler; 1 if it succeeded, else the policy has been applied."""
+        """Call a handler as one step.
+
+        Returns:
+            1 if the handler succeeded; 0 if the policy was applied to its error.
+        """
         self.context.record = record
         self.changed = True
         self._trial.done += 1
         self._has_run = True
-        self._policy.ran(record, what)
-        if self._policy.is_condemned(record, what):
+        self._policy.note_step(record, what)
+        if self._policy.apply_verdict(record, what):
             return 0
         self._marks[:] = [store.mark() for store in self.all_stores]
         try:
             yield call, args
         except BaseException as error:
             self._undo(record)
-            if isinstance(error, NOT_THE_RECORD) or not isinstance(error, Exception):
+            if isinstance(error, INFRASTRUCTURE_ERRORS) or not isinstance(error, Exception):
                 raise
             self._policy.resolve(record, what, error)
             return 0
         return 1
 
     def _advance(self, timestamp: int) -> Steps:
-        """Let stream time reach `timestamp`, firing the timers up to there."""
+        """Advance stream time to `timestamp` (ms) and fire the stream timers up to it."""
         now = max(timestamp, self.context.stream_time)
         if self.timers is not None:
             yield from self._fire("stream", now)
-        if self._may_go_on():
+        if self._may_continue():
             self.context.stream_time = now
         return 0
 
     def _fire(self, clock: ClockName, now: int, limit: float = math.inf) -> Steps:
         timers, fired = self.timers, 0
         assert timers is not None
-        while fired < limit and self._may_go_on():
+        while fired < limit and self._may_continue():
             if (due := timers.next_due(clock, now)) is None:
                 break
             before = self.context.stream_time
@@ -470,7 +483,7 @@ class TaskInstance:
                 timers.take(due)
                 return self._on_timer(due.name)
 
-            done = yield from self._step(self._moment(due.at), f"timer {due.name!r}", call)
+            done = yield from self._step(self._clock_record(due.at), f"timer {due.name!r}", call)
             if self.has_failed():
                 self.context.stream_time = before
             elif not done:
@@ -479,8 +492,8 @@ class TaskInstance:
             fired += 1
         return fired
 
-    def _past(self, source: Input, chunk: Chunk, count: int) -> None:
-        """`count` more records of `chunk` are done."""
+    def _mark_handled(self, source: Input, chunk: Chunk, count: int) -> None:
+        """Move the position of `source` past the next `count` records of `chunk`."""
         if count:
             chunk.at += count
             self._handled += count
@@ -488,11 +501,12 @@ class TaskInstance:
             source.position = chunk.records[chunk.at - 1].offset + 1
 
     def _undo(self, record: Record[Any, Any]) -> None:
+        """Roll the stores back to the marks of the running step; drop the sends of `record`."""
         for store, mark in zip(self.all_stores, self._marks, strict=True):
             store.rollback(mark)
         for box in self.outboxes.values():
             box.cut(record)
 
-    def _moment(self, at: int | None = None) -> Record[Any, Any]:
-        """What is being handled when it is no record: only its time counts."""
+    def _clock_record(self, at: int | None = None) -> Record[Any, Any]:
+        """Return a record without key and value, at time `at` (ms), for a step that has none."""
         return Record(None, None, self._clock.now_ms() if at is None else at)

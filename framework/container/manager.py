@@ -1,10 +1,10 @@
-"""The task instances of the partitions that a worker holds: brought back, at work, given up.
+"""The task instances of a worker's partitions: restored, running, closed.
 
-    open     read where the tasks go on · open their stores · restore them; on other threads, so
-             that partitions which are there already go on meanwhile, and none waits for another
-    ready    those that are brought back join those at work
-    close    checkpoint and let go, so that the next holder finds everything
-    drop     let go of all at once: whatever was not committed is void
+    open     read the committed offsets · open the stores · restore them. This runs on other
+             threads, so that running instances continue and no restore waits for another
+    ready    add the restored instances to the running ones
+    close    checkpoint and close instances, so that the next owner has little to replay
+    drop     close all instances at once; uncommitted work is lost
 
 Named after the TaskManager of Kafka Streams.
 """
@@ -56,19 +56,25 @@ _log = logging.getLogger("strandline")
 Partitions = frozenset[TopicPartition]
 Committed = Mapping[TopicPartition, CommittedOffset]
 Ends = Mapping[TopicPartition, PartitionOffsets]
-NONE: Partitions = frozenset()
-LOCK_PATIENCE_S = 2.0
-"""How long the locks of stores are waited for, from when their partitions were shared out. Whoever
-held them has let go, is dead, or is stalled; after a change of the log's owner it may take him a moment."""
+NO_PARTITIONS: Partitions = frozenset()
+LOCK_TIMEOUT_S = 2.0
+"""Seconds to wait for the locks of stores, counted from the assignment of their partitions.
+
+The previous owner has released them, is dead, or is stalled. After a change of the log's owner it
+may need a moment to release them.
+"""
 
 
 class RestoreAbandoned(Exception):
-    """Nobody wants any more what is being restored."""
+    """The partitions being restored are no longer assigned to this worker."""
 
 
 @dataclass
 class InstanceParts:
-    """What an instance will be made of. Its object, if it is of a class, is the worker's to make."""
+    """Parts of a task instance whose stores are being restored.
+
+    The worker's thread makes the instance from them, including the object of a class task.
+    """
 
     spec: TaskSpec
     number: int
@@ -82,7 +88,7 @@ class InstanceParts:
 
 
 class RestoredInstances(NamedTuple):
-    """What an opening gives."""
+    """Parts of the restored instances, and the committed offsets of their inputs."""
 
     parts: list[InstanceParts]
     committed: Committed
@@ -90,17 +96,17 @@ class RestoredInstances(NamedTuple):
 
 @dataclass(eq=False)
 class OpeningInstances:
-    """Instances on their way: those of the partitions that have to begin together."""
+    """Restore of the instances of partitions that start together, as one task on the pool."""
 
     partitions: Partitions
     deadline: float
-    """Until when locks of stores are waited for."""
+    """Time of the monotonic clock, in seconds, until which locks of stores are waited for."""
     result: Future[RestoredInstances] = field(default_factory=Future)
     abandoned: bool = False
 
 
 class TaskManager:
-    """The instances of one worker. Belongs to its thread."""
+    """The instances of one worker. Not thread-safe, except for the methods that say so."""
 
     def __init__(
         self,
@@ -120,14 +126,14 @@ class TaskManager:
         on_restore: OnRestore | None = None,
     ) -> None:
         self.instances: list[TaskInstance] = []
-        """Those at work."""
+        """Running instances: their stores are restored."""
         self.committed: dict[TopicPartition, CommittedOffset] = {}
-        """Where their inputs go on, as of the last commit."""
-        self.every: Partitions = input_partitions(tasks, infos)
-        """All input partitions of the app, but for those that it cannot read (`growth`)."""
+        """Offsets of the running instances' inputs as of the last commit."""
+        self.input_partitions: Partitions = input_partitions(tasks, infos)
+        """All input partitions of the app, except those that it cannot read (see `growth`)."""
         self.growth = PartitionGrowth(app, tasks, infos, broker)
-        self.stands_by: Partitions = NONE
-        """Input partitions that others hold, and of whose stores it keeps copies."""
+        self.standby_partitions: Partitions = NO_PARTITIONS
+        """Input partitions of other workers of whose stores this worker keeps copies."""
         self._app = app
         self._tasks = tasks
         self._topics = topics
@@ -137,18 +143,20 @@ class TaskManager:
         self._folders = folders
         self._restoring = RestoreMonitor(clock, on_restore)
         self._openings: list[OpeningInstances] = []
-        self._together = CopartitionGroups([topic.name for topic in task.inputs] for task in tasks)
+        self._copartition_groups = CopartitionGroups(
+            [topic.name for topic in task.inputs] for task in tasks
+        )
         self._pool = (
             ThreadPoolExecutor(restore_threads, "strandline-restore") if in_background else None
         )
         self._standbys = Standbys(broker, clock, folders)
         self.counters = counters
-        """Of the worker."""
+        """Counters of the worker and its tasks."""
         self._ends = StableEnds(broker, clock)
         self.trial = Trial()
-        """How much the next commit may cover."""
+        """Limits how many steps the next commit may cover."""
         self.loop = EventLoop()
-        """Where async handlers run."""
+        """Event loop in which async handlers run."""
         self._queries = queries
         self._declarations = declarations
 
@@ -158,14 +166,14 @@ class TaskManager:
         return [task.name for task in self._tasks]
 
     @property
-    def held(self) -> Partitions:
-        """The input partitions of those at work, and of those on their way."""
+    def owned(self) -> Partitions:
+        """Input partitions of the running instances and of those being restored."""
         at_work = (s.partition for i in self.instances for s in i.inputs)
-        return NONE.union(at_work, *(opening.partitions for opening in self._openings))
+        return NO_PARTITIONS.union(at_work, *(opening.partitions for opening in self._openings))
 
     @property
     def in_background(self) -> bool:
-        """Whether partitions come back on other threads; else they are back when `open` returns."""
+        """True if restores run on other threads; if not, `open` returns after they have ended."""
         return self._pool is not None
 
     @property
@@ -174,109 +182,116 @@ class TaskManager:
 
     @property
     def remaining(self) -> int:
-        """Offsets that restores have before them."""
+        """Number of changelog offsets that the running restores still have to replay."""
         return self._restoring.remaining
 
     def readable(self, allowed: Partitions) -> Partitions:
-        """Return those of the partitions that it may hold which the app reads.
+        """Return the assigned partitions that the app can read.
 
-        Inputs that have got partitions are looked at once, when they are allowed first.
+        A partition unknown so far is examined once, when it is first assigned (`growth`).
         """
-        unknown = allowed - self.every
-        if unknown and self.growth.meet(unknown):
-            self.every = input_partitions(self._tasks, self._infos)
-        return allowed & self.every if unknown else allowed
+        unknown = allowed - self.input_partitions
+        if unknown and self.growth.check_new(unknown):
+            self.input_partitions = input_partitions(self._tasks, self._infos)
+        return allowed & self.input_partitions if unknown else allowed
 
     def open(self, partitions: Collection[TopicPartition]) -> None:
-        """Begin to bring back the tasks of these partitions, of each number by themselves."""
+        """Begin to restore the tasks of these partitions; each partition number is one restore."""
         self.counters.rebalances["assigned"].add()
-        self._say("app %s takes up %s", partitions)
-        deadline = self._clock.monotonic() + LOCK_PATIENCE_S
-        openings = [OpeningInstances(unit, deadline) for unit in self._together.split(partitions)]
+        self._log_partitions("app %s takes up %s", partitions)
+        deadline = self._clock.monotonic() + LOCK_TIMEOUT_S
+        openings = [
+            OpeningInstances(unit, deadline) for unit in self._copartition_groups.split(partitions)
+        ]
         self._openings += openings
         for opening in openings:
             self._restoring.add(len(self._changelogs(opening.partitions)))
         for opening in openings:
             if self._pool is not None:
-                opening.result = self._pool.submit(self._bring_back, opening)
+                opening.result = self._pool.submit(self._open_and_restore, opening)
                 continue
             try:
-                opening.result.set_result(self._bring_back(opening))
+                opening.result.set_result(self._open_and_restore(opening))
             except BaseException as error:
                 opening.result.set_exception(error)
 
     def follow(self, partitions: Partitions) -> None:
-        """Keep copies of the stores of these, which others hold."""
-        if partitions != self.stands_by:
-            self.stands_by = partitions
+        """Keep copies of the stores of these partitions, which other workers own."""
+        if partitions != self.standby_partitions:
+            self.standby_partitions = partitions
             self._standbys.follow(self._changelogs(partitions))
 
     @property
-    def copies(self) -> dict[TopicPartition, int]:
-        """How far each copy that it keeps is in its changelog."""
+    def standby_offsets(self) -> dict[TopicPartition, int]:
+        """Changelog offset up to which each standby copy is restored, by changelog partition."""
         return self._standbys.positions()
 
     def metrics(self) -> list[MetricReading]:
-        """What was counted, and how things stand; may be asked from any thread."""
+        """Return counters and gauges of the worker. May be called from any thread."""
         return [*self.counters.readings(), *gauges(self._app, self, self._ends)]
 
     def wait(self, seconds: float) -> None:
-        """Wait for all openings to end."""
+        """Wait at most `seconds` until all restores have ended."""
         wait([opening.result for opening in self._openings], seconds)
 
     def ready(self) -> None:
-        """Those that were brought back join those at work: of one opening all of them, or none.
+        """Add the restored instances to the running ones: of each opening all or none.
 
-        Raises, after all others, why some could not be opened; their partitions are not held then.
+        If openings have failed, the error of one is raised after all others were added. Their
+        partitions are not owned then, so that the next `open` tries them again.
         """
         errors: list[Exception] = []
         for opening in [opening for opening in self._openings if opening.result.done()]:
             self._openings.remove(opening)
             try:
-                self._welcome(*opening.result.result())
+                self._add_instances(*opening.result.result())
             except Exception as error:
                 errors.append(error)
         if errors:
             raise min(errors, key=lambda error: isinstance(error, Retriable))
 
-    def _welcome(self, parts: Sequence[InstanceParts], committed: Committed) -> None:
+    def _add_instances(self, parts: Sequence[InstanceParts], committed: Committed) -> None:
         arrived: list[TaskInstance] = []
         try:
             for part in parts:
                 arrived.append(self._instance(part, committed))
-                arrived[-1].restored(owes_window=_owes_window(part, committed))
+                arrived[-1].restored(window_pending=_window_is_pending(part, committed))
         except BaseException:
             _release(parts)
             raise
         self.committed.update(committed)
-        # A list of its own: other threads look at it.
+        # A new list replaces the old one, because other threads may be iterating over that.
         self.instances = sorted([*self.instances, *arrived], key=self._order)
 
     def _order(self, instance: TaskInstance) -> tuple[int, int]:
         return self._tasks.index(instance.spec), instance.partition
 
     def close(self, partitions: Collection[TopicPartition]) -> None:
-        """Give these partitions up: what is committed goes to the engines first."""
+        """Close the instances of these partitions, after a checkpoint of what they committed."""
         self.counters.rebalances["revoked"].add()
-        self._say("app %s gives up %s", partitions)
+        self._log_partitions("app %s gives up %s", partitions)
         self._abandon([o for o in self._openings if not o.partitions.isdisjoint(partitions)])
         leaving = [i for i in self.instances if not _inputs(i).isdisjoint(partitions)]
-        self.rest(leaving)
+        self.checkpoint(leaving)
         for instance in leaving:
             self.instances.remove(instance)
             instance.close(self.loop)
         for tp in partitions:
             self.committed.pop(tp, None)
 
-    def rest(self, instances: Sequence[TaskInstance]) -> bool:
-        """Let the engines have all that is committed; whether they could take it."""
+    def checkpoint(self, instances: Sequence[TaskInstance]) -> bool:
+        """Checkpoint all stores of these instances.
+
+        Returns:
+            True if the engines have all committed changes; False if one could not write.
+        """
         try:
             for instance in instances:
                 for store in instance.all_stores:
                     store.checkpoint()
         except StorageFailed as error:
             _log.warning(
-                "stores are behind their changelogs, and catch up when they are opened: %s",
+                "stores lag their changelogs, and catch up when they are opened again: %s",
                 error,
                 extra={"app": self._app, "error": error},
             )
@@ -284,28 +299,28 @@ class TaskManager:
         return True
 
     def drop(self) -> None:
-        """Let go of everything; what is not committed is forgotten."""
-        self._end(lambda instance: instance.close(self.loop))
+        """Close all instances and abandon all restores; uncommitted work is lost."""
+        self._end_all(lambda instance: instance.close(self.loop))
 
     def release(self) -> None:
-        """The same without telling the tasks, as a crash would."""
-        self._answer_no_more()
+        """Close all files without calling the tasks' `close`, as a crash would."""
+        self._stop_queries()
         self._standbys.close()
-        self._end(TaskInstance.release)
+        self._end_all(TaskInstance.release)
 
     def shut_down(self) -> None:
-        """Drop everything, open nothing and answer no queries any more."""
-        self._answer_no_more()
+        """Drop everything, stop answering queries, and end the threads."""
+        self._stop_queries()
         self.drop()
         self._standbys.close()
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _answer_no_more(self) -> None:
+    def _stop_queries(self) -> None:
         if self._queries is not None:
             self._queries.close()
 
-    def _end(self, end: Callable[[TaskInstance], None]) -> None:
+    def _end_all(self, end: Callable[[TaskInstance], None]) -> None:
         self._abandon(list(self._openings))
         instances, self.instances = self.instances, []
         self.committed.clear()
@@ -314,39 +329,41 @@ class TaskManager:
 
     # On other threads -----------------------------------------------------------------
 
-    def _bring_back(self, opening: OpeningInstances) -> RestoredInstances:
+    def _open_and_restore(self, opening: OpeningInstances) -> RestoredInstances:
+        """Open and restore the stores of an opening; close them all if one fails."""
         parts: list[InstanceParts] = []
-        is_back = False
+        is_restored = False
         try:
             try:
                 committed = self._make(opening, parts)
                 self._restore(opening, parts)
-                is_back = True
+                is_restored = True
             finally:
-                self._ended(opening, is_back)
+                self._report_end(opening, is_restored)
         except BaseException:
             _release(parts)
             raise
         return RestoredInstances(parts, committed)
 
     def _make(self, opening: OpeningInstances, parts: list[InstanceParts]) -> Committed:
-        """Add to `parts` what is to be restored; what is committed of its inputs."""
-        self._standbys.let_go(self._changelogs(opening.partitions))
-        # Waits for open transactions with offsets of these partitions: their last holder's.
+        """Open the stores and add each instance to `parts`; return the committed offsets."""
+        self._standbys.release(self._changelogs(opening.partitions))
+        # The last owner may have a transaction with offsets of these partitions open. The broker
+        # raises Retriable until it has ended, so that no offset is read that is replaced at once.
         committed = patiently(
             lambda: self._broker.committed(self._app, opening.partitions), lambda: opening.abandoned
         )
         ends = self._broker.offsets(opening.partitions)
         check_history(committed, ends)
         changelogs = self._changelogs(opening.partitions)
-        # Only now: what the last holder has recorded and written cannot change any more.
+        # Only after that: the last owner can no longer change what it recorded and wrote.
         expiry = self._declarations.confirm({changelog.topic for changelog in changelogs})
-        for spec, number in self._wanted(opening.partitions):
+        for spec, number in self._tasks_of(opening.partitions):
             parts.append(self._parts(spec, number, committed, ends, opening.deadline, expiry))
         return committed
 
-    def _wanted(self, partitions: Partitions) -> list[tuple[TaskSpec, int]]:
-        """The tasks, and the number of the partition, that these partitions are the input of."""
+    def _tasks_of(self, partitions: Partitions) -> list[tuple[TaskSpec, int]]:
+        """Return each task with inputs among these partitions, with the partition number."""
         return [
             (spec, number)
             for spec in self._tasks
@@ -355,10 +372,10 @@ class TaskManager:
         ]
 
     def _changelogs(self, partitions: Partitions) -> dict[TopicPartition, AnySpec]:
-        """The changelog partitions of the stores that belong to these inputs."""
+        """Return the changelog partitions of the stores of these inputs, with their specs."""
         return {
             TopicPartition(store.changelog_topic(self._app), number): store
-            for spec, number in self._wanted(partitions)
+            for spec, number in self._tasks_of(partitions)
             for store in spec.all_stores
         }
 
@@ -406,8 +423,8 @@ class TaskManager:
                     self._declarations.finish(store, changelog)
                 self.counters.restored.add(done.records)
 
-    def _ended(self, opening: OpeningInstances, is_back: bool) -> None:
-        done = self._restoring.ended(() if is_back else self._changelogs(opening.partitions))
+    def _report_end(self, opening: OpeningInstances, is_restored: bool) -> None:
+        done = self._restoring.ended(() if is_restored else self._changelogs(opening.partitions))
         if done is None:
             return
         _log.info(
@@ -422,7 +439,7 @@ class TaskManager:
         )
 
     def _abandon(self, openings: Sequence[OpeningInstances]) -> None:
-        """Let go of what is on its way."""
+        """Cancel these restores, wait for those that have begun, and close their stores."""
         for opening in openings:
             opening.abandoned = True
             self._openings.remove(opening)
@@ -433,19 +450,20 @@ class TaskManager:
                 _release(opening.result.result().parts)
         for opening in openings:
             if opening not in begun:
-                self._ended_unbegun(opening)
+                self._report_unbegun_end(opening)
 
-    def _ended_unbegun(self, opening: OpeningInstances) -> None:
+    def _report_unbegun_end(self, opening: OpeningInstances) -> None:
         try:
-            self._ended(opening, is_back=False)
-        except Exception as error:  # of who is told of the restore; what is let go of must go
-            said = {"app": self._app, "error": error}
-            _log.warning("a progress function raised: %s", error, extra=said)
+            self._report_end(opening, is_restored=False)
+        except Exception as error:
+            # The user's progress function raised. The other stores must still be closed.
+            fields = {"app": self._app, "error": error}
+            _log.warning("a progress function raised: %s", error, extra=fields)
 
-    def _say(self, what: str, partitions: Collection[TopicPartition]) -> None:
+    def _log_partitions(self, what: str, partitions: Collection[TopicPartition]) -> None:
         names = list(map(str, sorted(partitions)))
-        said = {"app": self._app, "partitions": names}
-        _log.info(what, self._app, ", ".join(names), extra=said)
+        fields = {"app": self._app, "partitions": names}
+        _log.info(what, self._app, ", ".join(names), extra=fields)
 
     def _instance(self, parts: InstanceParts, committed: Committed) -> TaskInstance:
         first = parts.inputs[0].partition
@@ -471,7 +489,8 @@ def _release(parts: Sequence[InstanceParts]) -> None:
             store.close()
 
 
-def _owes_window(parts: InstanceParts, committed: Committed) -> bool:
+def _window_is_pending(parts: InstanceParts, committed: Committed) -> bool:
+    """Return True if the last commit says that a call of the task's `window` is pending."""
     waiting = (waiting_of(committed.get(source.partition)) for source in parts.inputs)
     return any(parts.spec.name in of_partition.windows for of_partition in waiting)
 

@@ -1,6 +1,6 @@
-"""What a worker counts, and what it tells of itself (docs/guide/operating.md, Metrics).
+"""Counters of a worker and their metrics (docs/guide/operating.md, Metrics).
 
-Counting is done for a slice, a commit, a restore; never for a single record.
+Events are counted once for a slice, a commit or a restore, never for a single record.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ HANDLED = Metric(
 SKIPPED = Metric(
     "strandline_records_skipped_total",
     "counter",
-    "Records skipped since their handler raised.",
+    "Records skipped because their handler raised.",
     TASK,
 )
 DEAD_LETTERED = Metric(
     "strandline_records_dead_lettered_total",
     "counter",
-    "Records put aside since their handler raised.",
+    "Records sent to the dead-letter topic because their handler raised.",
     TASK,
 )
 HANDLER = Metric(
@@ -52,19 +52,19 @@ RECENT = Metric(
 FENCES = Metric(
     "strandline_fences_total",
     "counter",
-    "Times another worker had taken this one's place.",
+    "Times another worker had fenced this one.",
     ("app", "kind"),
 )
 REBALANCES = Metric(
     "strandline_rebalances_total",
     "counter",
-    "Times partitions came to this worker, or left it.",
+    "Times partitions were assigned to this worker or revoked from it.",
     ("app", "change"),
 )
 RESTORE = Metric(
     "strandline_restore_seconds",
     "histogram",
-    "How long bringing back a store's partition took.",
+    "How long restoring a store's partition took.",
     ("app",),
 )
 RESTORED = Metric(
@@ -74,19 +74,19 @@ CHANGES = Metric("strandline_store_changes_total", "counter", "Keys changed by c
 MISSES = Metric(
     "strandline_store_cache_misses_total",
     "counter",
-    "Look-ups of keys that were not at hand.",
+    "Look-ups of keys that were not in the cache.",
     STORE,
 )
 SAMPLED_HITS = Metric(
     "strandline_store_sampled_hits_total",
     "counter",
-    "Look-ups of keys that were at hand, in a sample of the records.",
+    "Look-ups of keys that were in the cache, in a sample of the records.",
     STORE,
 )
 SAMPLED_MISSES = Metric(
     "strandline_store_sampled_misses_total",
     "counter",
-    "Look-ups of keys that were not at hand, in the same sample.",
+    "Look-ups of keys that were not in the cache, in the same sample.",
     STORE,
 )
 CHECKPOINT = Metric(
@@ -99,11 +99,11 @@ METRICS = (
 )
 
 PER_RECORD = (1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, *SECONDS)
-"""Bounds for what takes from a microsecond to ten seconds."""
+"""Histogram bounds in seconds, for handlers that take from a microsecond to ten seconds."""
 
 
 class TaskCounters:
-    """Of one task, over all its partitions. Belongs to the worker's thread."""
+    """Counters of one task over all its partitions. Written by the worker's thread only."""
 
     def __init__(self) -> None:
         self.handled = 0
@@ -112,13 +112,13 @@ class TaskCounters:
         self.handler = Histogram(PER_RECORD)
 
     def took(self, seconds: float, records: int) -> None:
-        """A slice of so many records took so long."""
+        """Note that a slice of `records` records took `seconds`."""
         if records:
             self.handler.observe(seconds / records, times=records)
 
 
 class WorkerCounters:
-    """Of one worker. `stores` are the counters of its stores, by their names."""
+    """Counters of one worker. `stores` has the counters of its stores, by name."""
 
     def __init__(self, app: str, stores: Mapping[str, StoreCounters]) -> None:
         self.app = app
@@ -132,12 +132,12 @@ class WorkerCounters:
         self._stores = stores
 
     def task(self, name: str) -> TaskCounters:
-        """Of one of its tasks."""
+        """Return the counters of one task; create them at the first call."""
         return self._tasks.setdefault(name, TaskCounters())
 
     @contextmanager
     def committing(self) -> Iterator[None]:
-        """Count a commit by what becomes of it."""
+        """Time the block as a commit, and count it as committed or aborted."""
         try:
             with self.commits.timed():
                 yield
@@ -146,11 +146,11 @@ class WorkerCounters:
             raise
 
     def fenced(self, error: Fenced) -> None:
-        """Another worker has taken its place."""
+        """Count a fencing by another worker, of the member or of the producer."""
         self.fences["member" if isinstance(error, MemberFenced) else "producer"].add()
 
     def readings(self) -> Iterator[MetricReading]:
-        """Everything that was counted."""
+        """Return all counters and histograms as metric readings."""
         app, commits = (self.app,), self.commits.read()
         for name, task in list(self._tasks.items()):
             yield from _of_task((*app, name), task)

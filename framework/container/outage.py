@@ -1,4 +1,4 @@
-"""What a running app waits for: room on a full disk, a log that is not ready. And what it says."""
+"""Waits of a running app, with their log messages: for disk space, and for an unavailable log."""
 
 from __future__ import annotations
 
@@ -14,69 +14,84 @@ _log = logging.getLogger("strandline")
 
 T = TypeVar("T")
 
-FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 5.0
+FIRST_PAUSE_S = 0.1
+"""Seconds of the first pause while the disk is full; each further one is twice as long."""
+LONGEST_PAUSE_S = 5.0
+"""Maximum seconds of a pause while the disk is full."""
 REPEAT_SECONDS = 60.0
-STEP = 0.05
-"""A pause ends at most so many seconds after a stop was asked for."""
+"""Seconds between two messages about the same outage."""
+STEP_S = 0.05
+"""Maximum seconds between a request to stop and the end of a pause."""
 PATIENCE_SECONDS = 300.0
-"""How long a worker goes on asking a log that is out of reach (as Kafka Streams' task.timeout.ms)."""
-SAID_AFTER = 1.0
-LONGEST_RETRY = 1.0
+"""Seconds for which an unreachable log is retried (as task.timeout.ms of Kafka Streams)."""
+FIRST_LOG_S = 1.0
+"""Seconds of an outage of the log after which the first message is logged."""
+LONGEST_RETRY_PAUSE_S = 1.0
+"""Maximum seconds between two attempts to reach the log."""
 
 
 class Outage:
-    """The time from the first refusal to the next commit that succeeds."""
+    """A full disk, from the first error to the next successful commit."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._pause = FIRST_PAUSE
+        self._pause = FIRST_PAUSE_S
         self._begun = 0.0
-        self._said = 0.0
+        self._logged_at = 0.0
         self.reason: DiskFull | None = None
-        """Why the app waits; None if it does not."""
+        """Error for which the app waits; None if it does not wait."""
 
-    def met(self, error: DiskFull) -> None:
-        """Note a refusal, and say so: the first time, then every minute."""
+    def disk_full(self, error: DiskFull) -> None:
+        """Note that the disk is full; log it the first time, then every minute."""
         now = self._clock.monotonic()
         if self.reason is None:
             self._begun = now
-        if self.reason is None or now - self._said >= REPEAT_SECONDS:
-            self._said = now
-            said = {"error": error, "seconds": round(now - self._begun, 3)}
-            _log.error("the app waits for room, and goes on by itself: %s", error, extra=said)
+        if self.reason is None or now - self._logged_at >= REPEAT_SECONDS:
+            self._logged_at = now
+            fields = {"error": error, "seconds": round(now - self._begun, 3)}
+            _log.error("the app waits for room, and goes on by itself: %s", error, extra=fields)
         self.reason = error
 
     def pause(self, ended: Callable[[], bool]) -> bool:
-        """Wait, each time longer; False as soon as `ended` says that nobody wants to go on."""
-        left, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        """Wait, twice as long each time, until `ended` returns True; return False then."""
+        left, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE_S)
         waiting = threading.Event()
         while left > 0 and not ended():
-            waiting.wait(min(left, STEP))
-            left -= STEP
+            waiting.wait(min(left, STEP_S))
+            left -= STEP_S
         return not ended()
 
-    def over(self) -> None:
-        """There was room for a commit."""
+    def end(self) -> None:
+        """Note that a commit has succeeded; log the end of the outage if there was one."""
         if self.reason is not None:
             seconds = self._clock.monotonic() - self._begun
-            said = {"seconds": round(seconds, 3)}
-            _log.warning("there is room again after %.0f s: the app goes on", seconds, extra=said)
+            fields = {"seconds": round(seconds, 3)}
+            _log.warning("there is room again after %.0f s: the app goes on", seconds, extra=fields)
             self.reason = None
-            self._pause = FIRST_PAUSE
+            self._pause = FIRST_PAUSE_S
 
 
 def patiently(call: Callable[[], T], ended: Callable[[], bool] = bool) -> T:
-    """Repeat a call that raises Retriable, for PATIENCE_SECONDS; not once `ended` says so.
+    """Repeat a call while it raises Retriable, for at most PATIENCE_SECONDS.
 
-    Says that it waits, again every minute, and when that is over. Raises the call's last error.
+    The outage is logged after a second, then every minute, and when it is over.
+
+    Args:
+        call: The call to repeat.
+        ended: Returns True if the call is not to be repeated any more.
+
+    Returns:
+        The result of the call.
+
+    Raises:
+        Retriable: The last error of the call.
     """
     pause, clock = threading.Event(), SystemClock()
-    begun, seconds, say_at = clock.monotonic(), FIRST_PAUSE / 2, SAID_AFTER
+    begun, seconds, log_at = clock.monotonic(), FIRST_PAUSE_S / 2, FIRST_LOG_S
     while True:
         try:
             result = call()
-            if say_at > SAID_AFTER:
+            if log_at > FIRST_LOG_S:
                 waited = clock.monotonic() - begun
                 _log.warning("the log answers again after %.0f s: the app goes on", waited)
             return result
@@ -84,13 +99,14 @@ def patiently(call: Callable[[], T], ended: Callable[[], bool] = bool) -> T:
             waited = clock.monotonic() - begun
             if ended() or waited >= PATIENCE_SECONDS:
                 raise
-            if waited >= say_at:
-                say_at = waited + REPEAT_SECONDS
-                said = {"error": error, "seconds": round(waited, 3)}
+            if waited >= log_at:
+                log_at = waited + REPEAT_SECONDS
+                fields = {"error": error, "seconds": round(waited, 3)}
                 _log.warning(
-                    "the app waits for the log (for %.0f s by now), and tries again for another %.0f s: %s",
+                    "the app waits for the log (for %.0f s by now), and tries again for another "
+                    "%.0f s: %s",
                     *(waited, PATIENCE_SECONDS - waited, error),
-                    extra=said,
+                    extra=fields,
                 )
         pause.wait(seconds)
-        seconds = min(2 * seconds, LONGEST_RETRY)
+        seconds = min(2 * seconds, LONGEST_RETRY_PAUSE_S)

@@ -1,7 +1,7 @@
-"""What a task instance has sent since the last commit, and how it becomes columns.
+"""Outboxes: the records that a task instance has sent since the last commit.
 
-Items wait in parallel lists and become columns in bulk. A record whose handler raises is cut
-off again: `mark` is where the sends of the record being handled begin.
+Items are kept in parallel lists and encoded to columns in bulk. If a handler raises, the sends of
+its record are removed again: `mark` is the index at which they begin.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from strandline.framework.topic import Topic
 
 
 class Outbox:
-    """One task instance's sends to one topic."""
+    """Records that one task instance has sent to one topic since the last commit."""
 
     __slots__ = (
         "_trial",
@@ -46,7 +46,7 @@ class Outbox:
         self.record: Record[Any, Any] | None = None
         self.mark = 0
         self.checked = trial.is_checking
-        """Check each record when it is sent, so that the one that is refused is found."""
+        """True if each record is checked when it is sent, to find one that the log refuses."""
 
     def put(self, key: Any, value: Any, timestamp: int, headers: Headers = ()) -> None:
         """Add one record, given as items of the topic's codecs."""
@@ -59,16 +59,16 @@ class Outbox:
     def check(
         self, topic: Topic[Any, Any], key: Any, value: Any, timestamp: int, headers: Headers
     ) -> None:
-        """Encode one record, and refuse it if the log would. Raises InvalidRecord."""
+        """Encode one record; raise InvalidRecord if the log would refuse it."""
         self._trial.check(topic.name, one_record(topic, key, value, timestamp, headers))
 
     def cut(self, record: Record[Any, Any]) -> None:
-        """Take back what was sent for `record`."""
+        """Remove the records that were sent while `record` was handled."""
         if self.record is record:
             self._truncate(self.mark)
 
     def clear(self) -> None:
-        """Forget everything, committed or not."""
+        """Remove all records, committed or not."""
         self._truncate(0)
         self.record = None
         self.mark = 0
@@ -79,7 +79,11 @@ class Outbox:
 
 
 def columns_of(topic: Topic[Any, Any], boxes: Iterable[Outbox]) -> pa.RecordBatch | None:
-    """Everything sent to `topic` as one batch of columns, in order; None if it is nothing."""
+    """Return all records sent to `topic` as one batch of columns, in order; None if there are none.
+
+    Raises:
+        InvalidRecord: A key or value cannot be encoded.
+    """
     keys: list[Any] = []
     values: list[Any] = []
     timestamps: list[int] = []

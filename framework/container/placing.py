@@ -1,12 +1,13 @@
-"""Which stores of a task have every key on the partition where the input's partitioner puts it.
+"""Placed stores: those with every key on the partition that the input's partitioner selects for it.
 
-A query of one key may ask that one partition then; elsewhere it must ask all of them, because
-several may have the key. A store is *placed* in a partition while every key that was ever put there
-has that partition, by the hash that chose the partitions of the task's input. It is decided beside
-each commit, over the column of changed keys, and goes into the metadata of the committed offset:
-so it is of the same moment as what it is said of, and is known after a restart.
+A query for one key of a placed store needs to ask only that partition. For other stores it must ask
+all of them, because several may have the key. A store is *placed* in a partition while every key
+ever put there hashes to that partition. Each commit checks this over the column of changed keys and
+records it in the metadata of the committed offset. The record is therefore as of the same moment as
+the state, and is known after a restart.
 
-Only stores of `str` and `bytes` keys are placed: stores keep other types in other bytes than topics do.
+Only stores with `str` or `bytes` keys can be placed: other types have other bytes in a store than
+in a topic.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from strandline.statestore.keys import key_codec
 from strandline.statestore.reader import KeyRange
 from strandline.statestore.store import AnyStore
 
-FEW = 32
-"""Up to so many keys are hashed one at a time, which is faster than a handful of calls on a column."""
+FEW_KEYS = 32
+"""Maximum number of keys that are hashed one at a time: for few keys NumPy's calls are slower."""
 
 
 class Placed:
-    """The stores of one task instance that are placed. Belongs to the worker's thread."""
+    """The placed stores of one task instance. Not thread-safe."""
 
     def __init__(
         self,
@@ -36,9 +37,13 @@ class Placed:
         stores: Sequence[AnyStore],
         committed: Mapping[str, int],
     ) -> None:
-        """Begin with the stores that are empty, or were placed as of the last commit.
+        """Start with the stores that are empty or were placed as of the last commit.
 
-        `stores` are restored; `committed` is what the last commit says (`positions.placed_of`).
+        Args:
+            partition: Number of the instance's partition.
+            partitions: Number of partitions of the task's input.
+            stores: The restored stores of the instance.
+            committed: Placed stores as of the last commit (`positions.placed_of`).
         """
         self._partition = partition
         self._partitions = partitions
@@ -49,20 +54,21 @@ class Placed:
             and (committed.get(store.spec.name) == partitions or _is_empty(store))
         }
         self.counts: Mapping[str, int] = {}
-        """Number of partitions for which each placed store is, by the store's name."""
+        """Number of partitions over which each placed store's keys are hashed, by store name."""
         self._count()
 
-    def look(self, store: AnyStore, keys: pa.BinaryArray) -> None:
-        """Note the changed keys of a store: one that belongs elsewhere ends its being placed."""
-        if store.spec.name in self._names and not self._are_here(keys):
+    def check_changed(self, store: AnyStore, keys: pa.BinaryArray) -> None:
+        """Check the changed keys of a store: one that hashes elsewhere ends its being placed."""
+        if store.spec.name in self._names and not self._all_hash_here(keys):
             self._names.discard(store.spec.name)
             self._count()
 
-    def _are_here(self, keys: pa.BinaryArray) -> bool:
+    def _all_hash_here(self, keys: pa.BinaryArray) -> bool:
+        """Return True if all keys, without their type tags, hash to this partition."""
         count = self._partitions
         if count == 1:
             return True
-        if len(keys) <= FEW:
+        if len(keys) <= FEW_KEYS:
             here = self._partition
             return all(partition_for(key[1:], count) == here for key in keys.to_pylist())
         found = partitions_for(_without_tags(keys), count)
@@ -73,7 +79,7 @@ class Placed:
 
 
 def home(key: object, partitions: int) -> int | None:
-    """The partition that a key is on in a placed store; None for keys of which that is not known.
+    """Return the partition of a key in a placed store; None for a key that such stores cannot have.
 
     >>> home("foobar", 4), home(7, 4)
     (2, None)
@@ -86,7 +92,7 @@ def home(key: object, partitions: int) -> int | None:
 
 
 def _without_tags(keys: pa.BinaryArray) -> pa.BinaryArray:
-    """The keys without the first byte of each."""
+    """Return the keys without the first byte of each, which is its type tag."""
     _, offset_buffer, data_buffer = keys.buffers()
     offsets = np.frombuffer(offset_buffer, np.int32)[keys.offset :][: len(keys) + 1]
     kept = np.ones(offsets[-1] - offsets[0], np.bool_)
@@ -101,5 +107,5 @@ def _is_empty(store: AnyStore) -> bool:
     try:
         page = store.reader().page(KeyRange(), 1)
     except StrandlineError:
-        return False  # whoever reads the store is told
+        return False  # a task that reads the store gets the same error
     return page is not None and not page.entries and page.rest is None

@@ -1,12 +1,14 @@
-"""Where each task goes on in each input partition, as committed offsets say it.
+"""Positions of an app's tasks in its input partitions, as stored in committed offsets.
 
-The consumer group of an app is its name, and several tasks may read the same topic. Normally
-they are at the same offset. When they are not, because one has stopped at a record that it
-cannot handle, the committed offset is the smallest, and its metadata names each task's own:
-`{"tasks": {"tally": 120, "audit": 97}}`. The metadata also names the stores that are placed
-(`placing`), each with the number of partitions for which it is, and what waits for the end of a
-run: the tasks whose `window` has not seen all records yet, and each task's next timer in stream
-time: `{"placed": {"totals": 4}, "windows": ["tally"], "timers": {"audit": 1763857918000}}`.
+The consumer group has the name of the app, and several tasks may read the same topic. Normally all
+of them are at the same offset. If one has stopped at a record that it cannot handle, the committed
+offset is the smallest, and its metadata has the offset of each task:
+`{"tasks": {"tally": 120, "audit": 97}}`.
+
+The metadata also lists the placed stores (`placing`), each with the number of partitions over which
+its keys are hashed. For the end of a bounded run it lists the tasks with a pending call of
+`window`, and the time of each task's next timer in stream time:
+`{"placed": {"totals": 4}, "windows": ["tally"], "timers": {"audit": 1763857918000}}`.
 """
 
 from __future__ import annotations
@@ -22,29 +24,32 @@ from strandline.changelog.errors import UNREADABLE
 from strandline.changelog.records import CommittedOffset, TopicPartition
 
 MAX_PLACED_BYTES = 2_000
-"""Names of placed stores beyond this are left out: on Kafka metadata has at most 4,096 bytes."""
+"""Maximum characters of all names of placed stores, because Kafka's metadata has 4,096 bytes.
+
+If the names are longer, no store is recorded as placed.
+"""
 
 
 class InputProgress(NamedTuple):
-    """How far one task is in one input partition."""
+    """Position of one task in one input partition."""
 
     task: str
     partition: TopicPartition
     offset: int
-    """The next offset to handle."""
-    owes_window: bool = False
-    """True if records were handled that no call of `window` has followed."""
+    """Next offset to handle."""
+    window_pending: bool = False
+    """True if a step ran after the last call of `window`."""
     next_timer: int | None = None
     """Time in ms of the next timer in stream time; None if none is set."""
 
 
 class PendingAtEnd(NamedTuple):
-    """What waits for the end of a run in one partition."""
+    """Windows and timers of one partition that are pending for the end of a bounded run."""
 
     windows: tuple[str, ...] = ()
-    """Names of the tasks whose `window` is to be called."""
+    """Names of the tasks with a pending call of `window`."""
     timers: Mapping[str, int] = {}
-    """Time in ms of the next stream timer, by the task's name."""
+    """Time in ms of the next stream timer, by task name."""
 
 
 class _Metadata(msgspec.Struct, omit_defaults=True):
@@ -61,14 +66,17 @@ def to_commit(
     progress: Iterable[InputProgress],
     placed: Mapping[TopicPartition, Mapping[str, int]] | None = None,
 ) -> dict[TopicPartition, CommittedOffset]:
-    """The offsets to commit for every task at work.
+    """Return the offsets to commit, by input partition.
 
-    `placed` has the stores that are placed, and for how many partitions.
+    Args:
+        progress: Positions of all running tasks.
+        placed: For each partition the placed stores, with the number of partitions they hash over.
 
     >>> views = TopicPartition("views", 0)
     >>> to_commit([InputProgress("a", views, 5), InputProgress("b", views, 7)])[views].metadata
     '{"tasks":{"a":5,"b":7}}'
-    >>> to_commit([InputProgress("a", views, 5), InputProgress("b", views, 5, owes_window=True)])[views].metadata
+    >>> late = InputProgress("b", views, 5, window_pending=True)
+    >>> to_commit([InputProgress("a", views, 5), late])[views].metadata
     '{"windows":["b"]}'
     """
     by_partition: dict[TopicPartition, list[InputProgress]] = {}
@@ -81,7 +89,7 @@ def to_commit(
 def position_of(
     task: str, partition: TopicPartition, committed: Mapping[TopicPartition, CommittedOffset]
 ) -> int | None:
-    """Where `task` goes on; None if nothing was committed."""
+    """Return the next offset of `task`; None if nothing is committed."""
     offset = committed.get(partition)
     if offset is None:
         return None
@@ -89,12 +97,12 @@ def position_of(
 
 
 def placed_of(metadata: str) -> Mapping[str, int]:
-    """The stores that the metadata of a committed offset says are placed, and for how many partitions."""
+    """Return the placed stores in a committed offset's metadata, with their partition counts."""
     return _read(metadata).placed
 
 
 def waiting_of(offset: CommittedOffset | None) -> PendingAtEnd:
-    """What waits for the end of a run, by a committed offset."""
+    """Return the windows and timers that a committed offset records as pending."""
     if offset is None or not offset.metadata:
         return PendingAtEnd()
     found = _read(offset.metadata)
@@ -102,7 +110,9 @@ def waiting_of(offset: CommittedOffset | None) -> PendingAtEnd:
 
 
 def translated(metadata: str, offset_of: Callable[[int], int]) -> str:
-    """The metadata of a committed offset with other positions; what is none of ours stays as it is.
+    """Return the metadata of a committed offset with each position translated by `offset_of`.
+
+    Metadata that another program wrote is returned unchanged.
 
     >>> translated('{"tasks":{"a":5,"b":7}}', lambda position: position + 100)
     '{"tasks":{"a":105,"b":107}}'
@@ -121,14 +131,14 @@ def _offset(tasks: list[InputProgress], placed: Mapping[str, int]) -> CommittedO
     metadata = _Metadata(
         offsets if len(set(offsets.values())) > 1 else {},
         dict(placed) if sum(map(len, placed)) <= MAX_PLACED_BYTES else {},
-        [one.task for one in tasks if one.owes_window],
+        [one.task for one in tasks if one.window_pending],
         {one.task: one.next_timer for one in tasks if one.next_timer is not None},
     )
     return CommittedOffset(min(offsets.values()), _encoded(metadata))
 
 
 def _read(metadata: str) -> _Metadata:
-    """What metadata says; nothing if it is none of ours."""
+    """Decode metadata; empty if another program wrote it."""
     if not metadata:
         return _Metadata()
     try:

@@ -1,4 +1,4 @@
-"""How far the restore of a worker's stores has come, several at once, and how that is shown."""
+"""Progress of restoring a worker's stores, over all restores at once, and a bar that shows it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from strandline.statestore.restore import ReplayProgress
 
 @dataclass(frozen=True, slots=True)
 class RestoreProgress:
-    """How far the restore of all stores has come."""
+    """Progress of restoring all stores of a worker."""
 
     records: int
-    """Replayed so far, over all stores."""
+    """Number of records replayed so far, over all stores."""
     remaining: int
-    """Still to come; known for the stores that have begun."""
+    """Number of offsets still to replay, over the stores whose restore has begun."""
     partitions: int
-    """Of how many store partitions."""
+    """Number of store partitions in the restore."""
     seconds: float
+    """Seconds since the first replay began."""
     done: bool = False
+    """True in the last report of a restore."""
 
     @property
     def rate(self) -> float:
@@ -33,66 +35,79 @@ class RestoreProgress:
 
 
 OnRestore = Callable[[RestoreProgress], None]
+"""Callback for the progress of a restore."""
 
 
 class RestoreMonitor:
-    """Adds up how far the stores of a worker have come, from several threads, and tells of it.
+    """Sums up the progress of restores on several threads and reports it to a callback.
 
-    One restore is all that is under way at a time, whenever it was begun: `done` is told when
-    nothing is left. Whoever is told is not told two things at once.
+    Thread-safe. All restores that overlap count as one: `done` is reported when the last has ended.
+    The callback is never called by two threads at once.
     """
 
     def __init__(self, clock: Clock, on_restore: OnRestore | None) -> None:
         self._clock = clock
         self._on_restore = on_restore
-        self._telling = threading.Lock()
+        self._reporting = threading.Lock()
+        """Held while the callback runs. It is taken before `_lock`."""
         self._lock = threading.Lock()
-        """Of what follows; not held while somebody is told, who may ask for `remaining`."""
-        self._units = 0
+        """Guards the attributes below. Not held during the callback, which may read `remaining`."""
+        self._restores = 0
+        """Number of restores under way."""
         self._partitions = 0
+        """Number of store partitions in them."""
         self._begun: float | None = None
+        """Monotonic time in seconds at which the first replay began."""
         self._latest: dict[TopicPartition, ReplayProgress] = {}
+        """Latest progress of each changelog partition."""
 
     @property
     def remaining(self) -> int:
-        """Offsets that are still to be replayed."""
+        """Number of offsets that are still to be replayed."""
         with self._lock:
-            return self._sum().remaining if self._units else 0
+            return self._sum().remaining if self._restores else 0
 
     def add(self, partitions: int) -> None:
-        """One more unit, of so many partitions of stores."""
+        """Add a restore of this many store partitions."""
         with self._lock:
-            if not self._units:
+            if not self._restores:
                 self._partitions, self._begun, self._latest = 0, None, {}
-            self._units += 1
+            self._restores += 1
             self._partitions += partitions
 
     def report(self, progress: ReplayProgress) -> None:
-        """How far one of the stores has come."""
+        """Note the progress of one store, and report the sum to the callback."""
         with self._lock:
             self._latest[progress.partition] = progress
             if self._begun is None:
                 self._begun = self._clock.monotonic() - progress.seconds
-        with self._telling:
+        with self._reporting:
             with self._lock:
                 total = self._sum()
-            self._tell(total)
+            self._call_back(total)
 
-    def ended(self, not_back: Collection[TopicPartition] = ()) -> RestoreProgress | None:
-        """A unit is back, but for these; what there was in all, if it is the last."""
-        with self._telling:
+    def ended(self, failed: Collection[TopicPartition] = ()) -> RestoreProgress | None:
+        """Note the end of a restore.
+
+        Args:
+            failed: Changelog partitions of stores that were not restored.
+
+        Returns:
+            The total of all overlapping restores if this was the last one; else None.
+        """
+        with self._reporting:
             with self._lock:
-                self._units -= 1
-                self._partitions -= len(not_back)
-                for changelog in not_back:
+                self._restores -= 1
+                self._partitions -= len(failed)
+                for changelog in failed:
                     self._latest.pop(changelog, None)
-                if self._units:
+                if self._restores:
                     return None
                 total = self._sum(done=True)
-            self._tell(total)
+            self._call_back(total)
             return total
 
-    def _tell(self, progress: RestoreProgress) -> None:
+    def _call_back(self, progress: RestoreProgress) -> None:
         if self._on_restore is not None:
             self._on_restore(progress)
 
@@ -108,9 +123,9 @@ class RestoreMonitor:
 
 
 class RestoreBar:
-    """Draws a bar with records, rate and time left on standard error, if that is a terminal.
+    """Draws a progress bar with records, rate and time left on standard error, if it is a terminal.
 
-    A restore that is over before `after_seconds` draws none.
+    No bar is drawn for a restore that ends within `after_seconds`.
     """
 
     def __init__(self, after_seconds: float = 0.5) -> None:

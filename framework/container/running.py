@@ -1,4 +1,4 @@
-"""Running an app in this process: its log, its worker, and the signals that end it."""
+"""Running an app in this process: its log, its worker, and the signals that stop it."""
 
 from __future__ import annotations
 
@@ -50,11 +50,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunLimits:
-    """When a run ends by itself."""
+    """Limits at which a run ends by itself."""
 
     until: Until | None = None
+    """Bound at which the run ends; None for none."""
     count: int | None = None
+    """Number of records after which the run ends; None for no limit."""
     timeout: float | None = None
+    """Seconds after which the run ends; None for no limit."""
 
     def __post_init__(self) -> None:
         if self.until is not None and self.until not in UNTIL:
@@ -67,7 +70,7 @@ class OpenLog:
 
     broker: Broker
     owned: bool
-    """Whether it was opened for the app, which then closes it."""
+    """True if the log was opened for the app, which then closes it."""
 
     def close(self) -> None:
         if self.owned:
@@ -75,7 +78,7 @@ class OpenLog:
 
 
 def open_log(app: App) -> OpenLog:
-    """Open what the app's `log` names; an open one is taken as it is."""
+    """Open the log that the app's `log` names; use a log that is open already as it is."""
     if not isinstance(app.log, str | Path):
         return OpenLog(getattr(app.log, "broker", app.log), owned=False)  # type: ignore[arg-type]
     from strandline import changelog
@@ -87,7 +90,17 @@ def open_log(app: App) -> OpenLog:
 def run(
     app: App, limits: RunLimits, *, progress: bool | OnRestore, metrics: str | None = None
 ) -> int:
-    """Start a worker, run it within the limits, and close it; meanwhile serve metrics, if asked to."""
+    """Start a worker, run it within the limits, and close it.
+
+    Args:
+        app: The app to run.
+        limits: Limits at which the run ends.
+        progress: True for a progress bar of the restore, or a callback for its progress.
+        metrics: Address at which metrics are served during the run; None for none.
+
+    Returns:
+        Number of records handled.
+    """
     if app._worker is not None:
         raise InvalidRequest(f"app {app.name!r} is running already, in another thread")
     if metrics is None:
@@ -99,10 +112,10 @@ def run(
 
 
 def readings(app: App) -> list[MetricReading]:
-    """What this process tells: of the app's worker, and of the log as far as it is the owner."""
+    """Return the metrics of the app's worker, and those of the log if this process owns it."""
     worker, log = app._worker, app._opened
-    told = [] if worker is None else worker.metrics()
-    return told if log is None else [*told, *measured(log.broker)]
+    found = [] if worker is None else worker.metrics()
+    return found if log is None else [*found, *measured(log.broker)]
 
 
 def _run(app: App, limits: RunLimits, progress: bool | OnRestore) -> int:
@@ -112,7 +125,7 @@ def _run(app: App, limits: RunLimits, progress: bool | OnRestore) -> int:
         with _stopped_by_signals(worker):
             worker.start()
             handled = worker.run(until=limits.until, count=limits.count, timeout=limits.timeout)
-        worker.rest()
+        worker.checkpoint_all()
         raise_failures(worker)
         return handled
     except StrandlineError:
@@ -125,7 +138,7 @@ def _run(app: App, limits: RunLimits, progress: bool | OnRestore) -> int:
 
 
 def worker_for(app: App, *, progress: bool | OnRestore = False) -> Worker:
-    """A worker for all tasks of the app, not started yet. Raises InvalidConfig."""
+    """Return a worker for all tasks of the app, which is not started. Raises InvalidConfig."""
     check_tasks(app)
     broker, folders = app.broker, StoreFolders(state_root(app), app.clock)
     token = token_of()
@@ -163,10 +176,17 @@ def worker_on(
     queries: QueryEndpoint | None = None,
     on_restore: OnRestore | None = None,
 ) -> Worker:
-    """A worker for what is declared, not started yet.
+    """Return a worker for the declared tasks, which is not started.
 
-    It shares with the app's other workers; `alone` it has all partitions, and no threads. It answers
-    `queries`, if there are to be any.
+    Args:
+        broker: The app's log.
+        declared: Declared tasks, topics and stores of the app.
+        clock: Source of time.
+        options: Options of the app.
+        folders: Folders of the stores' files.
+        alone: True for a worker that owns all partitions, joins no group and has no threads.
+        queries: Endpoint at which the worker answers queries; None for none.
+        on_restore: Callback for the progress of the restore; None for none.
     """
     infos = declared.prepare(broker)
     check_timers(declared, broker)
@@ -191,37 +211,38 @@ def worker_on(
         on_restore=on_restore,
     )
     join = (
-        partial(SoleMember, declared.app, tasks.every)
+        partial(SoleMember, declared.app, tasks.input_partitions)
         if alone
         else member_of(declared.app, specs, broker, clock, options, queries.urls if queries else ())
     )
-    seat = WorkerSession(declared.app, topics, infos, broker, clock, options, join, counters)
+    session = WorkerSession(declared.app, topics, infos, broker, clock, options, join, counters)
     if queries is not None:
-        provider = StoreProvider(declared.app, specs, lambda: tasks.instances, seat.is_certain)
+        provider = StoreProvider(declared.app, specs, lambda: tasks.instances, session.is_certain)
         queries.start(provider.answer)
-    return Worker(declared.app, broker, clock, options, tasks, seat)
+    return Worker(declared.app, broker, clock, options, tasks, session)
 
 
 def _folder_of(app: App) -> Path | None:
-    """The folder of the app's log, if it is known and on this machine."""
+    """Return the folder of the app's log; None if it is not known or on another machine."""
     if not isinstance(app.log, str | Path) or is_url(app.log):
         return None
     return Path(app.log)
 
 
 def state_root(app: App) -> Path | None:
-    """Where the app's stores keep their files; None: in memory."""
+    """Return the folder of the files of the app's stores; None if they are in memory."""
     if app.state_dir is not None:
         return Path(app.state_dir) / app.name
     if not isinstance(app.log, str | Path):
         return None
     folder = _folder_of(app) or Path()
-    LocalStorage(folder).exists(f"state/{app.name}/")  # refuses links: RocksDB would follow them
+    # Raises if a part of the path is a symbolic link, which RocksDB would follow.
+    LocalStorage(folder).exists(f"state/{app.name}/")
     return folder / "state" / app.name
 
 
 def raise_failures(worker: Worker) -> None:
-    """Raise the first reason for which a task instance has stopped; the others are notes."""
+    """Raise the error of the first task instance that stopped; add the others' as notes."""
     failures = worker.failures
     if failures:
         for other in failures[1:]:
@@ -230,9 +251,11 @@ def raise_failures(worker: Worker) -> None:
 
 
 def reset(app: App) -> None:
-    """Delete the stores' files, internal topics and committed positions.
+    """Delete the stores' files, the internal topics and the committed offsets of an app.
 
-    Raises InvalidRequest, or LogLocked, and does nothing, if the app has workers or a store is open.
+    Raises:
+        InvalidRequest: The app has running workers; nothing is deleted.
+        LogLocked: A store is open; nothing is deleted.
     """
     from strandline.statestore.engines.folders import remove_all  # it imports RocksDB
 
@@ -240,7 +263,7 @@ def reset(app: App) -> None:
     check_at_rest(broker, app.name)
     root = state_root(app)
     if root is not None and root.exists():
-        remove_all(root)  # first: it may be refused
+        remove_all(root)  # first, because it fails if a store is open
     for name in app.declared.internal_topics():
         try:
             broker.delete_topic(name)
@@ -252,19 +275,19 @@ def reset(app: App) -> None:
 
 
 def check_at_rest(broker: Broker, app: str) -> None:
-    """Raise InvalidRequest if the app has workers, here or elsewhere."""
+    """Raise InvalidRequest if the app has workers on this or another machine."""
     members = broker.describe_group(app).members
     if members:
         who = ", ".join(sorted(member.client or member.member_id for member in members))
         raise InvalidRequest(
-            f"app {app!r} is running ({who}); stop it first. A worker that was killed is gone at "
-            "once in a folder; on Kafka, as a static one (STRANDLINE_INSTANCE) anywhere, after its "
-            "session timeout"
+            f"app {app!r} is running ({who}); stop it first. A worker that was killed leaves the "
+            "group at once if the log is a folder; on Kafka, or with STRANDLINE_INSTANCE set, it "
+            "leaves after its session timeout"
         )
 
 
 def inside_event_loop() -> bool:
-    """Whether an asyncio loop runs in this thread."""
+    """Return True if an asyncio loop runs in this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -273,7 +296,7 @@ def inside_event_loop() -> bool:
 
 
 def in_thread(call: Callable[[], T]) -> T:
-    """The result of a call made in a thread of its own."""
+    """Make a call in a thread of its own; return its result or raise its error."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -293,7 +316,7 @@ def in_thread(call: Callable[[], T]) -> T:
 
 @contextmanager
 def _stopped_by_signals(worker: Worker) -> Iterator[None]:
-    """SIGINT and SIGTERM stop the worker in order; the second one at once."""
+    """Stop the worker in order at the first SIGINT or SIGTERM, and at once at the second."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

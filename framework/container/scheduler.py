@@ -1,8 +1,8 @@
-"""Who handles how much when: slices of records for the task instances of a worker, in turn.
+"""Scheduling of a worker's task instances: they handle slices of records in turn.
 
-A slice ends early when it takes too long, when the worker is to stop, and in front of a commit that
-must cover little. So a worker commits, hears what it may hold, and stops after the running record,
-however slow its handlers are.
+A slice ends early if it takes too long, if the worker is to stop, or if the next commit may cover
+only a few steps. A worker can therefore commit, rebalance and stop after the running record, even
+if its handlers are slow.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from strandline.framework.container.event_loop import EventLoop
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.slice_guard import SliceGuard
 from strandline.framework.container.slices import (
-    ROUND_AT_MOST_S,
-    SLICE_FIRST,
-    SLICE_RECORDS,
+    FIRST_SLICE_RECORDS,
+    MAX_ROUND_S,
+    MAX_SLICE_RECORDS,
     shares,
     slice_seconds,
 )
@@ -27,37 +27,38 @@ from strandline.framework.container.trial import Trial
 
 
 class SliceScheduler:
-    """Lets the instances of one worker work. Belongs to its thread, but for `stop`."""
+    """Runs the instances of one worker. Not thread-safe, except for `stop`."""
 
     def __init__(self, trial: Trial, loop: EventLoop, clock: Clock, *, guarded: bool) -> None:
         self._trial = trial
         self._loop = loop
         self._clock = clock
-        self._slice = SLICE_FIRST
+        self._slice = FIRST_SLICE_RECORDS
         self._count = 0
         self._running: Sequence[TaskInstance] = ()
-        """Those that have a slice at the moment."""
+        """Instances that have a slice at the moment; `_cut` reads it on other threads."""
         self._guard = SliceGuard(self._cut) if guarded else None
         self.is_stopping = False
 
     def stop(self) -> None:
-        """Let what runs end after its record; from any thread, or in a signal handler."""
-        self.is_stopping = True  # and no lock is taken
+        """End running slices after their current step. May be called from threads and signals."""
+        # No lock is taken: a signal handler may interrupt a thread that holds it.
+        self.is_stopping = True
         self._cut()
 
     def close(self) -> None:
-        """End the thread that watches slices; harmless when repeated."""
+        """End the thread that watches slices. Idempotent."""
         if self._guard is not None:
             self._guard.close()
 
     def start(self, instances: Sequence[TaskInstance]) -> None:
-        """Run `init` of those that have not begun."""
+        """Run `init` of the instances that have not started."""
         for instance in self._while_allowed(instances):
             if not (instance.is_started or instance.has_failed()):
                 self.drive(instance, instance.start())
 
     def tick(self, instances: Sequence[TaskInstance]) -> None:
-        """Fire the timers and windows that are due by the wall clock, what waits longest first."""
+        """Fire the timers and windows that are due by the wall clock, the longest overdue first."""
         now = self._clock.now_ms()
         due = [(at, i) for i in instances if not i.has_failed() and (at := i.due_at()) is not None]
         waiting = sorted((one for one in due if one[0] <= now), key=lambda one: one[0])
@@ -67,12 +68,12 @@ class SliceScheduler:
     def handle(
         self, instances: Sequence[TaskInstance], limit: int | None, is_time: Callable[[], bool]
     ) -> int:
-        """Let instances with input handle a slice each; return how many records they handled.
+        """Run a slice of each instance that has input; return the number of records handled.
 
         Args:
-            instances: All that are at work.
+            instances: All instances of the worker.
             limit: Largest number of records; None for no limit.
-            is_time: Whether a commit is due; the other instances have their slice after it.
+            is_time: Returns True if a commit is due; the remaining instances run after it.
         """
         ready = [instance for instance in instances if instance.has_input]
         if not ready:
@@ -89,32 +90,33 @@ class SliceScheduler:
         if handled:
             rate = handled / max(time.perf_counter() - begun, 1e-9)
             fitting = slice_seconds(len(ready), len(in_turn)) * rate
-            self._slice = max(1, min(int(fitting), 4 * self._slice, SLICE_RECORDS))
+            self._slice = max(1, min(int(fitting), 4 * self._slice, MAX_SLICE_RECORDS))
         return handled
 
     def _in_turn(
         self, ready: Sequence[TaskInstance], is_time: Callable[[], bool]
     ) -> Iterator[TaskInstance]:
-        """Those that have waited longest first; no more once a commit is due."""
+        """Yield the instances, the longest waiting first; end when a commit is due."""
         for instance in self._while_allowed(sorted(ready, key=lambda instance: instance.turn)):
             yield instance
             self._count += 1
             instance.turn = self._count
-            if is_time() or instance.needs_commit:  # the others have not changed
+            # Only this instance has changed since the last check, so only its stores are asked.
+            if is_time() or instance.needs_commit:
                 break
 
     def _while_allowed(self, instances: Sequence[TaskInstance]) -> Iterator[TaskInstance]:
-        """One after another, until the worker has to do something else."""
+        """Yield the instances until the worker stops, must commit, or has spent its time."""
         begun = time.perf_counter()
         for instance in instances:
             if self.is_stopping or self._trial.is_over:
                 return
             yield instance
-            if time.perf_counter() - begun > ROUND_AT_MOST_S:
+            if time.perf_counter() - begun > MAX_ROUND_S:
                 return
 
     def _handle_async(self, ready: Sequence[TaskInstance], limit: int | None, before: int) -> int:
-        """All partitions at once; of each, one record at a time."""
+        """Run the async instances concurrently, each one record at a time; return the records."""
         if self.is_stopping or self._trial.is_over:
             return 0
         left = None if limit is None else limit - before
@@ -126,7 +128,7 @@ class SliceScheduler:
             return sum(self._loop.run([instance.run_async(n) for instance, n in work]))
 
     def drive(self, instance: TaskInstance, steps: Steps) -> None:
-        """Call the handlers of these steps of an instance."""
+        """Run the handlers of these steps of an instance as one slice."""
         with self._guarded([instance]):
             if instance.spec.is_async:
                 self._loop.run([instance.drive_async(steps)])
@@ -135,7 +137,7 @@ class SliceScheduler:
 
     @contextmanager
     def _guarded(self, instances: Sequence[TaskInstance]) -> Iterator[None]:
-        """A slice of these; it is cut when it takes too long, or the worker is to stop."""
+        """Run the block as a slice of these instances; `stop` and the slice guard can cut it."""
         for instance in instances:
             instance.begin_slice()
         self._running = instances
@@ -149,5 +151,6 @@ class SliceScheduler:
                 self._guard.end()
 
     def _cut(self) -> None:
+        """End the running slices after their current step; called on other threads."""
         for instance in self._running:
             instance.cut()

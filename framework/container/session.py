@@ -1,8 +1,8 @@
-"""A worker's seat: its place among the others, and the producer in whose transactions it commits.
+"""A worker's session: its group membership, and the producer whose transactions hold its commits.
 
-The producer's transactional id is made of the place's slot, which no other member of the group
-has. So making it aborts and fences whatever a dead worker left there, and a worker that has
-slept while another got its slot is fenced twice: as a member, and as a producer.
+The producer's transactional id contains the member's slot, which no other member of the group has.
+Creating the producer aborts and fences the transactions of a dead worker that had this slot before.
+A worker that was suspended while another one got its slot is fenced twice: as member and producer.
 """
 
 from __future__ import annotations
@@ -29,10 +29,14 @@ from strandline.framework.topic import Topic
 _log = logging.getLogger("strandline")
 
 FRAME_BYTES = 16 << 20
+"""Size in bytes at which the producer begins a new batch."""
 
 
 class WorkerSession:
-    """Empty until it is taken, and again when it is left. Raises what the broker does."""
+    """Membership and producer of a worker: made by `acquire`, ended by `leave` and `fenced`.
+
+    All methods raise the broker's errors.
+    """
 
     def __init__(
         self,
@@ -45,7 +49,8 @@ class WorkerSession:
         join: Join,
         counters: WorkerCounters,
     ) -> None:
-        self.place: GroupMembership | None = None
+        self.membership: GroupMembership | None = None
+        """Membership in the app's group; None before `acquire` and after `leave`."""
         self._app = app
         self._topics = topics
         self._infos = infos
@@ -56,28 +61,28 @@ class WorkerSession:
         self._counters = counters
         self._producer: Producer | None = None
 
-    def take(self) -> GroupMembership:
-        """The place; another one, and a new producer, where there is none any more."""
-        if self.place is None:
-            place = self._join()
+    def acquire(self) -> GroupMembership:
+        """Return the membership; join the group and make a producer if there is none."""
+        if self.membership is None:
+            membership = self._join()
             try:
-                self._producer = self._producer_at(place)
+                self._producer = self._producer_at(membership)
             except BaseException:
-                place.leave()
+                membership.leave()
                 raise
-            self.place = place
+            self.membership = membership
         elif self._producer is None:
-            self._producer = self._producer_at(self.place)
-        return self.place
+            self._producer = self._producer_at(self.membership)
+        return self.membership
 
     def commit(self, instances: Sequence[TaskInstance]) -> None:
-        """Commit what these have done, as the guarantee says."""
-        assert self.place is not None
+        """Commit the work of these instances with the app's processing guarantee."""
+        assert self.membership is not None
         assert self._producer is not None
         work = Committing(
             self._broker,
             self._producer,
-            self.place.member,
+            self.membership.member,
             self._topics,
             self._infos,
             self._clock.now_ms,
@@ -86,12 +91,16 @@ class WorkerSession:
             COMMITS[self._options.processing_guarantee](work, instances)
 
     def check(self, topic: str, columns: pa.RecordBatch) -> None:
-        """Refuse a record that the log would refuse. Raises InvalidRecord."""
+        """Raise InvalidRecord if the log would refuse this record."""
         if self._producer is not None:
             self._producer.check(topic, columns)
 
     def abort(self) -> bool:
-        """Abort what is open; False if it cannot be known that it is aborted, or it is committed."""
+        """Abort the open transaction.
+
+        Returns:
+            True if no transaction is open now; False if its outcome is not known.
+        """
         if self._producer is None:
             return False
         try:
@@ -102,15 +111,16 @@ class WorkerSession:
             return False
 
     def renew(self) -> None:
-        """Fence the producer as if it were a stranger's, whatever it has left open."""
-        if self.place is not None:
-            self._producer = None  # should there be no answer, `take` asks again
-            self._producer = self._producer_at(self.place)
+        """Replace the producer with a new one, which fences the old one and its transaction."""
+        if self.membership is not None:
+            # Cleared first: if the log does not answer now, the next `acquire` makes the producer.
+            self._producer = None
+            self._producer = self._producer_at(self.membership)
 
-    def lost(self, error: Fenced, dropped: int) -> None:
-        """Leave what another worker has by now; so many records were handled and not committed."""
+    def fenced(self, error: Fenced, dropped: int) -> None:
+        """Log that the worker was fenced and dropped this many records, and leave the group."""
         self._counters.fenced(error)
-        member = "" if self.place is None else self.place.member.member_id
+        member = "" if self.membership is None else self.membership.member.member_id
         _log.warning(
             "app %s: this worker was fenced; it drops what it had not committed (%d records) and "
             "joins again: %s",
@@ -120,18 +130,18 @@ class WorkerSession:
         self.leave()
 
     def is_certain(self) -> bool:
-        """Whether nobody else can hold what this worker holds; asked on any thread."""
-        place = self.place
-        return place is not None and place.is_certain()
+        """Return True if no other worker can own this worker's partitions. Thread-safe."""
+        membership = self.membership
+        return membership is not None and membership.is_certain()
 
     def leave(self) -> None:
-        """Abort what is open, and let others have the place; harmless when repeated."""
+        """Close the producer, which aborts its transaction, and leave the group. Idempotent."""
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.close()
-        place, self.place = self.place, None
-        if place is not None:
-            place.leave()
+        membership, self.membership = self.membership, None
+        if membership is not None:
+            membership.leave()
 
     def _producer_at(self, place: GroupMembership) -> Producer:
         return Producer(

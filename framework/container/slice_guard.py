@@ -1,8 +1,9 @@
-"""Ends slices that take too long, on a thread of its own.
+"""A thread that ends slices which take too long.
 
-A slice is sized by what the last ones took, so it takes too long when handlers have become slow. The
-loop over records reads no clock. This thread cuts the slice short instead: it ends after the record
-that is being handled. The thread is parked while nothing is handled, and it is not woken for each slice.
+The size of a slice follows from the duration of the last ones, so a slice takes too long if
+handlers have become slower. The loop over records reads no clock, because that would cost time for
+each record. Instead this thread cuts the slice, which then ends after the running record. The
+thread is parked while nothing is handled, and it is not woken for every slice.
 """
 
 from __future__ import annotations
@@ -16,27 +17,27 @@ GUARD_S = 0.1
 
 
 class SliceGuard:
-    """Calls `cut` again and again for a slice that goes on for longer than `seconds` (GUARD_S).
+    """Calls `cut` repeatedly while a slice takes longer than `seconds` (default GUARD_S).
 
-    `begin` and `end` belong to one thread. A slice that follows a long one immediately may be cut
-    too early, but never before its first record.
+    `begin` and `end` are called by one thread. A slice that follows a long one immediately may be
+    cut too early, but never before its first record.
     """
 
     def __init__(self, cut: Callable[[], None], seconds: float | None = None) -> None:
         self._cut = cut
         self._seconds = GUARD_S if seconds is None else seconds
         self._due: float | None = None
-        """When the running slice is to end; None between slices."""
+        """Time of `perf_counter` at which the running slice is to end; None between slices."""
         self._changed = threading.Condition()
         self._is_parked = False
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """A slice begins."""
+        """Begin a slice: start or wake the thread if needed."""
         self._due = time.perf_counter() + self._seconds
-        # The thread sets _is_parked before it looks at _due a last time, and this sets _due before it
-        # looks at _is_parked: at least one of the two sees what the other has done.
+        # The thread sets _is_parked and then reads _due; this method sets _due and then reads
+        # _is_parked. So at least one of the two sees the other's write, and no wake-up is lost.
         if self._is_parked:
             with self._changed:
                 self._changed.notify()
@@ -47,11 +48,11 @@ class SliceGuard:
             self._thread.start()
 
     def end(self) -> None:
-        """The slice has ended."""
+        """End the slice. The thread notices it at its next look at `_due`."""
         self._due = None
 
     def close(self) -> None:
-        """End the thread; harmless when repeated."""
+        """End the thread. Idempotent."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -71,6 +72,7 @@ class SliceGuard:
                 self._changed.wait(left if left > 0 else self._seconds)
 
     def _park(self) -> None:
+        """Wait for `begin` or `close`, with `_changed` held."""
         self._is_parked = True
         if self._due is None:
             self._changed.wait()

@@ -1,25 +1,34 @@
-"""How many records an instance handles in one go.
+"""Sizes of slices: the number of records that an instance handles before another one runs.
 
-A slice is as many as took about 50 ms lately, so that the clock is read rarely. One that takes much
-longer, since handlers have become slow, is cut short (`slice_guard.py`), so that commits are punctual
-whether a handler takes a microsecond or a second. Of many partitions each has a shorter one. It is
-not shorter than that, as a partition's state does not stay in the processor's cache while others
-are handled.
+A slice has as many records as recently took about 50 ms, so that the clock is read rarely. If it
+takes much longer, because handlers have become slower, it is cut short (`slice_guard.py`). Commits
+are therefore punctual whether a handler takes a microsecond or a second.
+
+With many partitions each slice is shorter, so that all of them get a turn within ROUND_SECONDS.
+Slices are not shorter than necessary, because a partition's state leaves the CPU's cache while
+other partitions are handled.
 """
 
 from __future__ import annotations
 
 SLICE_SECONDS = 0.05
+"""Target duration of a slice in seconds."""
 ROUND_SECONDS = 0.2
-"""All slices of a cycle together."""
-ROUND_AT_MOST_S = 1.0
-"""No further slice begins after so many seconds of a cycle: handlers have become slow."""
-SLICE_RECORDS = 32_768
-SLICE_FIRST = 256
+"""Target duration in seconds of all slices of a cycle."""
+MAX_ROUND_S = 1.0
+"""Seconds of a cycle after which no further slice begins, because handlers have become slow."""
+MAX_SLICE_RECORDS = 32_768
+"""Maximum number of records in a slice."""
+FIRST_SLICE_RECORDS = 256
+"""Number of records in the first slice."""
 
 
 def slice_seconds(ready: int, in_turn: int) -> float:
-    """How long each slice should take, if `in_turn` of the instances do not run at once.
+    """Return the target duration of each slice in seconds.
+
+    Args:
+        ready: Number of instances with input.
+        in_turn: Number of those that run one after another; the others run concurrently.
 
     >>> slice_seconds(1, 1), slice_seconds(100, 100), slice_seconds(5, 0)
     (0.05, 0.002, 0.01)
@@ -28,7 +37,7 @@ def slice_seconds(ready: int, in_turn: int) -> float:
 
 
 def shares(count: int, size: int, left: int | None) -> list[int]:
-    """How many records each of `count` instances may handle, `left` together at most."""
+    """Return how many records each of `count` instances may handle: `size`, in total `left`."""
     if left is None:
         return [size] * count
     shares = []

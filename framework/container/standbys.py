@@ -1,8 +1,8 @@
-"""Copies of stores whose partitions other workers hold, kept warm.
+"""Standby copies: stores of partitions that other workers own, kept up to date.
 
-A thread of its own opens them in folders beside the partitions' own, replays what their changelogs
-have by now, and does so again every INTERVAL_S. A worker that gets such a partition lets go of the
-copy first; opening the partition then finds it, and only its tail is left to replay.
+A thread opens the copies in folders beside the partitions' own and replays their changelogs every
+INTERVAL_S. Before a worker opens such a partition, its copy is closed here. Opening the store then
+takes over the copy's files, so that only the end of the changelog is left to replay.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ from strandline.statestore.store import AnyStore
 _log = logging.getLogger("strandline")
 
 INTERVAL_S = 0.5
+"""Seconds between two rounds of catching up."""
 
 Wanted = Mapping[TopicPartition, AnySpec]
-"""The changelog partitions that are followed, and the stores that they bring back."""
+"""The changelog partitions to follow, with the specs of their stores."""
 
 
 class CatchUpInterrupted(Exception):
-    """A copy is about to be used: catching up ends."""
+    """Raised in a replay to end it early, because a copy is to be closed."""
 
 
 @dataclass(eq=False)
 class StandbyStore:
-    """A store that follows its changelog."""
+    """An open standby copy of a store."""
 
     store: AnyStore
     offset: int = 0
-    """How far it is."""
+    """End (exclusive) of the replayed part of the changelog."""
 
 
 class Standbys:
-    """The copies that one worker keeps. Thread-safe."""
+    """The standby copies of one worker. Thread-safe."""
 
     def __init__(self, broker: Broker, clock: Clock, folders: StoreFolders) -> None:
         self._broker = broker
@@ -52,17 +53,18 @@ class Standbys:
         self._wanted: Wanted = {}
         self._copies: dict[TopicPartition, StandbyStore] = {}
         self._at_work = threading.Lock()
+        """Held during a round and while copies are closed."""
         self._choosing = threading.Lock()
-        """Held while what is wanted is changed: by the worker, or by who opens partitions for it."""
+        """Guards `_wanted` and `_awaited`, which the worker and the restoring threads change."""
         self._awaited = 0
-        """How many wait for it to let go: catching up ends meanwhile."""
+        """Number of threads that wait in `release`; a running round ends early for them."""
         self._woken = threading.Event()
         self._closed = False
         self._thread: threading.Thread | None = None
         self._failures = RateLimitedLog(_log, clock)
 
     def follow(self, wanted: Wanted) -> None:
-        """Keep copies of these, and of no others."""
+        """Keep copies of these stores and of no others; start the thread at the first call."""
         with self._choosing:
             self._wanted = dict(wanted)
         self._woken.set()
@@ -72,8 +74,8 @@ class Standbys:
             )
             self._thread.start()
 
-    def let_go(self, changelogs: Collection[TopicPartition]) -> None:
-        """Close the copies of these, at once: somebody is about to open them."""
+    def release(self, changelogs: Collection[TopicPartition]) -> None:
+        """Close the copies of these changelogs at once, because their stores are to be opened."""
         with self._choosing:
             self._awaited += 1
             others = {tp: spec for tp, spec in self._wanted.items() if tp not in changelogs}
@@ -86,11 +88,11 @@ class Standbys:
                 self._awaited -= 1
 
     def positions(self) -> dict[TopicPartition, int]:
-        """How far each copy is in its changelog."""
+        """Return the changelog offset of each copy, by changelog partition."""
         return {tp: copy.offset for tp, copy in list(self._copies.items())}
 
     def close(self) -> None:
-        """Keep none any more; their files stay."""
+        """End the thread and close all copies. Their files stay."""
         self._closed = True
         self._woken.set()
         if self._thread is not None:
@@ -109,6 +111,7 @@ class Standbys:
             self._woken.clear()
 
     def _catch_up(self) -> None:
+        """Run one round: close unwanted copies, open missing ones, and replay their changelogs."""
         wanted = self._wanted
         self._close(self._copies.keys() - wanted.keys())
         for changelog, spec in wanted.items():
@@ -128,6 +131,8 @@ class Standbys:
                 self._failures.note(text, partition=str(changelog), error=error)
 
     def _report(self) -> Callable[[ReplayProgress], None]:
+        """Return a progress callback that ends the replay early if a thread waits in `release`."""
+
         def report(_: ReplayProgress) -> None:
             if self._is_interrupted:
                 raise CatchUpInterrupted

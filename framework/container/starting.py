@@ -1,4 +1,4 @@
-"""The offsets at which a worker's tasks begin."""
+"""The offsets at which a worker's tasks start."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ def check_history(
     committed: Mapping[TopicPartition, CommittedOffset],
     ends: Mapping[TopicPartition, PartitionOffsets],
 ) -> None:
-    """Raise OffsetOutOfRange for an offset of another history than its partition.
+    """Raise OffsetOutOfRange if a committed offset is of another history than its partition.
 
-    Offsets and inputs are in one log, so they can differ only if a part of the log's folder was put
-    back from a copy. What the stores have counted cannot be told then, so nothing is guessed.
+    Offsets and inputs are in one log, so their histories differ only if a part of the log's folder
+    was replaced by a copy. It is unknown then which records are in the stores, so the app does not
+    start.
     """
     for tp, at in committed.items():
         now = ends[tp]
@@ -29,8 +30,8 @@ def check_history(
             and (problem := now.reading_divergence(at))
         ):
             raise OffsetOutOfRange(
-                f"{tp}: the app goes on at offset {at.offset}, but {problem}. Put the whole log folder "
-                "back from one copy, or begin anew with `strandline reset`"
+                f"{tp}: the app goes on at offset {at.offset}, but {problem}. Restore the whole "
+                "log folder from one copy, or start over with `strandline reset`"
             )
 
 
@@ -40,7 +41,7 @@ def starting_offset(
     committed: Mapping[TopicPartition, CommittedOffset],
     log_start: int,
 ) -> int:
-    """Return the first offset that a task handles: the committed one, or the log's start."""
+    """Return the first offset that a task handles: the committed one, but at least `log_start`."""
     position = position_of(task, tp, committed)
     if position is None:
         return log_start

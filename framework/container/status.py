@@ -1,4 +1,4 @@
-"""What a worker is doing, as plain data. Looked at from other threads than the worker's own."""
+"""State and positions of a worker as plain data. May be read from any thread."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ WorkerState = Literal["joining", "restoring", "running", "waiting for disk"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker at one moment."""
+    """State, counters and positions of a worker at one moment."""
 
     state: WorkerState
     handled: int
-    """Records handled and committed since the worker was made."""
+    """Number of records handled and committed since the worker was created."""
     commits: int
+    """Number of commits since the worker was created."""
     positions: Mapping[TopicPartition, int | None]
-    """Committed offsets of the input partitions it holds; None while their tasks are restored."""
+    """Committed offset by owned input partition; None while its tasks are restored."""
 
 
-def state_of(waits_for: DiskFull | None, seat: WorkerSession, tasks: TaskManager) -> WorkerState:
-    """What it is busy with."""
+def state_of(waits_for: DiskFull | None, session: WorkerSession, tasks: TaskManager) -> WorkerState:
+    """Return the state of a worker, given its error for a full disk, its session and its tasks."""
     if waits_for is not None:
         return "waiting for disk"
-    if seat.place is None:
+    if session.membership is None:
         return "joining"
     return "restoring" if tasks.is_opening else "running"
 
 
 def positions_of(tasks: TaskManager) -> dict[TopicPartition, int | None]:
-    """See `WorkerStatus.positions`; a partition of which nothing is committed is where it began."""
-    positions: dict[TopicPartition, int | None] = dict.fromkeys(tasks.held)
+    """Return `WorkerStatus.positions`. Without a commit, a partition is at its starting offset."""
+    positions: dict[TopicPartition, int | None] = dict.fromkeys(tasks.owned)
     for source in [source for instance in tasks.instances for source in instance.inputs]:
         last = tasks.committed.get(source.partition)
         positions[source.partition] = source.origin if last is None else last.offset
@@ -49,7 +50,7 @@ def positions_of(tasks: TaskManager) -> dict[TopicPartition, int | None]:
 def lags(
     positions: Mapping[TopicPartition, int | None], stable_ends: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """How many offsets are between position and end, where both are known.
+    """Return the number of offsets from each position to the partition's end, if both are known.
 
     >>> words = TopicPartition("words", 0), TopicPartition("words", 1)
     >>> list(lags({words[0]: 5, words[1]: None}, {words[0]: 7, words[1]: 7}).values())

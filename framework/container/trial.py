@@ -1,15 +1,17 @@
-"""Finding the record at fault for a commit that the log refuses.
+"""Search for the step that makes the log refuse a commit.
 
-The log refuses a whole commit for one record in it: it is too large, has no key on a compacted topic,
-or a time that the topic does not take. Which of the records that were handled has sent it is not known
-then. So the worker goes back to the last commit and does the same again, first with each send checked
-on its own: the one that would be refused raises in its handler. If the log refuses the commit even so
-(a store's change is too large, say), the worker makes smaller ones, half as many *steps* (records,
-timers, windows, `init`) each time, until one of a single step is refused. That step gets a *verdict*:
-when it comes again its handler is not called, and the refusal is treated as if the handler had raised it.
+The log refuses a whole commit for one record in it: the record is too large, has no key on a
+compacted topic, or has a time that the topic rejects. It is unknown which step has written it. The
+worker therefore goes back to the last commit and repeats the work:
 
-A dead letter is sent in such a step too. If the log refuses it, the same verdict comes again at a
-higher level: the letter is made smaller, and at last the task fails at that record.
+1. Each send is checked on its own. The one that would be refused raises an error in its handler.
+2. If the log still refuses the commit (for example because a store's change is too large), commits
+   are made smaller: half as many *steps* (records, timers, windows, `init`) each time.
+3. When a commit of a single step is refused, that step gets a *verdict*. If it is repeated, its
+   handler is not called, and the refusal is treated like an error that the handler raised.
+
+A dead letter is sent in such a step too. If the log refuses it, the step gets a verdict of a higher
+level: its dead letter is shortened, and at the last level the task fails at that record.
 """
 
 from __future__ import annotations
@@ -23,77 +25,78 @@ import pyarrow as pa
 from strandline.changelog.errors import InvalidRecord
 
 LAST_LEVEL = 3
-"""Level of a verdict at which no dead letter is tried any more: the task fails."""
+"""Level of a verdict at which the task fails instead of sending a dead letter."""
 
 StepId = tuple[str, int, object]
-"""Task, partition, and the step in there: a record's topic and offset, or a description."""
+"""Task, partition, and the step within it: topic and offset of a record, or a description."""
 
 
 @dataclass(slots=True)
 class StepFailure:
-    """What a step failed with: it is not run again."""
+    """Verdict on a step whose commit the log refused: its handler is not called again."""
 
     error: Exception
-    """Why it failed: what its handler raised, or why the log refused what it had done."""
+    """Error raised by the step's handler, or the log's reason for refusing its commit."""
     refusal: Exception
-    """Why the log refused the last attempt to commit it."""
+    """Reason why the log refused the last attempt to commit the step."""
     level: int
-    """How much smaller its dead letter has to be made."""
+    """Level to which its dead letter is shortened; see `failures.dead_letter_headers`."""
     applied: bool = False
-    """Whether the step has come again since the last commit."""
+    """True if the step was repeated since the last commit."""
 
 
 class Trial:
-    """How many steps a worker may do before its next commit. Shared with its task instances."""
+    """Number of steps that a worker may run before its next commit. Shared with its instances."""
 
     def __init__(self) -> None:
         self.done = 0
-        """Steps since the last commit."""
+        """Number of steps since the last commit."""
         self.size: float = math.inf
-        """Steps that the next commit may have."""
+        """Maximum number of steps in the next commit; infinite without a search."""
         self.is_checking = False
-        """Whether each send is checked."""
+        """True if each send is checked."""
         self.check: Callable[[str, pa.RecordBatch], None] = _unchecked
-        """Raises InvalidRecord for a record that the log would refuse in that topic."""
+        """Raises InvalidRecord for a record that the log would refuse in the given topic."""
         self._remaining = 0
-        """Steps to come that were part of a refused commit."""
+        """Number of steps of refused commits that are not committed yet."""
         self._verdicts: dict[StepId, StepFailure] = {}
 
     @property
     def left(self) -> float:
-        """Steps that may be done before the next commit; infinite while nothing is searched for."""
+        """Number of steps allowed before the next commit; infinite without a search."""
         return self.size - self.done
 
     @property
     def is_over(self) -> bool:
-        """Whether a commit is due because no further step may be done."""
+        """True if a commit is due because no further step is allowed before it."""
         return self.left <= 0
 
     @property
     def has_verdicts(self) -> bool:
-        """Whether steps must be compared with verdicts."""
+        """True if steps must be compared with verdicts."""
         return bool(self._verdicts)
 
     def limited(self, records: int) -> int:
-        """`records`, or as many of them as may be handled before the next commit."""
+        """Return `records`, reduced to the number allowed before the next commit."""
         return records if self.size == math.inf else max(0, min(records, int(self.left)))
 
     def verdict(self, step: StepId) -> StepFailure | None:
-        """The verdict on a step that is about to run; None if it is to be run."""
+        """Return the verdict on a step that is about to run; None if its handler may be called."""
         found = self._verdicts.get(step)
         if found is not None:
             found.applied = True
         return found
 
-    def refused(self, error: InvalidRecord, condemn: Callable[[], bool]) -> None:
-        """The log refused a commit: decide how what it covered is done again.
+    def refused(self, error: InvalidRecord, mark_refused: Callable[[], bool]) -> None:
+        """Choose how the work of a refused commit is repeated.
 
         Args:
-            error: What the log said.
-            condemn: Calls `condemn` for the last step, if there is one that can be at fault.
+            error: The log's error.
+            mark_refused: Marks the only step of the commit as refused; returns False if there is
+                none that can have caused the error.
 
         Raises:
-            InvalidRecord: `error`, if it is no step's fault.
+            InvalidRecord: `error`, if no step has caused it.
         """
         if not self.done:
             raise error
@@ -102,16 +105,16 @@ class Trial:
             self.is_checking = True
         elif self.done > 1:
             self.size = max(1, self.done // 2)
-        elif not condemn():
+        elif not mark_refused():
             raise error
 
-    def condemn(self, step: StepId, error: Exception | None, refusal: Exception) -> None:
-        """A commit of this one step was refused.
+    def mark_refused(self, step: StepId, error: Exception | None, refusal: Exception) -> None:
+        """Give a verdict on a step whose commit, of that step alone, was refused.
 
         Args:
             step: The step.
-            error: What its handler raised, if the log refused the dead letter; else None.
-            refusal: What the log said.
+            error: Error of its handler if the log refused the dead letter; else None.
+            refusal: The log's error.
         """
         before = self._verdicts.get(step)
         level = 0 if error is None else 1 if before is None else before.level + 1
@@ -119,7 +122,7 @@ class Trial:
         self.size = 1
 
     def committed(self) -> None:
-        """All that was done is committed."""
+        """Note that all steps are committed; end the search when those of refused commits are."""
         left = {at: one for at, one in self._verdicts.items() if not one.applied}
         was_clean = len(left) == len(self._verdicts)
         self._verdicts = left
@@ -132,11 +135,11 @@ class Trial:
         self.done = 0
 
     def rewound(self) -> None:
-        """All that was done since the last commit is undone, and comes again."""
+        """Note that all steps since the last commit were undone and will be repeated."""
         self.done = 0
         for verdict in self._verdicts.values():
             verdict.applied = False
 
 
 def _unchecked(_topic: str, _columns: pa.RecordBatch) -> None:
-    """Refuse nothing."""
+    """Accept every record: the check before a worker sets its own."""

@@ -1,7 +1,7 @@
-"""When the `window` of a class task is called.
+"""Schedule of calls of a class task's `window`.
 
-Every so many milliseconds of the wall clock and, where a bounded run ends, once more if something was
-handled since the last call. The commit says whether such a call is still owed.
+It is called at a fixed interval of the wall clock. At the end of a bounded run it is called once
+more if a step ran since the last call. Each commit records whether such a call is pending.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from strandline.changelog.clock import Clock
 
 
 class WindowTimer:
-    """The windows of one task instance."""
+    """Schedule of the windows of one task instance."""
 
     def __init__(self, interval_ms: int | None, clock: Clock) -> None:
         self._interval_ms = interval_ms
         self._clock = clock
         self._next = self._committed = clock.now_ms() + (interval_ms or 0)
-        self.is_owed = False
-        """True if something was handled that no call of `window` has followed."""
-        self._was_owed = False
+        self.is_pending = False
+        """True if a step ran after the last call of `window`."""
+        self._was_pending = False
 
     def next_at(self) -> int | None:
-        """Milliseconds since the epoch at which the next window ends; None without windows.
+        """Return the end of the next window in ms since the epoch; None without windows.
 
-        At most an interval from now, also when the clock was set back.
+        It is at most one interval from now, even if the clock was set back.
         """
         if not self._interval_ms:
             return None
@@ -31,30 +31,30 @@ class WindowTimer:
         return self._next
 
     def is_due(self, now: int) -> bool:
-        """Whether a window has ended by `now` (ms)."""
+        """Return True if a window has ended by `now` (ms)."""
         at = self.next_at()
         return at is not None and at <= now
 
-    def passed(self, now: int) -> None:
-        """The window that was due is over; the next one begins at `now` (ms)."""
+    def end_window(self, now: int) -> None:
+        """End the window that was due; the next one begins at `now` (ms)."""
         self._next = now + (self._interval_ms or 0)
 
     def handled(self) -> None:
-        """Something was handled, so a call is owed."""
-        self.is_owed = self._interval_ms is not None
+        """Note that a step ran, so that a call of `window` is pending."""
+        self.is_pending = self._interval_ms is not None
 
     def called(self) -> None:
-        """A call has followed everything that was handled."""
-        self.is_owed = False
+        """Note that `window` was called, so that no call is pending."""
+        self.is_pending = False
 
-    def restored(self, *, owed: bool) -> None:
-        """Take from the last commit whether a call is owed."""
-        self.is_owed = self._was_owed = owed and self._interval_ms is not None
+    def restored(self, *, pending: bool) -> None:
+        """Set whether a call is pending, as read from the last commit."""
+        self.is_pending = self._was_pending = pending and self._interval_ms is not None
 
     def committed(self) -> None:
-        """What the windows so far have done is committed."""
-        self._committed, self._was_owed = self._next, self.is_owed
+        """Note that all windows so far are committed."""
+        self._committed, self._was_pending = self._next, self.is_pending
 
     def rewind(self) -> None:
-        """What was done since the last commit is undone, so its windows are due again."""
-        self._next, self.is_owed = self._committed, self._was_owed
+        """Return to the state of the last commit, so that later windows are due again."""
+        self._next, self.is_pending = self._committed, self._was_pending

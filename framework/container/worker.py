@@ -1,13 +1,13 @@
-"""A worker: one thread that takes records, lets task instances handle them, and commits.
+"""A worker: one thread that fetches records, runs task instances on them, and commits.
 
-    join     a place among the app's workers · a producer that fences who had that place before
-    share    give up what others are to have, take up what is new
-    cycle    share · feed · handle slices, partitions in turn · timers and windows · commit when due
-    rewind   after an aborted commit: everything back to the last one, then on from there
-    lost     it is no member any more: nothing it did since its last commit counts; join again
-    wait     while the disk is full: a pause, back to the last commit, once more
+    join        become a member of the app's group; make a producer, which fences a predecessor's
+    rebalance   commit and close revoked partitions, open newly assigned ones
+    cycle       rebalance · fetch · handle slices in turn · timers and windows · commit if due
+    rewind      after an aborted commit: reset everything to the last commit and continue from it
+    fenced      membership or producer is lost: drop all uncommitted work and join again
+    disk full   pause, rewind to the last commit, try again
 
-Only `cycle` and what it calls touch task instances; `stop` may be called from any thread.
+Only `cycle` and the methods it calls touch task instances. `stop` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from strandline.framework.options import Options
 
 _log = logging.getLogger("strandline")
 
-GIVE_UP = 10
-"""Commits aborted one after another before the worker stops."""
+MAX_ABORTED_COMMITS = 10
+"""Maximum number of consecutive aborted commits; after one more the worker raises the error."""
 
 
 class Worker:
-    """Runs the tasks of an app, on the partitions that it may hold."""
+    """Runs the tasks of an app on the partitions that are assigned to it."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Worker:
         clock: Clock,
         options: Options,
         tasks: TaskManager,
-        seat: WorkerSession,
+        session: WorkerSession,
     ) -> None:
         self.app = app
         self.options = options
@@ -68,37 +68,42 @@ class Worker:
         self._clock = clock
         self._tasks = tasks
         self._trial = tasks.trial
-        self._trial.check = seat.check
-        self._seat = seat
-        self._told: tuple[GroupMembership, Partitions] | None = None
-        """What was said last that it holds, and of which place."""
+        self._trial.check = session.check
+        self._session = session
+        self._reported: tuple[GroupMembership, Partitions] | None = None
+        """Partitions last reported as owned, and the membership to which they were reported."""
         self._turns = SliceScheduler(tasks.trial, tasks.loop, clock, guarded=tasks.in_background)
         self._outage = Outage(clock)
         self._intact = False
-        """Whether stores can be written, so that rewinding is enough after a failure."""
+        """True if every engine accepts writes, so that a failure can be rewound in place."""
         self._since_commit = 0
         self._next_commit = 0.0
         self._aborted_in_a_row = 0
         self._completion = Completion(app, broker, clock, tasks)
         self.handled = 0
-        """Records handled since the worker was made, those rewound not counted."""
+        """Number of records handled since the worker was created, without the rewound ones."""
 
     # Life -----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Take a place, and begin to bring back what belongs to it."""
+        """Join the group and begin to restore the assigned partitions."""
         self._intact = True
-        self._commit_is_later()
-        self._share()
+        self._schedule_commit()
+        self._rebalance()
         if not self._tasks.in_background:
-            self._welcome()
+            self._start_restored()
 
     def cycle(self, *, limit: int | None = None, wait: float = 0.0) -> int:
-        """One round; how many records it handled. Waits up to `wait` seconds for new ones."""
-        self._share()
-        self._welcome()
+        """Run one round of the worker and return the number of records handled.
+
+        Args:
+            limit: Largest number of records; None for no limit.
+            wait: Seconds that a fetch may wait for new records.
+        """
+        self._rebalance()
+        self._start_restored()
         self._feed(wait)
-        handled = self._turns.handle(self.instances, limit, lambda: self._is_time)
+        handled = self._turns.handle(self.instances, limit, lambda: self._is_commit_time)
         self._turns.tick(self.instances)
         self.handled += handled
         self._since_commit += handled
@@ -107,44 +112,46 @@ class Worker:
         return handled
 
     def commit(self) -> bool:
-        """Commit what has been done, or rewind to the last commit if that is refused.
+        """Commit the work since the last commit; rewind to the last commit if that fails.
 
         Returns:
-            Whether all that was done is committed.
+            True if all work is committed; False if it was rewound.
 
         Raises:
-            DiskFull: What is not committed must be rewound then.
+            DiskFull: The disk is full; the caller must rewind the uncommitted work.
         """
         is_committed = True
         if self.has_uncommitted:
             is_committed = False
             try:
-                self._seat.commit(self.instances)
+                self._session.commit(self.instances)
                 is_committed = True
                 self._trial.committed()
                 self._tasks.committed.update(offsets_of(self.instances))
                 self._aborted_in_a_row = self._since_commit = 0
                 self._checkpoint()
-                self._outage.over()
+                self._outage.end()
             except SchemaMismatch:
-                raise  # of no single record
+                raise  # no single record causes it, so there is none to search for
             except InvalidRecord as error:
                 self._refused(error)
             except (MemberFenced, ProducerFenced) as error:
-                self._lost(error)
+                self._handle_fencing(error)
             except (TransactionAborted, Retriable) as error:
                 self._recover(error)
-        self._commit_is_later()
+        self._schedule_commit()
         return is_committed
 
     def _checkpoint(self) -> None:
-        self._intact = False  # an engine that could not write takes nothing until it is reopened
+        # An engine whose write failed refuses all further writes until it is reopened. So if the
+        # checkpoint raises, the flag stays False and the stores are dropped instead of rewound.
+        self._intact = False
         checkpoint_if_due(self.instances)
         self._intact = True
 
-    def rest(self) -> None:
-        """Let the engines have all that is committed, so that the next start has nothing to restore."""
-        self._intact = self._tasks.rest(self.instances)
+    def checkpoint_all(self) -> None:
+        """Checkpoint all stores, so that the next start has nothing to restore."""
+        self._intact = self._tasks.checkpoint(self.instances)
 
     def run(
         self,
@@ -153,11 +160,17 @@ class Worker:
         count: int | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Cycles until told to stop; how many records they handled.
+        """Run cycles until `stop` is called or a limit is reached; return the records handled.
 
-        Ends when the bound `until` is reached, after `count` records, or after `timeout` seconds,
-        whatever is asked for and comes first, or when every task instance has failed. While the
-        disk is full it waits; if it is to end then, it raises DiskFull.
+        The run also ends when every task instance has failed. It waits while the disk is full.
+
+        Args:
+            until: Bound at which the run ends; None for none.
+            count: Number of records after which the run ends; None for no limit.
+            timeout: Seconds after which the run ends; None for no limit.
+
+        Raises:
+            DiskFull: The run was to end while the disk was full.
         """
         begun, before = self._clock.monotonic(), self.handled
 
@@ -172,7 +185,7 @@ class Worker:
                 self._work(until, None if count is None else before + count, seconds_left)
                 return self.handled - before
             except DiskFull as error:
-                self._outlast(error, ended)
+                self._wait_for_space(error, ended)
 
     def _work(
         self,
@@ -187,7 +200,7 @@ class Worker:
             if left == 0 or is_over or self._all_failed:
                 if self.commit() or is_over:
                     return
-                continue  # what the log has refused comes again
+                continue  # the log refused the commit, so the records are handled again
             wait = self._wait(seconds, bounded=until is not None)
             handled = patiently(partial(self.cycle, limit=left, wait=wait), lambda: self.stopping)
             if until is not None and not handled:
@@ -198,7 +211,11 @@ class Worker:
         self.commit()
 
     def _has_ended(self, until: Bound) -> bool:
-        """If the app is idle, let fire what comes last; True if nothing is left to do anywhere."""
+        """Fire the timers and windows that come last, if the app is idle.
+
+        Returns:
+            True if nothing is left to do in the whole app.
+        """
         if self._tasks.is_opening or not self.is_idle:
             return False
         steps = self._completion.last_steps(until)
@@ -208,20 +225,21 @@ class Worker:
         return not steps and not self._completion.others_are_busy
 
     def stop(self) -> None:
-        """Let `run` end after a last commit; may be called from any thread or signal handler."""
-        self._turns.stop()  # and no lock is taken: it may be a signal within a wait
+        """End `run` after a last commit. May be called from any thread or signal handler."""
+        # No lock is taken: a signal handler may interrupt a thread that holds it.
+        self._turns.stop()
 
     def close(self) -> None:
-        """Let go of stores, producer and place; what is not committed is forgotten."""
+        """Close stores and producer, and leave the group; uncommitted work is dropped."""
         try:
             self._tasks.shut_down()
         finally:
-            self._seat.leave()
+            self._session.leave()
             self._turns.close()
             self._tasks.loop.close()
 
     def abandon(self) -> None:
-        """Let go as a crash would: no commit, no farewell; only the files are closed."""
+        """Close the files without committing or leaving the group, as a crash would."""
         self._tasks.release()
         self._turns.close()
         self._tasks.loop.close()
@@ -230,35 +248,41 @@ class Worker:
 
     @property
     def instances(self) -> list[TaskInstance]:
-        """The task instances at work."""
+        """Task instances whose stores are restored."""
         return self._tasks.instances
 
     @property
     def stopping(self) -> bool:
+        """True once `stop` was called."""
         return self._turns.is_stopping
 
     @property
     def waits_for(self) -> DiskFull | None:
-        """Why it stands still; None if it does not."""
+        """Error for which the worker waits for disk space; None if it does not wait."""
         return self._outage.reason
 
     def status(self) -> WorkerStatus:
-        """What it is doing; may be asked from any thread."""
-        state = state_of(self.waits_for, self._seat, self._tasks)
+        """Return state, progress and positions of the worker. May be called from any thread."""
+        state = state_of(self.waits_for, self._session, self._tasks)
         handled, commits = self.handled - self._since_commit, self._tasks.counters.commits.count
         return WorkerStatus(state, handled, commits, positions_of(self._tasks))
 
     def metrics(self) -> list[MetricReading]:
-        """What it has counted, and how things stand; may be asked from any thread."""
+        """Return the worker's counters and gauges. May be called from any thread."""
         return [MetricReading(WAITING, (self.app,), bool(self.waits_for)), *self._tasks.metrics()]
 
     @property
     def commit_is_due(self) -> bool:
-        """Whether time, records, memory or the search for a refused record ask for a commit."""
-        return self._is_time or self._trial.is_over or any(i.needs_commit for i in self.instances)
+        """True if time, records, memory or the search for a refused record ask for a commit."""
+        return (
+            self._is_commit_time
+            or self._trial.is_over
+            or any(i.needs_commit for i in self.instances)
+        )
 
     @property
-    def _is_time(self) -> bool:
+    def _is_commit_time(self) -> bool:
+        """True if the commit interval or the number of records asks for a commit."""
         return (
             self._since_commit >= self.options.commit_records
             or self._clock.monotonic() >= self._next_commit
@@ -266,7 +290,7 @@ class Worker:
 
     @property
     def has_uncommitted(self) -> bool:
-        """Whether a commit would write anything."""
+        """True if a commit would write anything."""
         return any(
             instance.changed or source.position != self._last(instance, source)
             for instance in self.instances
@@ -275,12 +299,12 @@ class Worker:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all there is has been handled and committed, in the whole app; see `Completion`."""
+        """True if the whole app has handled and committed all records; see `Completion.is_idle`."""
         return self._completion.is_idle(self.has_uncommitted)
 
     @property
     def failures(self) -> list[Exception]:
-        """Why task instances have stopped."""
+        """Errors at which task instances have stopped."""
         return [instance.failure for instance in self.instances if instance.failure is not None]
 
     @property
@@ -288,7 +312,11 @@ class Worker:
         return 0 < len(self.instances) == len(self.failures) and not self._tasks.is_opening
 
     def _wait(self, seconds: float | None, *, bounded: bool) -> float:
-        """How long a fetch may wait: not past the next commit, timer, or end of the run."""
+        """Return how many seconds a fetch may wait.
+
+        The wait ends at the next commit, timer or window, or at the end of the run. A `bounded` run
+        does not wait at all unless transactions are open or other workers are busy.
+        """
         waits = [self.options.poll_ms / 1000]
         if seconds is not None:
             waits.append(seconds)
@@ -302,54 +330,57 @@ class Worker:
             return 0.0
         return max(0.0, min(waits))
 
-    # Sharing with others --------------------------------------------------------------
+    # Rebalancing ----------------------------------------------------------------------
 
-    def _share(self) -> None:
-        """Give up what others are to have, take up what is new."""
-        place = self._seat.take()
+    def _rebalance(self) -> None:
+        """Commit and close revoked partitions, open newly assigned ones, and report the change."""
+        membership = self._session.acquire()
         try:
-            allowed = self._tasks.readable(place.allowed())
+            allowed = self._tasks.readable(membership.allowed())
         except MemberFenced as error:
-            self._lost(error)
+            self._handle_fencing(error)
             if not self.stopping:
-                self._seat.take()  # in the same breath: the loss does not say that the log answers
+                # Join again within this call. A return would end the outage that `patiently`
+                # measures, although being fenced does not show that the log answers.
+                self._session.acquire()
             return
-        if surplus := self._tasks.held - allowed:
+        if surplus := self._tasks.owned - allowed:
             self.commit()
-            if self._seat.place is not place:
+            if self._session.membership is not membership:
                 return
             self._tasks.close(surplus)
-        if self._told != (place, allowed):  # also if what is asked back was dropped before
-            place.holds(allowed)
-            self._told = place, allowed
-        if missing := allowed - self._tasks.held:
+        # Report also if nothing was open: partitions to be revoked may have been dropped before.
+        if self._reported != (membership, allowed):
+            membership.holds(allowed)
+            self._reported = membership, allowed
+        if missing := allowed - self._tasks.owned:
             self._tasks.open(missing)
-        self._tasks.follow(place.standbys() & self._tasks.every - allowed)
+        self._tasks.follow(membership.standbys() & self._tasks.input_partitions - allowed)
 
-    def _welcome(self) -> None:
-        """Let those begin that are back."""
+    def _start_restored(self) -> None:
+        """Add the instances whose restore has ended, and run their `init`."""
         self._tasks.ready()
         self._turns.start(self.instances)
 
-    def _lost(self, error: MemberFenced | ProducerFenced) -> None:
-        """Others may hold what this worker held: forget what is not committed, and join again."""
+    def _handle_fencing(self, error: MemberFenced | ProducerFenced) -> None:
+        """Drop uncommitted work and the membership: other workers may own the partitions now."""
         dropped = self._since_commit
         self._drop()
-        self._seat.lost(error, dropped)
+        self._session.fenced(error, dropped)
 
     # Feeding and handling -------------------------------------------------------------
 
     def _feed(self, wait: float) -> None:
-        """Fetch for the inputs that have run dry; wait only if there is nothing else to do."""
+        """Fetch for the inputs without pending records; wait only if nothing else can be done."""
         if not self.instances:
             self._pause(wait)
             return
         running = [instance for instance in self.instances if instance.failure is None]
-        hungry = [s for instance in running for s in instance.inputs if not s.pending]
-        together = groups(hungry)
-        if len(together) != 1 or any(instance.has_input for instance in running):
+        drained = [s for instance in running for s in instance.inputs if not s.pending]
+        grouped = groups(drained)
+        if len(grouped) != 1 or any(instance.has_input for instance in running):
             wait = 0.0
-        for group in together:
+        for group in grouped:
             positions = {tp: sources[0].ahead for tp, sources in group.items()}
             fetched = self._broker.fetch(
                 positions, max_bytes=self.options.fetch_bytes, timeout=wait
@@ -359,7 +390,7 @@ class Worker:
                     source.feed(fetched[tp])
 
     def _pause(self, seconds: float) -> None:
-        """Wait for something to be held."""
+        """Wait up to `seconds` for restores to end, or just wait if none is under way."""
         if self._tasks.is_opening:
             self._tasks.wait(seconds)
         else:
@@ -368,55 +399,55 @@ class Worker:
     # Going back -----------------------------------------------------------------------
 
     def _recover(self, error: TransactionAborted | Retriable) -> None:
-        """After a commit that failed: back to the last one that did not."""
+        """Go back to the last commit after one that was aborted or may have been."""
         self._aborted_in_a_row += 1
-        if self._aborted_in_a_row > GIVE_UP:
+        if self._aborted_in_a_row > MAX_ABORTED_COMMITS:
             raise error
-        said = {"app": self.app, "records": self._since_commit, "error": error}
+        fields = {"app": self.app, "records": self._since_commit, "error": error}
         if isinstance(error, RebalanceInProgress):
-            # Kafka lets it happen whenever a worker comes or goes: it is nobody's failure.
-            _log.info(
-                "partitions were shared out anew during a commit: it is done again", extra=said
-            )
+            # On Kafka this is normal whenever a worker joins or leaves, so it is no warning.
+            _log.info("a rebalance interrupted a commit, which is repeated", extra=fields)
         else:
-            _log.warning("a commit was aborted, going back to the last one: %s", error, extra=said)
+            _log.warning(
+                "a commit was aborted, going back to the last one: %s", error, extra=fields
+            )
         self._go_back()
 
     def _refused(self, error: InvalidRecord) -> None:
-        """The log refuses the commit for one record in it: go back, and find whose it is."""
-        said = {"app": self.app, "records": self._since_commit, "error": error}
-        _log.info("a commit was refused, looking for the record: %s", error, extra=said)
-        self._trial.refused(error, lambda: any(i.condemn(error) for i in self.instances))
-        self._go_back(is_undone=True)
+        """Go back and search for the step whose record the log refused."""
+        fields = {"app": self.app, "records": self._since_commit, "error": error}
+        _log.info("a commit was refused, looking for the record: %s", error, extra=fields)
+        self._trial.refused(error, lambda: any(i.mark_refused(error) for i in self.instances))
+        self._go_back(known_uncommitted=True)
 
-    def _go_back(self, *, is_undone: bool = False) -> None:
-        """To the last commit: in place, or from the log if what it holds must be found out.
+    def _go_back(self, *, known_uncommitted: bool = False) -> None:
+        """Go back to the last commit: in place if possible, else by reading it from the log again.
 
-        `is_undone`: outputs and changes are known not to be committed. Else only one transaction
-        for all of it tells that.
+        `known_uncommitted` says that outputs and changes are known not to be committed. Without it
+        that is known only under exactly_once, where one transaction covers all of them.
         """
-        is_undone = is_undone or self.options.processing_guarantee == "exactly_once"
+        known_uncommitted = known_uncommitted or self.options.processing_guarantee == "exactly_once"
         try:
-            aborted = is_undone and self._intact and self._seat.abort()
+            aborted = known_uncommitted and self._intact and self._session.abort()
         except ProducerFenced as error:
-            self._lost(error)
+            self._handle_fencing(error)
             return
         if aborted:
             self._rewind_in_place()
         else:
             self._drop()
-            self._seat.renew()
+            self._session.renew()
 
     def _drop(self) -> None:
-        """What is held, as it is in memory and in the engines."""
-        self._forget_handled()
+        """Close all instances without committing; `cycle` opens them again from the log."""
+        self._uncount_handled()
         self._tasks.drop()
         self._intact = True
 
-    def _outlast(self, error: DiskFull, ended: Callable[[], bool]) -> None:
-        """Wait, and go back to the last commit; raise the error if the run is to end before."""
+    def _wait_for_space(self, error: DiskFull, ended: Callable[[], bool]) -> None:
+        """Wait for disk space, then go back to the last commit; raise the error if the run ends."""
         while True:
-            self._outage.met(error)
+            self._outage.disk_full(error)
             if not self._outage.pause(ended):
                 raise error
             try:
@@ -424,24 +455,24 @@ class Worker:
             except DiskFull as again:
                 error = again
 
-    def _forget_handled(self) -> None:
+    def _uncount_handled(self) -> None:
         self._trial.rewound()
         self.handled -= self._since_commit
         self._since_commit = 0
 
     def _rewind_in_place(self) -> None:
-        """Forget what is not committed."""
-        self._forget_handled()
+        """Reset every instance in memory to the last commit."""
+        self._uncount_handled()
         for instance in self.instances:
             instance.rewind(
                 {source.partition: self._last(instance, source) for source in instance.inputs}
             )
 
     def _last(self, instance: TaskInstance, source: Input) -> int:
-        """The position of the last commit, or where the worker started."""
+        """Return the input's position as of the last commit, or the one at which it started."""
         position = position_of(instance.spec.name, source.partition, self._tasks.committed)
         return source.origin if position is None else max(position, source.origin)
 
-    def _commit_is_later(self) -> None:
+    def _schedule_commit(self) -> None:
         self._since_commit = 0
         self._next_commit = self._clock.monotonic() + self.options.commit_interval_ms / 1000

@@ -1,1 +1,1 @@
-"""The engines that hold a store's committed bytes: RocksDB on disk, and memory."""
+"""The engines that store a partition's committed bytes: RocksDB on disk, and memory."""

@@ -1,4 +1,4 @@
-"""Which engine holds a partition of a store."""
+"""Choice of the engine for a partition of a store."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ def engine_of(
     lock_timeout: float,
     clock: Clock,
 ) -> Engine:
-    """The one that the spec names, RocksDB in `folder`; memory without a folder.
+    """Open the engine that the spec names: RocksDB in `folder`, or memory; memory without a folder.
 
-    Another holder of the folder is waited for `lock_timeout` seconds. Raises FutureFormat, StorageFailed, DiskFull.
+    `lock_timeout` is the seconds to wait for another holder of the folder's lock. Raises
+    FutureFormat, StorageFailed, DiskFull.
     """
     if spec.engine == "memory" or folder is None:
         return MemoryEngine()

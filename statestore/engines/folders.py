@@ -1,18 +1,19 @@
-"""Which folder an engine opens, and who may: the partition's own, or one beside it.
+"""Folders and folder locks of engines: a partition's own folder, and those beside it.
 
-    0        of whoever holds the partition
-    0.2 …    beside it: a copy that is kept warm for another holder (standby), or what was begun
-             anew because a stalled holder had the lock of its own
-    0.lock, 0.2.lock …    who has the folder
+    0        the partition's own folder, used by its owner
+    0.2 …    beside it: a standby copy, or a store that was restored into a fresh folder because a
+             stalled process had the lock of the partition's own
+    0.lock, 0.2.lock …    the lock of each folder
 
-**A folder is opened, changed, emptied, moved or removed only by who holds the lock beside it**, taken
-before the folder is made, and kept until its engine is closed and the folder left alone. RocksDB's
-own LOCK is not enough: whoever closes a database in order to remove it, or to begin anew, gives that
-up, and another would open what is just being taken away. Lock files are never removed. Nobody waits
-for the lock of a folder beside: with one who stops while he holds some, others take the next number.
+**A folder is opened, changed, emptied, moved or removed only by the holder of its lock.** The lock
+is taken before the folder is created, and held until the engine is closed and the folder is no
+longer touched. RocksDB's own LOCK is not enough: a process releases it when it closes a database to
+remove it or to start over, and another process would then open files that are being removed. Lock
+files are never removed. No process waits for the lock of a folder beside the own one: if it is
+taken, the next number is tried. So a process that stalls with such locks blocks no other.
 
-Whoever opens a partition takes the content that reaches furthest; it moves into the partition's own
-folder, and folders beside that nobody uses are removed.
+Opening a partition takes over the folder whose content reaches furthest in the changelog. Its
+content is moved into the partition's own folder, and the unused folders beside it are removed.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ log = logging.getLogger("strandline.state")
 def open_when_free(
     folder: str | os.PathLike[str], *, timeout: float = 10.0, clock: Clock | None = None
 ) -> RocksEngine:
-    """The engine of a partition's folder, waiting up to `timeout` seconds for its lock.
+    """Open the engine of a partition's folder, waiting at most `timeout` seconds for its lock.
 
-    If a folder beside it that nobody uses reaches further, it holds what that one held; all others
-    that nobody uses are removed. If the old holder does not let go, one beside it is opened, and
-    filled from the changelog: a stalled process must not hold up the one that takes over.
+    If an unused folder beside it reaches further, its content is moved here. All unused folders
+    beside it are removed. If the lock is not released in time, a folder beside it is opened instead
+    and restored from the changelog, so that a stalled process does not block the new owner.
     Raises StorageFailed, DiskFull, FutureFormat.
     """
     clock = clock or SystemClock()
@@ -52,8 +53,8 @@ def open_when_free(
         return bool(opened)
 
     if not wait_until(is_free, timeout, clock):
-        said = {"folder": path}
-        log.warning("%s stays locked; restoring into a folder beside it", path, extra=said)
+        fields = {"folder": path}
+        log.warning("%s stays locked; restoring into a folder beside it", path, extra=fields)
         return open_beside(path, clock)
     own = opened[0]
     try:
@@ -65,7 +66,7 @@ def open_when_free(
 
 
 def open_beside(folder: str | os.PathLike[str], clock: Clock) -> RocksEngine:
-    """The first folder beside the partition's own that nobody else uses, made if need be.
+    """Open the engine of the first unlocked folder beside the partition's own; create it if needed.
 
     Raises StorageFailed, DiskFull, FutureFormat.
     """
@@ -77,9 +78,10 @@ def open_beside(folder: str | os.PathLike[str], clock: Clock) -> RocksEngine:
 
 
 def remove_all(root: Path) -> None:
-    """Remove an app's state: `<root>/<store>/<partition>`, of all its stores.
+    """Remove an app's state: `<root>/<store>/<partition>` of all its stores.
 
-    Raises LogLocked, and removes nothing, if a folder is open somewhere; StorageFailed.
+    Raises LogLocked, without removing anything, if a folder is open in any process. Raises
+    StorageFailed.
     """
     storage = LocalStorage(root, follow=False)
     with contextlib.ExitStack() as locked:
@@ -90,7 +92,7 @@ def remove_all(root: Path) -> None:
 
 
 def lock_folder(storage: Storage, folder: str) -> Lock:
-    """Lock a state folder of `storage`, whose parent exists; LogLocked if somebody has it."""
+    """Lock a state folder of `storage`, whose parent exists. Raises LogLocked if it is locked."""
     try:
         return storage.lock(f"{folder}.lock", f"pid {os.getpid()}\n")
     except LogLocked as error:
@@ -111,13 +113,13 @@ def _open(path: Path, clock: Clock) -> RocksEngine:
 def _take_furthest(own: RocksEngine, clock: Clock) -> None:
     for beside in _free_beside(own.folder, clock):
         if _is_further(beside.position(), own.position()):
-            own.take(beside)
-        with contextlib.suppress(StrandlineError):  # the next to come may have more luck
+            own.take_over(beside)
+        with contextlib.suppress(StrandlineError):  # the next opening tries it again
             beside.remove()
 
 
 def _free_beside(path: Path, clock: Clock) -> Iterator[RocksEngine]:
-    """The engines of folders beside that nobody has; one that cannot be opened is left alone."""
+    """Yield the engines of unlocked folders beside; skip a folder that cannot be opened."""
     inside = f"{path.name}."
     for name in LocalStorage(path.parent, follow=False).list_dir(""):
         if name.startswith(inside) and name.removeprefix(inside).isdecimal():

@@ -1,7 +1,7 @@
-"""The content of a RocksDB folder, read without changing anything in it.
+"""Reading the content of a RocksDB folder without changing anything in it.
 
-RocksDB opens a database read-only, but rocksdict writes a file of its own beside it; so what is
-opened is a temporary folder of links to the database's files.
+RocksDB can open a database read-only, but rocksdict writes a file of its own beside it. So a
+temporary folder with links to the database's files is opened instead.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from strandline.statestore.engines.rocksdb import DATABASE
 from strandline.statestore.ordered import FIRST_KEY
 
 NOT_LINKED = {"LOCK", "LOG", "rocksdict-config.json"}
+"""Names of files that are not linked, because opening the database writes them."""
 
 
 class DatabaseContent:
-    """A database that is open to be looked at."""
+    """A database that is open for inspection."""
 
     def __init__(self, database: rocksdict.Rdict, folder: Path) -> None:
         self._database = database
         self._folder = folder
 
     def position(self) -> StorePosition | None:
-        """Up to where of its changelog it reaches. Raises CorruptLog, FutureFormat."""
+        """Return the stored changelog position; None if none. Raises CorruptLog, FutureFormat."""
         try:
             found = self._database.get(POSITION_KEY)
         except Exception as error:
@@ -39,7 +40,7 @@ class DatabaseContent:
         return None if found is None else StorePosition.from_bytes(found)
 
     def entries(self) -> Iterator[Entry]:
-        """All keys and values, by ascending keys. Raises CorruptLog where one is damaged."""
+        """Yield all keys and values, by ascending keys. Raises CorruptLog at a damaged one."""
         last: bytes | None = None
         items: Any = self._database.items(from_key=FIRST_KEY)
         for entry in items:
@@ -51,7 +52,7 @@ class DatabaseContent:
             raise _unreadable(self._folder, error) from error
 
     def _check_end(self, last: bytes | None) -> None:
-        """Raise what ended a scan early: rocksdict's iterators end without a word at damage."""
+        """Raise the error that ended a scan early, because rocksdict's iterators end silently."""
         probe = self._database.iter()
         probe.seek(FIRST_KEY if last is None else last)
         if last is not None and probe.valid():
@@ -60,9 +61,9 @@ class DatabaseContent:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether the database of a partition's folder was being made when its process was killed.
+    """Return True if the process was killed while it created the database of a partition's folder.
 
-    It has nothing in it then, and begins anew when it is opened.
+    Such a database has no entries, and is created again when it is opened.
     """
     names = {file.name for file in (folder / DATABASE).iterdir()}
     return "CURRENT" not in names and not any(name.endswith(".sst") for name in names)
@@ -70,7 +71,7 @@ def is_unfinished(folder: Path) -> bool:
 
 @contextmanager
 def inspected(folder: Path) -> Iterator[DatabaseContent]:
-    """The database of a partition's folder. Raises CorruptLog."""
+    """Open the database of a partition's folder for inspection. Raises CorruptLog."""
     with tempfile.TemporaryDirectory(prefix="strandline-") as links:
         for file in (folder / DATABASE).iterdir():
             if file.name not in NOT_LINKED:

@@ -1,7 +1,7 @@
-"""An engine in memory: nothing is left of it when the process ends.
+"""An engine in memory, whose content is lost when the process ends.
 
-For tests, the test driver, and small stores whose changelog is replayed faster than a disk
-is asked. It is a stack of layers whose bottom forgets deletions.
+It is used for tests, for the test driver, and for small stores whose changelog is replayed quickly.
+It is a stack of layers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from strandline.statestore.layers import MISSING, Change, Layers, overlaid
 
 
 class MemoryEngine:
-    """Implements `Engine`."""
+    """Engine in memory; implements `Engine`."""
 
     def __init__(self) -> None:
         self._layers = Layers()

@@ -1,28 +1,28 @@
 """RocksDB as an engine: durable, larger than memory, sorted.
 
-The rules, each for a failure that was seen:
+These are the rules. Each prevents a failure that was seen:
 
-- The write-ahead log is off: the changelog is one. Every write holds the position, so what a
-  crash leaves is a state as of some position; and since all writes touch that one key, an
-  ingested file never overtakes what is still in the memtable.
-- From `SST_FROM` keys on a write is a sorted file, written beside the database and moved into
-  it (several times faster than a batch, and durable when it returns); a smaller one is a
-  batch followed by a flush. Deletions go into both.
-- Ingested files all land on level 0 and RocksDB does not push back, so a write waits while
-  there are more than `MAX_LEVEL0_FILES`.
-- One block cache and one budget for memtables serve the whole process.
-- A store has eight files open besides its tables (LOCK, LOG, MANIFEST, a log that stays empty, three
-  folders, the lock of its folder), so how many tables it keeps open depends on how many files the
-  process may have.
-- RocksDB's LOCK is a POSIX lock, which a process loses when it closes any descriptor of that
-  file: nothing else here opens it.
-- RocksDB gives its LOCK up whenever the database is closed, and that is also done in order to
-  begin anew, to move it, to remove it. Who else may come to open it holds a lock of the folder
-  meanwhile (statestore/engines/folders.py); the engine keeps that until it is closed itself.
+- The write-ahead log is off, because the changelog serves as one. Every write includes the
+  position, so a crash leaves the state as of some position. Since all writes contain that one key,
+  an ingested file never overtakes older changes that are still in the memtable.
+- A write of at least `SST_MIN_KEYS` keys is a sorted file, written beside the database and moved
+  into it. That is several times faster than a batch, and durable when it returns. A smaller write
+  is a batch followed by a flush. Both can contain deletions.
+- Ingested files all go to level 0, and RocksDB does not slow down ingestion. So a write waits while
+  there are more than `MAX_LEVEL0_FILES` files.
+- One block cache and one budget for memtables are shared by the whole process.
+- A store has eight files open besides its tables (LOCK, LOG, MANIFEST, a log that stays empty,
+  three folders, the lock of its folder). So the number of tables that it keeps open depends on the
+  number of files that the process may open.
+- RocksDB's LOCK is a POSIX lock, which a process loses when it closes any descriptor of that file.
+  So nothing else here opens it.
+- RocksDB releases its LOCK whenever the database is closed, also if it is closed to be moved,
+  removed or created again. So the engine holds a lock of the folder besides
+  (statestore/engines/folders.py) until the engine itself is closed.
 
-A partition's folder holds `db/`, `tmp/`, and `damaged` once damage was met: a mark that makes
-the next open begin anew, for the changelog has everything. What was found damaged is kept as
-`db.damaged` until the next time.
+A partition's folder contains `db/`, `tmp/`, and after damage the mark `damaged`. The mark makes the
+next opening start over with an empty database, because the changelog has everything. A damaged
+database is kept as `db.damaged` until the next one is found.
 """
 
 from __future__ import annotations
@@ -60,24 +60,32 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 DATABASE = "db"
-"""Within a partition's folder."""
-_GONE = "tmp/gone"
+"""Name of the database, within a partition's folder."""
+_REMOVED = "tmp/gone"
+"""Path of a database that is being removed, within a partition's folder."""
 DAMAGED = "damaged"
-"""The mark, within a partition's folder."""
-SST_FROM = 10_000
+"""Name of the file that marks damage, within a partition's folder."""
+SST_MIN_KEYS = 10_000
+"""Number of keys from which a write is ingested as a sorted file."""
 MAX_LEVEL0_FILES = 20
+"""Number of files on level 0 above which writes wait for compaction."""
 BACK_PRESSURE_SECONDS = 120.0
+"""Maximum seconds that a write waits for compaction."""
 MAX_OPEN_FILES = 256
+"""Maximum number of files that one store keeps open."""
 MIN_OPEN_FILES = 20
-"""RocksDB takes no less; ten of them it does not use for tables."""
-STORES = 256
-"""Partitions of stores that a process should be able to have open."""
+"""Minimum that RocksDB accepts for open files; it uses ten of them for other files than tables."""
+EXPECTED_STORES = 256
+"""Number of store partitions that a process should be able to have open."""
 
 log = logging.getLogger("strandline.state")
 
 
 def configure_memory(*, block_cache_bytes: int, memtable_bytes: int) -> None:
-    """Set the sizes shared by all RocksDB stores of this process (128 MiB and 64 MiB)."""
+    """Set the sizes in bytes shared by all RocksDB stores of this process.
+
+    The defaults are 128 MiB for the block cache and 64 MiB for memtables.
+    """
     _Shared.block_cache_bytes = block_cache_bytes
     _Shared.memtable_bytes = memtable_bytes
     shared = _Shared.instance
@@ -87,25 +95,26 @@ def configure_memory(*, block_cache_bytes: int, memtable_bytes: int) -> None:
 
 
 class RocksEngine:
-    """Implements `Engine` on one partition's folder.
+    """Engine on RocksDB in one partition's folder; implements `Engine`.
 
-    Raises LogLocked if another process, or another engine of this one, has the folder,
-    FutureFormat if a later version wrote it. A damaged database is moved aside and an empty
-    one takes its place: the changelog fills it again. `lock` is the folder's, released by `close`.
+    A damaged database is moved aside and replaced by an empty one, which the changelog restores.
+    `lock` is the lock of the folder, which `close` releases. Raises LogLocked if the folder is open
+    in this or another process, and FutureFormat if a newer version has written it.
     """
 
     def __init__(
         self,
         folder: str | os.PathLike[str],
         *,
-        sst_from: int = SST_FROM,
+        sst_from: int = SST_MIN_KEYS,
         clock: Clock | None = None,
         lock: Lock | None = None,
     ) -> None:
         self.folder = Path(folder)
         self._lock = lock
         if lock is not None:
-            weakref.finalize(self, lock.release).atexit = False  # for one that nobody closes
+            # Releases the lock of an engine that is garbage-collected without being closed.
+            weakref.finalize(self, lock.release).atexit = False
         self._storage = LocalStorage(self.folder, follow=False)
         self._clock = clock or SystemClock()
         self._sst_from = sst_from
@@ -113,8 +122,8 @@ class RocksEngine:
         self._files_written = 0
         self._position: StorePosition | None = None
         self._storage.make_dir("")
-        self._open_or_begin_anew()
-        try:  # only now: until RocksDB's lock is ours, another may be writing there
+        self._open_or_recreate()
+        try:  # after opening, because another process may write there until RocksDB's lock is ours
             self._storage.remove_tree("tmp")
             self._storage.make_dir("tmp")
         except BaseException:
@@ -141,7 +150,7 @@ class RocksEngine:
             options.set_iterate_upper_bound(upper)
         start = None if reverse else lower
         items = self._guarded("scan", self._db.items, reverse, start, options)
-        # Not set_iterate_lower_bound: in rocksdict 0.3.29 it sets the upper bound.
+        # `_down_to` replaces set_iterate_lower_bound, which sets the upper one in rocksdict 0.3.29.
         scan = self._entries(_down_to(lower, items) if reverse else items, lower, upper, reverse)
         self._scans.add(scan)
         return scan
@@ -159,10 +168,11 @@ class RocksEngine:
         self._discard_database()
         self._open()
 
-    def take(self, other: RocksEngine) -> None:
-        """Hold what `other` holds, whose folder lies beside and is now to be removed.
+    def take_over(self, other: RocksEngine) -> None:
+        """Replace the database by that of `other`, whose folder is beside this one.
 
-        If that fails, both are closed, and what `other` held is in the one folder or in the other.
+        The caller removes `other`. If moving fails, both engines are closed, and the database is in
+        one of the two folders.
         """
         other._close_database()
         parent, here = LocalStorage(self.folder.parent), self.folder.name
@@ -170,14 +180,14 @@ class RocksEngine:
             self._discard_database()
             parent.rename(f"{other.folder.name}/{DATABASE}", f"{here}/{DATABASE}")
             parent.sync_dir(here)
-            self._open_or_begin_anew()
+            self._open_or_recreate()
         except BaseException:
             self.close()
             other.close()
             raise
 
     def remove(self) -> None:
-        """Close it, and remove its folder before anybody else can have that."""
+        """Remove the database and the folder while the lock is held, then close the engine."""
         try:
             self._discard_database()
             LocalStorage(self.folder.parent).remove_tree(self.folder.name)
@@ -193,7 +203,7 @@ class RocksEngine:
         return size or 0
 
     def level0_files(self) -> int:
-        """How many files wait on level 0 to be compacted."""
+        """Return the number of files on level 0, which wait to be compacted."""
         return int(self._db.property_int_value("rocksdb.num-files-at-level0") or 0)
 
     def close(self) -> None:
@@ -203,55 +213,60 @@ class RocksEngine:
 
     def _close_database(self) -> None:
         for scan in list(self._scans):
-            with contextlib.suppress(ValueError):  # it runs on another thread this moment
+            with contextlib.suppress(ValueError):  # raised if another thread runs the scan
                 scan.close()
         try:
             self._db.close()
         except rocksdict.DbClosedError:
             pass
         except Exception as error:
-            # It is closed all the same, and what it held is in the changelog.
-            said = {"folder": self.folder, "error": error}
-            log.warning("closing the state in %s: %s", self.folder, error, extra=said)
+            # The database is closed nevertheless, and its content is in the changelog.
+            fields = {"folder": self.folder, "error": error}
+            log.warning("closing the state in %s: %s", self.folder, error, extra=fields)
 
     def _check_folder(self) -> None:
-        """Raise FolderLost if the folder, or the lock beside it, is not at its path any more.
+        """Raise FolderLost if the folder or its lock file is no longer at its path.
 
-        RocksDB goes by paths: it would write into a folder that has come in place of this one.
+        RocksDB uses paths, so it would write into a folder that has replaced this one.
         """
         self._storage.check()
         if self._lock is not None:
             self._lock.check()
 
     def _discard_database(self) -> None:
-        """Close and remove it. First it is taken away as a whole: half of one would pass for damaged."""
+        """Close and remove the database.
+
+        It is renamed first, because a database that is removed in part would be taken for damaged.
+        """
         self._check_folder()
         self._close_database()
-        self._storage.remove_tree(_GONE)
-        if self._storage.exists(DATABASE):  # another engine may have taken it
-            self._storage.rename(DATABASE, _GONE)
-            self._storage.remove_tree(_GONE)
+        self._storage.remove_tree(_REMOVED)
+        if self._storage.exists(DATABASE):  # `take_over` of another engine may have moved it away
+            self._storage.rename(DATABASE, _REMOVED)
+            self._storage.remove_tree(_REMOVED)
 
-    def _open_or_begin_anew(self) -> None:
+    def _open_or_recreate(self) -> None:
+        """Open the database; if it is damaged, move it aside and create an empty one."""
         try:
             self._open()
         except FutureFormat:
             raise
         except CorruptLog as error:
-            self._set_aside(str(error))
+            self._keep_damaged(str(error))
             self._open()
         if self._storage.exists(DAMAGED):
             self._db.close()
-            self._set_aside("damage was met when it was last read")
+            self._keep_damaged("damage was met when it was last read")
             self._open()
 
     def _open(self) -> None:
         database = self.folder / DATABASE
-        self._storage.make_dir(DATABASE)  # RocksDB would make it, and its parents, for all to read
+        # RocksDB would create the folder and its parents with permissions for all users to read.
+        self._storage.make_dir(DATABASE)
         self._storage.check_no_links(DATABASE)
         self._db = self._guarded("open", rocksdict.Rdict, str(database), _options())
         try:
-            self._check_folder()  # RocksDB has opened what the path led to
+            self._check_folder()  # RocksDB has opened the path, which may lead elsewhere by now
             self._db.set_write_options(_write_options())
             found = self._guarded("read", self._db.get, POSITION_KEY)
             self._position = StorePosition.from_bytes(found) if found is not None else None
@@ -276,7 +291,7 @@ class RocksEngine:
     def _check_end(
         self, last: bytes | None, lower: bytes, upper: bytes | None, reverse: bool
     ) -> None:
-        """Raise what ended a scan early: rocksdict's iterators end without a word at damage."""
+        """Raise the error that ended a scan early, because rocksdict's iterators end silently."""
         probe = self._db.iter()
         if last is not None:
             probe.seek(last)
@@ -311,9 +326,10 @@ class RocksEngine:
             file.finish()
             self._db.ingest_external_file([path], _ingest_options())
         finally:
-            self._storage.unlink(name)  # ingesting has moved it, unless it failed
+            self._storage.unlink(name)  # left only if ingestion has failed, else it was moved
 
     def _wait_for_compaction(self) -> None:
+        """Wait while level 0 has too many files. Raises StorageFailed if compaction is too slow."""
         if self.level0_files() <= MAX_LEVEL0_FILES:
             return
         caught_up = wait_until(
@@ -325,7 +341,8 @@ class RocksEngine:
                 f"not catch up in {BACK_PRESSURE_SECONDS:.0f} s; see {self.folder}/db/LOG"
             )
 
-    def _set_aside(self, reason: str) -> None:
+    def _keep_damaged(self, reason: str) -> None:
+        """Keep the damaged database as `db.damaged`, and remove the mark."""
         log.warning(
             "the state in %s is damaged and is rebuilt from its changelog: %s",
             *(self.folder, reason),
@@ -345,19 +362,20 @@ class RocksEngine:
             raise self._translated(error, doing) from error
 
     def _translated(self, error: Exception, doing: str) -> StrandlineError:
+        """Return the error that a RocksDB error stands for; mark the folder if it is damaged."""
         if isinstance(error, StrandlineError):
             return error
         what = f"cannot {doing} the state in {self.folder}: {error}"
         if isinstance(error, rocksdict.DbClosedError):
             return InvalidRequest(f"{what}; the store was closed")
         text = str(error)
-        if any(said in text for said in _FULL):
+        if any(phrase in text for phrase in _FULL):
             return DiskFull(f"{what}; make room, then open it again")
         if "Too many open files" in text:
             return TooManyFiles(f"{what} ({files_allowed()}); {MORE_FILES}")
         if "/LOCK" in text:
             return LogLocked(f"{what}; another worker has it, stop that one")
-        # A file is missing, or is none of this database.
+        # When opening, these texts mean that a file is missing or belongs to another database.
         strange = doing == "open" and ("No such file" in text or "Invalid argument" in text)
         if strange or "Corruption" in text:
             with contextlib.suppress(FileExistsError, StorageFailed):
@@ -373,7 +391,7 @@ def _put_all(
     position: StorePosition,
 ) -> None:
     target[POSITION_KEY] = position.to_bytes()
-    # A loop of Python's: unlike one in C it lets other threads have the interpreter.
+    # A loop in Python, because other threads can run meanwhile, unlike during one in C.
     for key, value in zip(keys, values, strict=True):
         if value is None:
             del target[key]
@@ -386,7 +404,7 @@ def _down_to(lower: bytes, items: Iterator[Any]) -> Iterator[Any]:
 
 
 def wait_until(condition: Callable[[], bool], timeout: float, clock: Clock) -> bool:
-    """Whether `condition` held within `timeout` seconds; asked often, and at least once."""
+    """Poll `condition` for at most `timeout` seconds, at least once; return True once it holds."""
     deadline = clock.monotonic() + timeout
     pause = threading.Event()
     while not condition():
@@ -397,7 +415,7 @@ def wait_until(condition: Callable[[], bool], timeout: float, clock: Clock) -> b
 
 
 class _Shared:
-    """What all engines of the process use together, made with the first of them."""
+    """Block cache and memtable budget shared by all engines of the process."""
 
     block_cache_bytes = 128 << 20
     memtable_bytes = 64 << 20
@@ -417,12 +435,12 @@ class _Shared:
 
 
 def open_files(allowed: int) -> int:
-    """How many files one store may keep open, of those `allowed` to the process.
+    """Return how many files one store may keep open if the process may open `allowed` files.
 
     >>> open_files(65_536), open_files(16_384), open_files(1_024)
     (256, 64, 20)
     """
-    return max(MIN_OPEN_FILES, min(allowed // STORES, MAX_OPEN_FILES))
+    return max(MIN_OPEN_FILES, min(allowed // EXPECTED_STORES, MAX_OPEN_FILES))
 
 
 def _options() -> rocksdict.Options:

@@ -89,7 +89,7 @@ def count(on: Field, report: Report) -> None:
         report.replayed += int(records)
         report.restores.append(float(took))
     on.count(report)
-    report.made_anew = len(re.findall(r"is made anew: .* deletions from there", said))
+    report.made_anew = len(re.findall(r"is rebuilt: .* deletions from there", said))
 
 
 def at_rest(on: Field, committed: Mapping[TopicPartition, int]) -> list[str]:

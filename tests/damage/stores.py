@@ -17,7 +17,7 @@ from pathlib import Path
 
 from strandline.changelog.errors import CorruptLog, StrandlineError
 from strandline.statestore import StoreSpec
-from strandline.statestore.engines.rocksdb import SST_FROM
+from strandline.statestore.engines.rocksdb import SST_MIN_KEYS
 from tests.damage.ward import Case, Verdict, go_round
 from tests.damage.wounds import Wound, hurt, pairs, single
 from tests.state.kit import Changelog
@@ -32,7 +32,7 @@ class Shelf:
         self._folder = folder
         self.log = Changelog()
         store = self.log.open(SPEC, folder / "made")
-        for number in range(SST_FROM + 10):
+        for number in range(SST_MIN_KEYS + 10):
             store[f"k{number}"] = number
         self.log.commit(store)
         store.checkpoint()

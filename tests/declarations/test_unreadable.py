@@ -86,7 +86,7 @@ def test_whatever_a_serde_raises_is_the_stores_fault(error: Exception) -> None:
     store.drain()
     store.committed(1)
     store.checkpoint()
-    store._cool()
+    store._clear_cache()
     serde.error = error
     with pytest.raises(sl.CorruptLog, match="store 'totals'"):
         store["york"]

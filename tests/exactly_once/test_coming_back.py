@@ -109,7 +109,7 @@ def test_those_that_fail_together_are_one_failure_and_those_that_are_back_begin(
     with TestDriver(app) as driver:
         tasks = driver.worker._tasks
         driver.worker._drop()
-        bring_back = tasks._bring_back
+        bring_back = tasks._open_and_restore
 
         def refused(opening: Any) -> Any:
             if opening.partitions == {("words", 7)}:
@@ -117,7 +117,7 @@ def test_those_that_fail_together_are_one_failure_and_those_that_are_back_begin(
             raise error("for a moment")
 
         with monkeypatch.context() as refusing:
-            refusing.setattr(tasks, "_bring_back", refused)
+            refusing.setattr(tasks, "_open_and_restore", refused)
             tasks.open([TopicPartition("words", number) for number in range(12)])
         before = tasks.instances
         with pytest.raises(error):

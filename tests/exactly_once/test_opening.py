@@ -26,7 +26,7 @@ from strandline.framework.testing import TestDriver
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(outage, "FIRST_PAUSE_S", 0.001)
 
 
 @pytest.mark.parametrize("error", [OwnerUnavailable("away"), DiskFull("no room")])
@@ -91,7 +91,7 @@ def test_who_has_arrived_begins_with_its_init_though_others_cannot_be_brought_ba
             def bring_back(_: Any) -> Any:
                 raise RequestTimedOut("no end of it")
 
-            failing.setattr(tasks, "_bring_back", bring_back)
+            failing.setattr(tasks, "_open_and_restore", bring_back)
             tasks.open([TopicPartition("words", 1)])
         driver.settle().run([(key, 1) for key in "abcd"])
         assert sorted(begun) == [0, 1]
@@ -140,7 +140,7 @@ def test_who_has_dropped_all_says_that_it_holds_nothing_once_others_are_to_have_
     app = sl.App("app")
     app.task(app.topic("words", value=int), name="count")(lambda record: None)
     with TestDriver(app) as driver:
-        place = driver.worker._seat.place = Told()
+        place = driver.worker._session.membership = Told()
         driver.worker.cycle()
         driver.worker._drop()
         place.may = frozenset()
@@ -156,7 +156,7 @@ def test_a_worker_is_not_idle_if_another_sent_it_something_just_before_it_was_do
     words = app.topic("words", value=int, partitions=2)
     app.task(words, name="count")(lambda record: None)
     with TestDriver(app) as driver:
-        driver.worker._seat.place = Told()
+        driver.worker._session.membership = Told()
         driver.worker.cycle()
         driver.worker.cycle()
         ask = driver.owner.committed

@@ -93,7 +93,7 @@ def test_a_copy_that_has_nothing_to_follow_for_long_notices_as_well(
     standbys.follow({changelog.partition: SPEC})
     end = changelog.log.last_stable_offset
     eventually(lambda: standbys.positions().get(changelog.partition) == end, what="a warm copy")
-    standbys.let_go([changelog.partition])
+    standbys.release([changelog.partition])
     standbys.close()
     changelog.delete_and_purge("zombie")
     store = folders.open(SPEC, 0)

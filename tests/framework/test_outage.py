@@ -28,14 +28,14 @@ class Away:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "LONGEST_RETRY", 0.001)
-    monkeypatch.setattr(outage, "FIRST_PAUSE", 0.002)
+    monkeypatch.setattr(outage, "LONGEST_RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr(outage, "FIRST_PAUSE_S", 0.002)
 
 
 def test_it_asks_until_there_is_an_answer_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(outage, "SAID_AFTER", 0.0)
+    monkeypatch.setattr(outage, "FIRST_LOG_S", 0.0)
     assert patiently(Away(5)) == 5
     assert caplog.text.count("the app waits for the log") == 1
     assert "the log answers again" in caplog.text
@@ -44,7 +44,7 @@ def test_it_asks_until_there_is_an_answer_and_says_so(
 def test_it_is_said_again_now_and_then_since_when_and_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(outage, "SAID_AFTER", 0.0)
+    monkeypatch.setattr(outage, "FIRST_LOG_S", 0.0)
     monkeypatch.setattr(outage, "REPEAT_SECONDS", 0.0)
     patiently(Away(4))
     told = [record.getMessage() for record in caplog.records]
@@ -87,15 +87,15 @@ class LostSeat:
     """Taken once; then the log is away."""
 
     def __init__(self) -> None:
-        self.place: LostPlace | None = LostPlace()
+        self.membership: LostPlace | None = LostPlace()
 
-    def take(self) -> LostPlace:
-        if self.place is None:
+    def acquire(self) -> LostPlace:
+        if self.membership is None:
             raise OwnerUnavailable("away")
-        return self.place
+        return self.membership
 
-    def lost(self, _error: Exception, _dropped: int) -> None:
-        self.place = None
+    def fenced(self, _error: Exception, _dropped: int) -> None:
+        self.membership = None
 
     def leave(self) -> None:
         """There is nothing to leave."""
@@ -107,9 +107,9 @@ def test_to_have_lost_its_place_does_not_mean_that_the_log_answers() -> None:
     words = app.topic("words", value=int)
     app.task(words, name="count")(lambda record: None)
     worker = TestDriver(app).worker
-    worker._seat = LostSeat()  # type: ignore[assignment]
+    worker._session = LostSeat()  # type: ignore[assignment]
     with pytest.raises(OwnerUnavailable):
         worker.cycle()
-    worker._seat = LostSeat()  # type: ignore[assignment]
+    worker._session = LostSeat()  # type: ignore[assignment]
     worker.stop()
     assert worker.cycle() == 0, "who is to end joins no more"

@@ -266,6 +266,6 @@ def test_a_schema_that_the_topic_does_not_have_is_no_records_fault() -> None:
     def refused(*_: Any) -> None:
         raise SchemaMismatch("another schema")
 
-    driver.worker._seat.commit = refused  # type: ignore[method-assign]
+    driver.worker._session.commit = refused  # type: ignore[method-assign]
     with pytest.raises(SchemaMismatch, match="another schema"):
         driver.run(given(3, set()))

@@ -108,7 +108,7 @@ def test_a_worker_looks_at_its_group_between_records_that_take_long(
     """Each record takes until its slice is cut: all that a worker does between slices comes after it."""
     monkeypatch.setattr(slice_guard, "GUARD_S", 0.0)
     is_cut = threading.Event()
-    cut, share = TaskInstance.cut, Worker._share
+    cut, share = TaskInstance.cut, Worker._rebalance
     events: list[str] = []
 
     def cutting(instance: TaskInstance) -> None:
@@ -125,7 +125,7 @@ def test_a_worker_looks_at_its_group_between_records_that_take_long(
         assert is_cut.wait(BOUND_S)
 
     monkeypatch.setattr(TaskInstance, "cut", cutting)
-    monkeypatch.setattr(Worker, "_share", sharing)
+    monkeypatch.setattr(Worker, "_rebalance", sharing)
     slow.within = within
     assert slow.app.run(count=5, progress=False) == 5
     records = [at for at, event in enumerate(events) if event == "record"]

@@ -47,8 +47,8 @@ class Slow:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
-    monkeypatch.setattr(scheduler, "SLICE_FIRST", SLICE)
-    monkeypatch.setattr(scheduler, "SLICE_RECORDS", SLICE)
+    monkeypatch.setattr(scheduler, "FIRST_SLICE_RECORDS", SLICE)
+    monkeypatch.setattr(scheduler, "MAX_SLICE_RECORDS", SLICE)
     made = Slow()
     made.fill()
     yield made

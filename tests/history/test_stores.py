@@ -49,4 +49,4 @@ def test_a_state_as_old_as_the_backup_is_continued_in_both_histories(
     shutil.copytree(life.state, copy.state)
     assert life.count(FIRST) == counts(BEFORE, FIRST)
     assert copy.count(SECOND) == counts(BEFORE, SECOND)
-    assert "made anew" not in caplog.text
+    assert "is rebuilt" not in caplog.text

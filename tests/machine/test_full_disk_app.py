@@ -33,8 +33,8 @@ AT_ONCE = StoreLimits(checkpoint_interval_ms=0)
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "FIRST_PAUSE", 0.0)
-    monkeypatch.setattr(outage, "LONGEST_PAUSE", 0.001)
+    monkeypatch.setattr(outage, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(outage, "LONGEST_PAUSE_S", 0.001)
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_rocksdb_without_room_is_reopened_and_reads_what_it_missed(
 def test_a_stop_ends_the_wait_at_once_and_the_next_run_goes_on(
     made: Callable[[sl.App], TestDriver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outage, "FIRST_PAUSE", 600.0)
+    monkeypatch.setattr(outage, "FIRST_PAUSE_S", 600.0)
     app, out, seen = running_totals()
     driver = made(app)
     put(driver, GIVEN)
@@ -249,10 +249,10 @@ def test_an_outage_is_said_once_then_every_minute_and_its_end_too(
     waiting = Outage(clock)
     with caplog.at_level(logging.WARNING, "strandline"):
         for _ in range(130):
-            waiting.met(DiskFull("cannot append to x.log"))
+            waiting.disk_full(DiskFull("cannot append to x.log"))
             clock.advance(1_000)
-        waiting.over()
-        waiting.over()
+        waiting.end()
+        waiting.end()
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 4
     assert all("cannot append to x.log" in line for line in said[:3])
@@ -260,8 +260,8 @@ def test_an_outage_is_said_once_then_every_minute_and_its_end_too(
 
 
 def test_pauses_grow_up_to_a_bound_and_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "LONGEST_PAUSE", 5.0)
-    monkeypatch.setattr(outage, "FIRST_PAUSE", 0.1)
+    monkeypatch.setattr(outage, "LONGEST_PAUSE_S", 5.0)
+    monkeypatch.setattr(outage, "FIRST_PAUSE_S", 0.1)
     slept: list[float] = []
     monkeypatch.setattr(threading.Event, "wait", lambda _, seconds: slept.append(seconds))
     waiting = Outage(ManualClock())
@@ -271,8 +271,8 @@ def test_pauses_grow_up_to_a_bound_and_begin_anew(monkeypatch: pytest.MonkeyPatc
         assert waiting.pause(lambda: False)
         lengths.append(round(sum(slept), 1))
     assert lengths == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
-    waiting.met(DiskFull("x"))
-    waiting.over()
+    waiting.disk_full(DiskFull("x"))
+    waiting.end()
     slept.clear()
     waiting.pause(lambda: False)
     assert sum(slept) == pytest.approx(0.1)

@@ -73,8 +73,8 @@ def test_records_commits_and_stores_are_what_they_were(
 def test_look_ups_of_sampled_records_are_told_by_what_they_found(
     log: Log, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "RARITY", 0)
-    monkeypatch.setattr(sampling, "LONGEST", 10_000)
+    monkeypatch.setattr(sampling, "SAMPLING_RATIO", 0)
+    monkeypatch.setattr(sampling, "MAX_SAMPLE_RECORDS", 10_000)
     with running(log, tmp_path / "state") as one:
         one.made.words.append(some(2_000))
         handled = "strandline_records_handled_total"
@@ -95,9 +95,9 @@ def test_few_records_are_sampled_however_long_slices_are(slice_size: int) -> Non
         size = made.size(slice_size)
         made.handled(size, slice_size)
         handled, sampled = handled + slice_size, sampled + size
-    rare = handled / sampling.RARITY
-    slices = 2_000 * sampling.LONGEST
-    assert 0.5 * min(rare, slices) < sampled <= rare + sampling.LONGEST
+    rare = handled / sampling.SAMPLING_RATIO
+    slices = 2_000 * sampling.MAX_SAMPLE_RECORDS
+    assert 0.5 * min(rare, slices) < sampled <= rare + sampling.MAX_SAMPLE_RECORDS
     assert sampling.Sampling([]).size(slice_size) == 0
 
 
@@ -132,14 +132,14 @@ def test_a_fenced_member_and_a_fenced_producer_are_counted(
         eventually(lambda: one.tells(2 * PARTITIONS, "strandline_partitions", state="held"))
         worker = one.made.app._worker
         assert worker is not None
-        place = worker._seat.place
+        place = worker._session.membership
         assert place is not None
         log.broker.leave_group(place.member)
         eventually(lambda: one.tells(1, "strandline_fences_total", kind="member"))
         eventually(lambda: one.tells(2, "strandline_rebalances_total", change="assigned"))
         eventually(lambda: one.tells(2 * PARTITIONS, "strandline_partitions", state="held"))
 
-        place = worker._seat.place
+        place = worker._session.membership
         assert place is not None
         log.broker.init_producer(f"pipeline-{place.member.slot}")
         one.made.words.append(some(50))
@@ -222,7 +222,7 @@ def test_what_was_put_aside_counts_once_though_a_commit_was_aborted(
 
 
 def test_waiting_for_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(outage, "FIRST_PAUSE_S", 0.0)
     made = Picky("skip")
     end, told = made.app.broker.end_transaction, []
 

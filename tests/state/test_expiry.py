@@ -52,7 +52,7 @@ def test_an_expired_value_is_invisible_in_every_layer(time: Time, value: Any, la
     if layer == "engine":
         store.checkpoint()
     if layer in ("layered", "engine"):
-        store._cool()
+        store._clear_cache()
     time.ms += 99
     assert store["a"] == store.get_many(["a"])["a"] == put
     assert list(store.all()) == [("a", put)]

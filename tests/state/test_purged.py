@@ -274,7 +274,7 @@ def test_begun_anew_is_told(changelog: Segments, caplog: pytest.LogCaptureFixtur
     broker = Meanwhile(changelog.owner, "fetch", 1, lambda: changelog.clean(purge=True))
     with caplog.at_level(logging.WARNING, logger="strandline"):
         store.restore(broker, changelog.partition)
-    assert "begins anew: deletions up to offset 3 were removed" in caplog.text
+    assert "starts over: deletions up to offset 3 were removed" in caplog.text
     assert "delete.retention.ms should be longer" in caplog.text
     assert caplog.records[0].__dict__["partition"] == str(changelog.partition)
 

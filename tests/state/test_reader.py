@@ -107,7 +107,7 @@ def test_what_has_expired_is_not_read_and_a_page_passes_over_a_bounded_number_of
     page = reader.page(KeyRange(), limit=3)
     assert page is not None
     assert page.entries == []
-    assert page.rest == KeyRange().behind(NAMES[29])
+    assert page.rest == KeyRange().after_key(NAMES[29])
 
 
 def test_a_closed_store_is_read_no_more(store: PartitionStore[str, int]) -> None:
@@ -130,7 +130,7 @@ def test_closing_waits_for_a_read_and_ends_it_early(
     eventually(lambda: gate.is_shut, what="the gate shut")
     page = store.reader()._page(KeyRange(), PAGE_ENTRIES)  # of one who is inside
     assert page.entries == [(NAMES[0], b"\x01")]
-    assert page.rest == KeyRange().behind(NAMES[0])
+    assert page.rest == KeyRange().after_key(NAMES[0])
     assert closing.is_alive()
     gate.leave()
     closing.join(10)

@@ -111,7 +111,7 @@ def test_what_can_be_continued_is(
         (StorePosition("t1", 4, 50), None, "of leader epoch 4, the log only of 3"),
         (StorePosition("t1", 3, 101), None, "to offset 101, the log only to 100"),
         (StorePosition("t1", 3, 9), None, "to offset 9, the log begins at 10"),
-        (StorePosition("t1", 2, 50), 3, "written anew in epoch 3"),
+        (StorePosition("t1", 2, 50), 3, "rewritten in epoch 3"),
     ],
 )
 def test_what_cannot_be_continued_is_rebuilt(
@@ -211,7 +211,7 @@ def test_what_was_committed_behind_an_open_transaction_is_waited_for(
     dead = left_open(changelog)
     changelog.append([(b"Qa", b"\x02"), (b"Qb", b"\x02")])
     seen: list[ReplayProgress] = []
-    waits = restore_module.SAID_AFTER_S
+    waits = restore_module.LOG_WAIT_AFTER_S
     end = Meanwhile(
         changelog.owner,
         *("fetch", waits + 3),
@@ -268,7 +268,7 @@ def test_the_topic_made_anew_is_another_one(
         restored = changelog.restore(store)
     assert restored.plan.action == "rebuild"
     assert "another topic" in restored.plan.reason
-    [said] = [one for one in caplog.records if "is made anew" in one.getMessage()]
+    [said] = [one for one in caplog.records if "is rebuilt" in one.getMessage()]
     told = (str(changelog.partition), restored.plan.reason)
     assert (said.__dict__["partition"], said.__dict__["reason"]) == told
     assert entries(store) == {"z": 1}
@@ -352,7 +352,7 @@ def test_chunks_add_up(
 ) -> None:
     monkeypatch.setattr(restore_module, "CHUNK_RECORDS", chunk)
     monkeypatch.setattr(restore_module, "FETCH_BYTES", 1)
-    monkeypatch.setattr(restore_module, "PIECE", 3)
+    monkeypatch.setattr(restore_module, "PIECE_RECORDS", 3)
     expected = filled(changelog, tmp_path / "a")
     seen: list[ReplayProgress] = []
     store: PartitionStore[str, int] = open_store(
@@ -386,7 +386,7 @@ def test_a_large_chunk_becomes_one_file(changelog: Changelog, tmp_path: Path) ->
 
 
 def test_a_column_is_read_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restore_module, "PIECE", 3)
+    monkeypatch.setattr(restore_module, "PIECE_RECORDS", 3)
     items = [None, b"", b"1", b"2", b"3", b"4", b"5"]
     for end in range(len(items) + 1):
         column = restore_module.ArrowColumn[Any](pa.array(items[:end], pa.binary()))

@@ -58,7 +58,7 @@ def everywhere(store: PartitionStore[Any, Any]) -> list[Any]:
         lambda: None,
         lambda: commit(store),
         store.checkpoint,
-        store._cool,
+        store._clear_cache,
     ]
 
 
@@ -488,7 +488,7 @@ def test_columns_of_every_kind_of_key_and_value() -> None:
     for key, value in put.items():
         store[key] = value
     commit(store)
-    store._cool()
+    store._clear_cache()
     assert dict(store.all()) == put
     assert store.get_many(put) == put
 
@@ -536,7 +536,7 @@ def test_a_checkpoint_may_run_beside_the_task(tmp_path: Path) -> None:
                 store[key] = round_
             store.delete(round_ - 1)
             commit(store, end=round_ + 1)
-            store._cool()
+            store._clear_cache()
             assert list(store.all()) == [(key, round_) for key in range(round_, round_ + 50)]
             assert store[round_] == store[round_ + 49] == round_
     finally:
@@ -583,7 +583,7 @@ def test_look_ups_are_counted_in_a_sample_and_only_there(keys: list[Any]) -> Non
     first, second, third = keys
     store[first] = store[second] = [1]
     commit(store)
-    store._cool()
+    store._clear_cache()
 
     assert store[first] == [1]  # outside of a sample
     with store.sampled():

@@ -132,7 +132,7 @@ class World:
         worker = worker_on(
             broker, made.app.declared, self.clock, made.app.options, folders, alone=True
         )
-        worker._seat._join = lambda: Seated(broker)
+        worker._session._join = lambda: Seated(broker)
         return worker
 
     def run(self) -> None:
