@@ -20,24 +20,25 @@ class UseGate:
     False
     """
 
-    __slots__ = ("_changed", "_inside", "is_shut")
+    __slots__ = ("_changed", "_inside", "_lock", "is_shut")
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._inside = 0
         self.is_shut = False
         """True once the gate is shut: threads inside should leave soon."""
 
     def enter(self) -> bool:
         """Enter; return False if the gate is shut. After True, the thread must call `leave`."""
-        with self._changed:
+        with self._lock:
             if not self.is_shut:
                 self._inside += 1
             return not self.is_shut
 
     def leave(self) -> None:
         """Leave after a successful `enter`."""
-        with self._changed:
+        with self._lock:
             self._inside -= 1
             if self.is_shut and not self._inside:
                 self._changed.notify_all()

@@ -133,9 +133,11 @@ class Fleet:
 
         def ask_workers(call: QueryCall) -> bool | None:
             for url, numbers in self._by_holder(left, inputs).items():
-                with contextlib.suppress(*NO_ANSWER_ERRORS):
+                try:
                     answered = ask(call, url, numbers)
-                    left[:] = [number for number in left if number not in answered]
+                except NO_ANSWER_ERRORS:
+                    continue
+                left[:] = [number for number in left if number not in answered]
             return None if left else True
 
         self._until_done(ask_workers, lambda: self._unanswered(store, left, inputs))
@@ -204,9 +206,11 @@ class Fleet:
         return found
 
     def _holder(self, number: int, inputs: Collection[str]) -> str | None:
-        holders = self._holders
-        places = (TopicPartition(topic, number) for topic in inputs)
-        return next((holders[tp] for tp in places if tp in holders), None)
+        for topic in inputs:
+            url = self._holders.get(TopicPartition(topic, number))
+            if url is not None:
+                return url
+        return None
 
     def _unanswered(self, store: str, left: Sequence[int], inputs: Collection[str]) -> str:
         names = [f"{n} ({self._holder(n, inputs) or 'nobody has it'})" for n in left]
