@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -189,6 +190,69 @@ def test_modules_and_classes_stay_small_enough_to_read() -> None:
     assert offenders(too_large) == {}
 
 
+DOCUMENTED = (
+    "changelog",
+    "statestore",
+    "framework",
+    "strandline",
+    "tests",
+    "benchmarks",
+    "examples",
+)
+"""Folders whose docstrings are read in an editor's hover, in `help()` and in search results."""
+
+CONTINUES_A_NAME = {
+    "What",
+    "Who",
+    "Whoever",
+    "Whether",
+    "Which",
+    "Where",
+    "Whatever",
+    "When",
+    "Why",
+    "That",
+    "Those",
+    "Of",
+    "So",
+    "How",
+}
+"""First words of a docstring that is only the second half of a sentence."""
+
+
+def documented_modules() -> list[Path]:
+    """Return every module whose docstrings must stand alone, each file once."""
+    # `strandline/` also holds links to the packages; glob, unlike rglob, does not enter them.
+    found = {
+        path for top in DOCUMENTED if top != "strandline" for path in (ROOT / top).rglob("*.py")
+    }
+    found |= {*(ROOT / "strandline").glob("*.py"), *ROOT.glob("pyspark_strandline.py")}
+    return sorted(path.relative_to(ROOT) for path in found)
+
+
+def docstrings_that_continue_a_name(module: Path) -> set[str]:
+    """Return the docstrings of `module` that begin neither with a noun nor with an imperative.
+
+    A string that is a statement documents the module, class or function that it opens, or the
+    attribute or constant before it.
+    """
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / module).read_text())):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                first = re.match(r"\s*([A-Za-z]+)", text)
+                if first is not None and first[1].capitalize() in CONTINUES_A_NAME:
+                    found.add(f"line {node.lineno}: {text.strip().splitlines()[0]}")
+    return found
+
+
+def test_docstrings_begin_with_a_noun_or_an_imperative() -> None:
+    broken = {
+        str(m): found for m in documented_modules() if (found := docstrings_that_continue_a_name(m))
+    }
+    assert broken == {}
+
+
 def test_the_rules_can_be_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks above see imports in functions and by name."""
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
@@ -208,6 +272,17 @@ def test_the_rules_can_be_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert too_large(Path("changelog/bad.py")) == {"Large"}
     (tmp_path / "changelog/bad.py").write_text("x = 1\n" * 451)
     assert too_large(Path("changelog/bad.py")) == {"bad.py"}
+    (tmp_path / "changelog/bad.py").write_text(
+        '"""Number of keys."""\n\n\nclass Good:\n    """A reader of a log."""\n\n\n'
+        'def bad():\n    """What\'s left of it."""\n\n\nLIMIT = 1\n"""Of a segment."""\n\n\n'
+        'def worse(self):\n    self.end = 0\n    """that is reached"""\n'
+    )
+    assert documented_modules() == [Path("changelog/bad.py")]
+    assert docstrings_that_continue_a_name(Path("changelog/bad.py")) == {
+        "line 9: What's left of it.",
+        "line 13: Of a segment.",
+        "line 18: that is reached",
+    }
 
 
 # What `import strandline` does, seen from a process of its own ---------------------------------
