@@ -1,4 +1,4 @@
-"""What every test may use."""
+"""Fixtures for every test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ __all__ = ["kafka", "name", "now", "running", "system"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where tests run in several processes, each file is of one, and so is what shares a server."""
+    """Keep each file, and all tests that share a server, in one process when tests run in
+    several."""
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             item.add_marker(pytest.mark.xdist_group(_group(item)))
@@ -36,7 +37,7 @@ def _group(item: pytest.Item) -> str:
 
 @pytest.fixture
 def groups_are_put_by_hand() -> bool:
-    """Whether tests commit offsets that nobody has read up to."""
+    """True if tests commit offsets beyond the end of the partition."""
     return False
 
 
@@ -47,9 +48,9 @@ def logs_are_checked(
     *,
     groups_are_put_by_hand: bool,
 ) -> Iterator[None]:
-    """After every test, `check` finds nothing wrong in the logs that it has opened.
+    """Check, after every test, that the logs opened by it are sound.
 
-    A test that damages a log on purpose says so: `@pytest.mark.damages`.
+    A test that damages a log on purpose is marked with `@pytest.mark.damages`.
     """
     logs = OpenedLogs(ignored={"group offset"} if groups_are_put_by_hand else set())
     logs.watch(monkeypatch)
@@ -61,7 +62,7 @@ def logs_are_checked(
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """A clock that the test moves by hand, at 2023-11-14 22:13:20 UTC."""
+    """Manual clock that starts at 2023-11-14 22:13:20 UTC."""
     return ManualClock(now_ms=1_700_000_000_000)
 
 
@@ -73,7 +74,8 @@ def storage() -> MemoryStorage:
 
 @pytest.fixture
 def eventually() -> Callable[..., None]:
-    """Wait, with a bound, for a condition that another thread or process brings about."""
+    """Function that waits, up to `timeout` seconds, for a condition another thread or process
+    meets."""
 
     def wait(condition: Callable[[], object], *, timeout: float = 30.0, what: str = "it") -> None:
         deadline = time.monotonic() + timeout
@@ -87,13 +89,13 @@ def eventually() -> Callable[..., None]:
 
 @pytest.fixture(scope="session")
 def repository() -> Path:
-    """The folder that holds the project's source."""
+    """Folder that holds the project's source."""
     return Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(params=[True, False], ids=["looked at", "not looked at"])
 def guarded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether purged tombstones are looked at: where they are not, there must be zombies."""
+    """True if stores look at `purged_end`; False shows that deleted keys come back without it."""
     if not request.param:
         ignore(monkeypatch, "purged_end")
     return bool(request.param)

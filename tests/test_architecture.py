@@ -1,4 +1,5 @@
-"""The house rules: which module may import which, what importing costs, how large a module gets."""
+"""Rules of the house: which module may import which, what an import costs, how large modules
+get."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from strandline.changelog.records import CommittedOffset, TopicPartition
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("changelog", "statestore", "framework")
-"""The folders at the top; `strandline/` has links to them, by which alone they are imported."""
+"""Top folders. They are imported only through the links to them in `strandline/`."""
 FACE = "strandline/__init__.py"
 MODULES = sorted(
     [path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
@@ -32,12 +33,12 @@ MAY_IMPORT = {
     "strandline": {"changelog", "statestore", "framework"},
     "pyspark_strandline.py": {"framework"},
 }
-"""Imports point down only."""
+"""Packages that each package may import. Imports point down only."""
 
 OURS = {"strandline", "pyspark_strandline", "tests", "examples", "benchmarks"}
 
 CORE = {"pyarrow", "numpy", "msgspec", "rocksdict", "crc32c", "polars", "typer", "rich"}
-"""What every installation has."""
+"""Packages that every installation has."""
 
 EDGES = {
     "pyspark": ("framework/spark/", "pyspark_strandline.py"),
@@ -52,17 +53,17 @@ EDGES = {
     "typer": ("framework/cli/",),
     "click": ("framework/cli/",),
 }
-"""Where a package at the edge may be imported, and nowhere else."""
+"""Folders and modules that may import a package at the edge. No other module may."""
 
 MAX_MODULE_LINES = 450
 MAX_CLASS_LINES = 300
 """Lines of code: docstrings, comments and empty lines are not counted."""
 TOO_LARGE = {"Owner", "Partition", "TaskInstance"}
-"""Classes that are over it, to be split; no other may join them."""
+"""Classes that exceed the limit and are to be split. No other class may join them."""
 
 
 def imported(module: Path) -> Iterator[str]:
-    """Every module that `module` imports, at its top or in a function, by absolute name."""
+    """Yield every module that `module` imports, at its top or in a function, by absolute name."""
     for node in ast.walk(ast.parse((ROOT / module).read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -84,19 +85,19 @@ def called(node: ast.Call) -> str:
 
 
 def importing_upward(module: Path) -> set[str]:
-    """What `module` imports of ours that lies above it."""
+    """Return the imports of `module` that lie above it."""
     found = set()
     for name in imported(module):
         top, _, rest = name.partition(".")
         package = rest.partition(".")[0]
         if top in OURS and (top != "strandline" or package not in MAY_IMPORT[module.parts[0]]):
             found.add(name)
-    # `from strandline import changelog` names the package first, and what it takes from it next.
+    # `from strandline import changelog` yields the package `strandline` first, then its submodule.
     return found - {"strandline"} if module.parts[0] != "pyspark_strandline.py" else found
 
 
 def importing_an_edge(module: Path) -> set[str]:
-    """What `module` imports that belongs into another adapter's folder."""
+    """Return the imports of `module` that belong in another adapter's folder."""
     return {
         name
         for name in imported(module)
@@ -106,14 +107,15 @@ def importing_an_edge(module: Path) -> set[str]:
 
 
 def importing_undeclared(module: Path) -> set[str]:
-    """What `module` imports that pyproject.toml does not bring."""
+    """Return the imports of `module` that pyproject.toml does not declare."""
     roots = {name.partition(".")[0] for name in imported(module)}
     edges = {edge.partition(".")[0] for edge in EDGES}
     return roots - OURS - CORE - edges - set(sys.stdlib_module_names)
 
 
 def decoding_by_itself(module: Path) -> set[str]:
-    """Calls by which msgspec looks at a type for the first time on whatever thread comes along."""
+    """Return calls with which msgspec would compile a type for the first time on an arbitrary
+    thread."""
     if module == DECODING:
         return set()
     found = set()
@@ -130,11 +132,11 @@ def decoding_by_itself(module: Path) -> set[str]:
 
 
 DECODING = Path("changelog/decoding.py")
-"""Where decoders are built, one at a time."""
+"""Module that builds decoders, one at a time."""
 
 
 def offenders(rule: Callable[[Path], set[str]]) -> dict[str, set[str]]:
-    """The modules that break a rule, and by what."""
+    """Return the modules that break a rule, with the details."""
     return {str(module): found for module in MODULES if (found := rule(module))}
 
 
@@ -173,7 +175,7 @@ def code_lines(node: ast.AST, source: str) -> int:
 
 
 def too_large(module: Path) -> set[str]:
-    """The module and its classes, as far as they have too many lines of code."""
+    """Return the names of the module and of its classes that have too many lines of code."""
     source = (ROOT / module).read_text()
     tree = ast.parse(source)
     found = {
@@ -254,7 +256,7 @@ def test_docstrings_begin_with_a_noun_or_an_imperative() -> None:
 
 
 def test_the_rules_can_be_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checks above see imports in functions and by name."""
+    """Each rule reports a module that breaks it."""
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     (tmp_path / "changelog").mkdir()
     source = (
@@ -285,11 +287,11 @@ def test_the_rules_can_be_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     }
 
 
-# What `import strandline` does, seen from a process of its own ---------------------------------
+# Importing strandline, seen from a process of its own ----------------------------------------
 
 
 def python(code: str, *, cwd: Path = ROOT) -> str:
-    """Standard output of a fresh interpreter running `code`."""
+    """Run `code` in a fresh interpreter. Return its standard output."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         cwd=cwd,
@@ -350,7 +352,7 @@ def test_importing_strandline_imports_nothing_heavy_and_nothing_optional() -> No
 
 @pytest.mark.parametrize("owned", [True, False])
 def test_opening_a_log_does_not_import_pandas(owned: bool, tmp_path: Path) -> None:
-    """pyarrow imports it, where it is installed, for many a call; that takes half a second."""
+    """Many calls of pyarrow import pandas where it is installed, which takes half a second."""
     pytest.importorskip("pandas")
     folder = str(tmp_path / "log")
     log = changelog.open(folder)
@@ -380,7 +382,7 @@ def test_opening_a_log_does_not_import_pandas(owned: bool, tmp_path: Path) -> No
 
 
 def test_folders_of_the_same_names_are_somebody_elses(tmp_path: Path) -> None:
-    """A Django app called `changelog`, a user's own `framework`."""
+    """A Django app may be called `changelog`, a user's own package `framework`."""
     for package in PACKAGES:
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text("mine = True\n")
