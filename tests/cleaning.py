@@ -1,5 +1,4 @@
-"""Clean a partition at a moment that the test chooses, for tests of readers of a topic under
-cleaning."""
+"""Clean a partition when a test says so, for tests that read a topic while it is cleaned."""
 
 from __future__ import annotations
 
