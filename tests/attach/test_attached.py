@@ -492,8 +492,7 @@ class ClosedUnderIt:
 def test_a_call_may_be_repeated_if_another_thread_closes_its_connection(
     call, attached, owner, columns, monkeypatch
 ):
-    """The other thread found that the owner is gone. This call must report the same, or it is not
-    repeated."""
+    """The call must raise OwnerUnavailable, or it is not repeated at the next owner."""
     owner.create_topic("t")
     producer = owner.init_producer()
     count = 100_000 if call == "large append" else 1

@@ -328,7 +328,7 @@ def test_parts_are_reset_by_choice(shop: Log, strandline: Command, folder: Path)
     assert strandline("stores", "get", "shop/totals", "k1").out.strip() == "290"
 
 
-def test_an_app_without_state_has_nothing_to_reset(shop: Log, strandline: Command) -> None:
+def test_resetting_an_unknown_app_names_the_known_groups(shop: Log, strandline: Command) -> None:
     outcome = strandline("reset", "sho")
     assert (outcome.code, "groups: shop" in outcome.err) == (1, True)
 

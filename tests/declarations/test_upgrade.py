@@ -1,4 +1,4 @@
-"""`upgrade=`: values of an older declaration are rewritten once, whatever happens in between."""
+"""`upgrade=`: values of an older declaration are rewritten once, across any failures."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def test_new_values_are_made_of_old_ones_once(log: Path) -> None:
+def test_values_are_upgraded_once(log: Path) -> None:
     with program(log, **NEW) as after:
         after.run(("new", 3.5))
         assert after.held() == {**EXPECTED, "new": Total(3.5)}
@@ -85,11 +85,11 @@ def test_files_and_changelog_agree(log: Path) -> None:
 
 
 class Died(BaseException):
-    """The process is gone."""
+    """The process has died."""
 
 
 class Dying:
-    """Stands where transactions are appended, and dies at one of them: before it, or right after."""
+    """Replaces the call that appends transactions, and dies before or after one of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int, *, after: bool) -> None:
         self.left, self.after = at, after
@@ -111,7 +111,7 @@ class Dying:
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the commit", "after it"])
 @pytest.mark.parametrize("at", [1, 2, 5, 8])
-def test_it_goes_on_where_it_died(
+def test_an_upgrade_continues_where_it_died(
     log: Path, monkeypatch: pytest.MonkeyPatch, at: int, after: bool
 ) -> None:
     with monkeypatch.context() as dying:
@@ -129,9 +129,7 @@ def test_it_goes_on_where_it_died(
         )
 
 
-def test_nobody_reads_a_store_that_is_half_rewritten(
-    log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_half_rewritten_store_cannot_be_read(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as dying:
         Dying(dying, 2, after=True)
         with program(log, **NEW) as dies, pytest.raises(Died):
@@ -163,7 +161,7 @@ def test_nobody_reads_a_store_that_is_half_rewritten(
         }
 
 
-def test_an_aborted_transaction_is_made_again(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_aborted_transaction_is_repeated(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append, left = recorded.append_at_once, [3]
 
     def refused(*args: Any) -> None:
@@ -214,7 +212,7 @@ def nothing(old: int) -> Any:
     ("function", "said"),
     [(broken, "'k017'.*no seventeens"), (wrong, "'k017'.*Total"), (nothing, "returned None")],
 )
-def test_a_function_that_fails_names_the_key_and_leaves_what_was_not_done(
+def test_a_failing_function_names_the_key_and_leaves_the_remaining_values(
     log: Path, function: Callable[[int], Any], said: str
 ) -> None:
     with program(log, **{**NEW, "upgrade": function}) as fails:
@@ -226,7 +224,7 @@ def test_a_function_that_fails_names_the_key_and_leaves_what_was_not_done(
         assert mended.held() == {**EXPECTED, "late": Total(1.0)}
 
 
-def test_whoever_began_to_rewrite_and_was_overtaken_changes_nothing(
+def test_an_upgrade_overtaken_by_another_worker_changes_nothing(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Program(log, **NEW)
@@ -264,7 +262,7 @@ def _memory() -> Any:
     return MemoryEngine()
 
 
-def test_it_waits_for_no_older_worker_but_refuses_beside_one(log: Path) -> None:
+def test_an_upgrade_is_refused_while_an_older_worker_runs(log: Path) -> None:
     with program(log, value=int) as older:
         broker = older.app.broker
         member = broker.join_group("shop", _subscription())
