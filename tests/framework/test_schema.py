@@ -129,7 +129,7 @@ def test_values_that_do_not_fit_are_refused_by_name(change: dict[str, Any], says
         raise InvalidRecord(f"field {next(iter(change))!r} was let in")
 
 
-def test_a_mutable_value_is_copied_when_it_is_sent() -> None:
+def test_a_mutable_value_is_copied_when_it_is_checked() -> None:
     rows, value = RowType(Mutable), Mutable(1)
     row = rows.check(value)
     value.n = 2

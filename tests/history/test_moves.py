@@ -80,7 +80,7 @@ def test_a_restored_source_that_is_shorter_is_detected(source: World, target: Wo
         moved(source, target)
 
 
-def test_a_source_restored_to_a_later_state_than_the_move_is_copied_further(
+def test_a_source_restored_to_where_it_was_copied_is_copied_further(
     source: World, target: World
 ) -> None:
     write(source, b"a", b"b")

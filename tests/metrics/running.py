@@ -1,4 +1,4 @@
-"""Workers in threads, and what they tell."""
+"""Workers in threads, and their metrics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Running:
         return parsed(exposition(readings(self.made.app)))
 
     def tells(self, number: float, name: str, **labels: Any) -> bool:
-        """Whether that is what it tells by now."""
+        """Return True if the metric has this value."""
         try:
             return self.told()(name, **labels) == number
         except KeyError:

@@ -1,4 +1,4 @@
-"""What the owner of a log tells of it is what happened to it."""
+"""Metrics of a log's owner match the events of the log."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_transactions_are_counted_by_how_they_end(log: Log) -> None:
         assert seen("strandline_log_open_transactions") == 1
         assert (
             seen("strandline_log_stable_offset", topic="a") == 2 * number
-        )  # markers take one each
+        )  # a marker takes one offset each
         producer.commit_transaction() if commit else producer.abort_transaction()
     seen = told(log.broker)
     assert seen("strandline_log_transactions_total", outcome="committed") == 2
@@ -80,7 +80,9 @@ def test_transactions_are_counted_by_how_they_end(log: Log) -> None:
     producer.close()
 
 
-def test_a_partition_whose_disk_failed_is_told(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_whose_disk_failed_is_counted(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log.create_topic("a", 2)
     log.append("a", [{"value": b"x"}], partition=1)
     owner = log.broker._connections.current(1.0)[1].broker  # type: ignore[attr-defined]
@@ -100,7 +102,7 @@ def test_a_partition_whose_disk_failed_is_told(log: Log, monkeypatch: pytest.Mon
     assert told(log.broker)("strandline_log_refusing_partitions", topic="a") == 1
 
 
-def test_who_is_attached_is_counted_and_the_attached_tell_nothing_of_the_log(
+def test_attached_clients_are_counted_and_export_no_metrics_of_the_log(
     tmp_path: Path,
 ) -> None:
     with closing(serve(tmp_path / "log", listen="127.0.0.1:0", token=TOKEN)) as served:
@@ -118,7 +120,7 @@ def test_who_is_attached_is_counted_and_the_attached_tell_nothing_of_the_log(
         far.close()
 
 
-def test_a_takeover_is_counted_by_who_takes_over(
+def test_a_takeover_is_counted_by_the_new_owner(
     tmp_path: Path, eventually: Callable[..., None]
 ) -> None:
     first, second = changelog.open(tmp_path / "log"), changelog.open(tmp_path / "log")
