@@ -381,7 +381,7 @@ def test_opening_a_log_does_not_import_pandas(owned: bool, tmp_path: Path) -> No
     assert loaded.strip() == "False"
 
 
-def test_folders_of_the_same_names_are_somebody_elses(tmp_path: Path) -> None:
+def test_users_packages_may_have_the_names_of_our_folders(tmp_path: Path) -> None:
     """A Django app may be called `changelog`, a user's own package `framework`."""
     for package in PACKAGES:
         (tmp_path / package).mkdir()

@@ -1,19 +1,19 @@
-"""Every step is a crash point: stop the workload at each, look at what is left, and go on.
+"""Every step is a crash point: stop the workload at each, check the remaining files, and continue.
 
     stops       before, after, and in the middle of each operation × deaths
     torn        each append cut off at every byte × a death
     failures    an EIO or ENOSPC at each operation, once or from then on × deaths
     recoveries  stops at operations of the recovery from a death, twice in a row; at each
                 operation of those that have, together, every point of a recovery
-    pairs       two failures, in one life and in the recovery or life after it, as a seed says
+    pairs       two failures, in one life and in the recovery or life after it, drawn from a seed
 
-After the last death the log is opened, held against what was promised (tests/crash/oracle.py), used
-by everybody as if nothing had happened, judged again, closed and checked.
+After the last death the log is opened, compared with the promises (tests/crash/oracle.py), used
+by all clients as if nothing had happened, judged again, closed and checked.
 
     python -m tests.crash.battery [--only PART] [--stride N] [--first N] [--processes N]
 
-runs all of it and prints the score; with a stride, every N-th case from the first on. The whole
-of it fails too if there was a point of the table without a stop or failure.
+runs everything and prints the score; with a stride, every N-th case from the first on. A whole
+run also fails if a point of the table had neither a stop nor a failure.
 """
 
 from __future__ import annotations

@@ -1,25 +1,26 @@
 """The storage twin: a folder in memory whose power can be cut at any operation.
 
-It keeps what a folder on a disk promises, and no more:
+It keeps the guarantees of a folder on a disk, and no more:
 
-- A byte of a file is safe once `File.sync` has returned after it was appended. Of later ones
-  there may be none, a beginning, all, or all with blocks of zeros; a truncation that was not
-  synced may not have happened.
+- A byte of a file is safe once `File.sync` has returned after the append. Of later bytes a cut may
+  leave none, a beginning, all, or all with blocks of zeros. A truncation that was not synced may
+  be undone.
 - A name is safe once its folder was synced. Of later creations, links, renames and removals any
-  subset may have happened, whatever became of the bytes.
+  subset may have happened, independently of the files' bytes.
 
-`crash` is the milder death, kill -9: the process is gone, all that it has written stays. After
-either, the file handles of before are dead, so that no straggler writes into the next life.
+`crash` is the milder death, kill -9: the process is gone, and all that it has written stays. After
+either death the old file handles are dead, so that no late thread writes into the next life.
 
-`hook` sees each operation before it takes place, `after` once it has, and both may raise: a
-StorageFailed is an error of the disk, `Died` the end of the process, after which nothing more can
-be done before `crash` or `power_cut`. `lies` names operations which the disk acknowledges and does
-not do. A `forgetful` disk takes what a failed fsync did not write for written, as Linux does: a
-later fsync succeeds without it.
+`hook` sees each operation before it takes place, `after` sees it afterwards. Both may raise: a
+StorageFailed is an error of the disk, `Died` ends the process, after which nothing more can be
+done before `crash` or `power_cut`. `lies` selects operations that the disk acknowledges and does
+not do. A `forgetful` disk treats the bytes of a failed fsync as written, as Linux does: a later
+fsync succeeds without them.
 
-Chance is passed in. Without it a cut takes all that was not synced, and an append that fails
-writes nothing; with it any part may be left of either, always the same for the same seed. What a
-cut may leave can also be enumerated: `outcomes` names each, `clone` makes a twin to try it on.
+Randomness is passed in. Without it a cut takes everything unsynced, and an append that fails
+writes nothing. With it any part of either may be left, always the same for the same seed. The
+possible results of a cut can also be enumerated: `outcomes` names each, `clone` makes a twin to
+try it on.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Every file of a log, damaged alone and in pairs: the same answers, or an error that helps.
+"""Damage to every file of a log, alone and in pairs: the same answers, or a helpful error.
 
     same       all questions are answered as before
-    prefix     after a kill, the end of a last segment is taken for never written; the rest is as before
-               (so it is after an orderly end whose note is deleted too)
-    refused    CorruptLog, naming the file and the way out; `repair` then opens it, shows nothing
-               that was not there, and says what it has lost
+    prefix     recovery cuts the end of a last segment, as after a kill; the rest is as before
+               (the same if the note of an orderly close was deleted too)
+    refused    CorruptLog, with the file and the remedy; `repair` then opens the log, shows only
+               records that were there, and names the losses
 
 STRANDLINE_DAMAGE_EVERY=1 tries all cases (20 minutes), instead of every 151st.
 """

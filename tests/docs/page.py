@@ -1,18 +1,18 @@
-"""A page of the documentation: its blocks, and whether what it shows is what came out.
+"""A page of the documentation: its blocks, and the comparison of their output with the page.
 
 A block of code is one of
 
     ```python              runs, after those above it, in one namespace and one folder
-    ```python spark        the same, where there is a Spark
-    ```python kafka        the same, where there is a Kafka, for which kafka://localhost:9092 stands
-    ```python spark kafka  the same, where there are both
+    ```python spark        the same, if Spark is installed
+    ```python kafka        the same, if there is a Kafka, which replaces kafka://localhost:9092
+    ```python spark kafka  the same, if there are both
     ```python              whose first line is `# name.py`: that file
-    ```console             lines `$ …` run, to exit with 0 or as `# exit code 1` behind them says; the
-                           others are what they print
-    ```sh                  is to be read only; options of `strandline …` must exist
-    ```text                right behind python: what that block prints
+    ```console             lines `$ …` are run; they exit with 0, or with the status in a comment
+                           `# exit code 1`; the other lines are their output
+    ```sh                  is only read; options of `strandline …` must exist
+    ```text                directly after python: the output of that block
 
-In what is printed `…` stands for anything, alone on a line for any lines; white space does not count.
+In output `…` stands for any text, alone on a line for any lines. White space does not count.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def anchors_of(page: Path) -> set[str]:
 
 
 def is_what_came(shown: str, said: str) -> bool:
-    """Whether a page shows what was said.
+    """Return True if the output matches the text that a page shows.
 
     >>> is_what_came("a  1\\n…\\nz …", "a 1\\nb\\nc\\nz 26"), is_what_came("a", "b")
     (True, False)

@@ -149,7 +149,7 @@ def test_owner_log_cannot_redirect_writes_to_another_file(
     assert content(outside) == before
 
 
-def test_a_lock_that_is_a_link_is_not_written(folder: Path, outside: Path) -> None:
+def test_a_lock_with_a_second_hard_link_is_not_written(folder: Path, outside: Path) -> None:
     (folder / "lock").unlink()
     os.link(outside / "precious", folder / "lock")
     before = content(outside)

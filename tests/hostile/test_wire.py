@@ -146,7 +146,7 @@ def test_batches_of_another_schema_are_refused(
 
 
 @pytest.mark.parametrize("number", [-1, 1, 1 << 40])
-def test_a_call_without_a_schema_is_refused(
+def test_an_unknown_schema_number_is_refused(
     stranger: Stranger, producer: ProducerIdentity, number: int
 ) -> None:
     message = batch().serialize().to_pybytes()

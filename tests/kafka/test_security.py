@@ -95,7 +95,7 @@ def test_an_app_runs_over_tls_with_a_password_and_the_rights_that_the_guide_name
         made.judge(given)
 
 
-def test_scram_and_tls_without_a_password_work(
+def test_scram_and_tls_without_sasl_work(
     secured: Secured, address: Callable[[str], str], running: Running, name: str
 ) -> None:
     from confluent_kafka.admin import (

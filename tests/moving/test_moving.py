@@ -384,7 +384,7 @@ def test_a_foreign_topic_of_the_same_name_is_not_changed(owner: Owner, target: O
         moved(owner, target)
 
 
-def test_only_moved_records_are_compared(owner: Owner, target: Owner) -> None:
+def test_comparing_a_topic_that_was_not_moved_is_refused(owner: Owner, target: Owner) -> None:
     Log(owner).create_topic("t")
     with pytest.raises(InvalidRequest, match="'t' of here was not moved to there"):
         verify_only(MovedLog("here", owner), MovedLog("there", target))

@@ -476,7 +476,7 @@ def test_a_client_that_does_not_read_is_disconnected_and_closing_does_not_wait_f
         eventually(lambda: not listener._clients, what="the client gone")
 
 
-def test_the_bytes_of_simultaneous_answers_are_bounded_and_further_requests_wait(
+def test_the_number_of_simultaneous_requests_is_bounded_and_further_ones_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(listeners, "REQUEST_SECONDS", 0.2)
