@@ -87,7 +87,7 @@ class Broker:
 
     def wait(self) -> None:
         """Wait until the broker serves. Raises TimeoutError, ChildProcessError."""
-        self.said(_STARTED, START_SECONDS)
+        self.wait_for_output(_STARTED, START_SECONDS)
 
     def start(self) -> None:
         """Start the broker and wait until it serves."""
@@ -118,7 +118,7 @@ class Broker:
         """Let the frozen process continue."""
         os.kill(self.process.pid, signal.SIGCONT)
 
-    def said(self, pattern: str, seconds: float) -> re.Match[str]:
+    def wait_for_output(self, pattern: str, seconds: float) -> re.Match[str]:
         """Wait for the first match in the output since the last start.
 
         Raises TimeoutError, and ChildProcessError if the broker has ended.

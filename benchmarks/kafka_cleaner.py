@@ -75,7 +75,7 @@ class KafkaCleaner:
         os.sync()
         before = self._broker.processor_seconds(_THREAD)
         self._allow(topic)
-        said = self._broker.said(pass_over(topic), CLEAN_SECONDS)
+        said = self._broker.wait_for_output(pass_over(topic), CLEAN_SECONDS)
         taken = self._broker.processor_seconds(_THREAD) - before
         self._finish(self._admin.delete_topics([topic]))
         return KafkaPass(*rates(said, records), records.count / taken)

@@ -36,7 +36,7 @@ def _group(item: pytest.Item) -> str:
 
 
 @pytest.fixture
-def groups_are_put_by_hand() -> bool:
+def offsets_may_exceed_the_end() -> bool:
     """True if tests commit offsets beyond the end of the partition."""
     return False
 
@@ -46,13 +46,13 @@ def logs_are_checked(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     *,
-    groups_are_put_by_hand: bool,
+    offsets_may_exceed_the_end: bool,
 ) -> Iterator[None]:
     """Check, after every test, that the logs opened by it are sound.
 
     A test that damages a log on purpose is marked with `@pytest.mark.damages`.
     """
-    logs = OpenedLogs(ignored={"group offset"} if groups_are_put_by_hand else set())
+    logs = OpenedLogs(ignored={"group offset"} if offsets_may_exceed_the_end else set())
     logs.watch(monkeypatch)
     yield
     monkeypatch.undo()

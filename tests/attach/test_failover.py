@@ -142,7 +142,7 @@ def test_a_transaction_open_at_the_loss_is_aborted_whole(
         broker.end_transaction(producer, commit=True)
     assert committed(broker) == []
     assert broker.committed("g") == {}
-    goes_on(broker, columns)
+    check_continues(broker, columns)
 
 
 @pytest.mark.parametrize("moment", ["lose_before", "lose_after"])
@@ -152,7 +152,7 @@ def test_the_first_append_of_a_transaction_lost_on_the_way_aborts_it(
     setattr(folder, moment, "append")
     with pytest.raises(TransactionAborted):
         broker.append([Append("t", 0, columns(2), producer, 0, transactional=True)])
-    goes_on(broker, columns)
+    check_continues(broker, columns)
 
 
 def test_a_commit_that_did_not_arrive_is_an_abort(folder, broker, producer, columns):
@@ -161,7 +161,7 @@ def test_a_commit_that_did_not_arrive_is_an_abort(folder, broker, producer, colu
     with pytest.raises(TransactionAborted):
         broker.end_transaction(producer, commit=True)
     assert committed(broker) == []
-    goes_on(broker, columns)
+    check_continues(broker, columns)
 
 
 def test_a_commit_whose_answer_was_lost_is_answered_as_committed(folder, broker, producer, columns):
@@ -181,7 +181,7 @@ def test_an_abort_lost_on_the_way_is_an_abort(folder, broker, producer, columns,
     with contextlib.suppress(TransactionAborted):  # the request was an abort
         broker.end_transaction(producer, commit=False)
     assert committed(broker) == []
-    goes_on(broker, columns)
+    check_continues(broker, columns)
 
 
 def test_a_fenced_producer_stays_fenced_after_a_loss(folder, broker, producer, columns):
@@ -266,7 +266,7 @@ def test_a_closed_log_stays_closed(broker):
         broker.topics()
 
 
-def goes_on(broker, columns):
+def check_continues(broker, columns):
     """Check that the producer starts anew, and its next transaction commits whole."""
     producer = broker.init_producer("me")
     broker.append([Append("t", 0, columns(3), producer, 0, transactional=True)])

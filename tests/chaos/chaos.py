@@ -53,7 +53,7 @@ def run(on: Field, blows: Blows, *, seconds: float, begun: float) -> Report:
             if report.wrong:
                 break
             blows.strike()
-        on.settle(180)
+        on.finish(180)
         report.wrong += on.left_open()
         committed = on.committed()
         report.wrong += on.close()

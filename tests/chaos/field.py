@@ -79,7 +79,7 @@ class Field:
         """Return True if a worker has ended for a reason that the field caused."""
         return False
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Undo what was done to the log."""
 
     def come_to_rest(self) -> None:
@@ -213,9 +213,9 @@ class Field:
 
     # The end --------------------------------------------------------------------------
 
-    def settle(self, timeout: float) -> None:
+    def finish(self, timeout: float) -> None:
         """Stop the pens, and wait until all input is handled."""
-        self.mend()
+        self.repair()
         self.thaw()
         for slot, process in enumerate(self.slots):
             if process is None or not process.is_running:

@@ -59,7 +59,7 @@ class FolderField(Field):
         """Return True if the worker ended because the disk was full."""
         return process.status == 1 and "DiskFull" in (process.text().splitlines() or [""])[-1]
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         self.free_disk()
 
     def come_to_rest(self) -> None:

@@ -34,7 +34,7 @@ class KafkaField(Field):
     def machines(self) -> list[Path]:
         return sorted(self._folder.glob("machine*"))
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         for broker in self.brokers:
             if broker.process.poll() is None:
                 broker.thaw()

@@ -77,9 +77,9 @@ class Pen:
             producer.commit_transaction()
             return True
         except StrandlineError:
-            return self._settle(producer)
+            return self._resolve(producer)
 
-    def _settle(self, producer: Producer) -> bool:
+    def _resolve(self, producer: Producer) -> bool:
         """Find out whether the transaction was committed."""
         while producer.state is ProducerPhase.IN_DOUBT:
             try:

@@ -27,26 +27,26 @@ def main() -> None:
     log, state, guarantee, *care = sys.argv[1:]
     if care == ["careless"]:
         PartitionOffsets.must_start_over = lambda *_: False  # type: ignore[method-assign]
-    doom_before("commit_until_known" if guarantee == "exactly_once" else "_commit_offsets")
+    die_before("commit_until_known" if guarantee == "exactly_once" else "_commit_offsets")
     work(log, guarantee, recent=True, state_dir=state)
 
 
-def doom_before(step: str) -> None:
+def die_before(step: str) -> None:
     """Kill the process before this step of its next commit, once SIGUSR1 has arrived."""
     take = getattr(commit, step)
-    doomed = False
+    armed = False
 
-    def doom(*_: Any) -> None:
-        nonlocal doomed
-        doomed = True
+    def arm(*_: Any) -> None:
+        nonlocal armed
+        armed = True
 
     def taken(*arguments: Any, **named: Any) -> None:
-        if doomed:
+        if armed:
             os.kill(os.getpid(), signal.SIGKILL)
         take(*arguments, **named)
 
     setattr(commit, step, taken)
-    signal.signal(signal.SIGUSR1, doom)
+    signal.signal(signal.SIGUSR1, arm)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class Story:
             config = {"segment.bytes": "4096", "delete.retention.ms": "1000"}
             self.world.owner.alter_topic(topic, config=config)
 
-    def goes_on(self, steps: int) -> None:
+    def advance_story(self, steps: int) -> None:
         steps_ = (
             self.commit,
             self.commit,
@@ -123,7 +123,7 @@ def transactions_of(owner: Owner) -> dict[str, Any]:
 def test_cleaning_does_not_change_what_is_loaded_from_the_logs_own_topics(seed: int) -> None:
     story = Story(seed)
     for _ in range(4):
-        story.goes_on(STEPS // 4)
+        story.advance_story(STEPS // 4)
         story.cleaned()
         killed, lost = story.chance.random() < 0.5, story.chance.random() < 0.5
         story.reopened(killed=killed, lost=lost)

@@ -252,11 +252,11 @@ def test_readers_miss_and_repeat_nothing_while_the_log_is_cleaned(
         whole = [Reader(broker, tp, 1 << 20) for tp in PARTITIONS for broker in (owner, beside)]
         for writer in writers:
             crew.works(writer.work)
-        crew.goes_on(cleaning.turn)
+        crew.repeat(cleaning.turn)
         for reader in tailing:
-            crew.goes_on(reader.turn)
+            crew.repeat(reader.turn)
         for reader in whole:
-            crew.goes_on(reader.again_from_the_start)
+            crew.repeat(reader.again_from_the_start)
         crew.run()
         cleaning.finish()
         for reader in [*tailing, *whole]:
@@ -286,8 +286,8 @@ def test_a_store_restored_while_its_changelog_is_cleaned_holds_what_was_committe
 
     for writer in writers:
         crew.works(writer.work)
-    crew.goes_on(cleaning.turn)
-    crew.goes_on(restore)
+    crew.repeat(cleaning.turn)
+    crew.repeat(restore)
     crew.run()
     cleaning.finish()
     fresh = open_store(spec, None)

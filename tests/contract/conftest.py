@@ -36,7 +36,7 @@ def second(topic: str) -> TopicPartition:
 
 
 @pytest.fixture
-def groups_are_put_by_hand() -> bool:
+def offsets_may_exceed_the_end() -> bool:
     return True
 
 

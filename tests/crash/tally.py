@@ -231,7 +231,7 @@ class Runner:
             wait = 0.0
         self._worker.commit()
 
-    def let_go(self) -> None:
+    def abandon(self) -> None:
         self._worker.abandon()
 
     def judge(self, *, finished: bool) -> None:

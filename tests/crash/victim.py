@@ -50,7 +50,7 @@ class Process:
         ]
 
     def close(self) -> None:
-        self.runner.let_go()
+        self.runner.abandon()
         self.owner.close()
 
 

@@ -256,7 +256,7 @@ class Scene:
 
     def _stop_task(self) -> None:
         if self.runner is not None:
-            self.runner.let_go()
+            self.runner.abandon()
         self.runner = None
 
     def close(self) -> None:

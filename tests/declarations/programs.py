@@ -44,7 +44,7 @@ class Program:
             self.sales.append(records)
         return self.app.run(until="idle", progress=False)
 
-    def held(self) -> dict[Any, Any]:
+    def content(self) -> dict[Any, Any]:
         """Return the committed content of the store."""
         return self.app.query(self.store).to_dict()
 

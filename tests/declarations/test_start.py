@@ -27,11 +27,11 @@ def test_another_type_of_keys_is_refused_and_nothing_is_changed(tmp_path: Path) 
         with pytest.raises(sl.InvalidConfig, match=r"'totals'.*keys.*str.*int.*" + "reset"):
             other.run()
         with pytest.raises(sl.InvalidConfig, match="'totals'"):
-            other.held()
+            other.content()
     with program(tmp_path, key=str, value=int) as again:
-        assert again.held() == {"york": 1, "hull": 2}
+        assert again.content() == {"york": 1, "hull": 2}
         assert again.run() == 1
-        assert again.held() == {"york": 1, "hull": 2, "leeds": 3}
+        assert again.content() == {"york": 1, "hull": 2, "leeds": 3}
 
 
 def pair_key(store: Any, record: sl.Record[str, Any]) -> None:
@@ -74,19 +74,19 @@ def test_valid_input_is_not_skipped_for_a_store_of_other_values(
         after.run(("york", "b"))
     with program(tmp_path, value=int, handle=count_up) as again:
         again.run()
-        assert again.held() == {"york": 2}
+        assert again.content() == {"york": 2}
 
 
 def test_a_store_that_loses_its_time_to_live_keeps_its_values(tmp_path: Path) -> None:
     with program(tmp_path, value=bytes, ttl_ms=3_600_000) as before:
         before.run(("york", b"a"))
     with program(tmp_path, value=bytes) as after:
-        assert after.held() == {"york": b"a"}
+        assert after.content() == {"york": b"a"}
         after.run(("hull", b"b"))
-        assert after.held() == {"york": b"a", "hull": b"b"}
+        assert after.content() == {"york": b"a", "hull": b"b"}
     with program(tmp_path, value=bytes, ttl_ms=3_600_000) as again:
         again.run(("leeds", b"c"))
-        assert again.held() == {"york": b"a", "hull": b"b", "leeds": b"c"}
+        assert again.content() == {"york": b"a", "hull": b"b", "leeds": b"c"}
 
 
 LOOKS_EXPIRED = b"\xc1" + bytes(8) + b"rest"
@@ -100,9 +100,9 @@ def test_a_time_to_live_added_later_takes_no_value_for_an_expired_one(
     with program(tmp_path, value=bytes, ttl_ms=3_600_000) as after:
         after.run(("leeds", LOOKS_EXPIRED))
         expected = {"york": LOOKS_EXPIRED, "hull": b"\xc1", "leeds": LOOKS_EXPIRED}
-        assert after.held() == expected
+        assert after.content() == expected
     with program(tmp_path, value=bytes) as again:
-        assert again.held() == expected
+        assert again.content() == expected
 
 
 @dataclass
@@ -137,7 +137,7 @@ def test_fields_may_be_added_with_defaults_and_then_the_older_program_is_refused
         before.run(("york", 1))
     with program(tmp_path, value=Wide, handle=wide) as after:
         after.run(("hull", 2))
-        assert after.held() == {"york": Wide(1), "hull": Wide(2, 1.5)}
+        assert after.content() == {"york": Wide(1), "hull": Wide(2, 1.5)}
     with (
         program(tmp_path, value=Small, handle=small) as older,
         pytest.raises(sl.InvalidConfig, match=r"field 'worst'"),
@@ -145,7 +145,7 @@ def test_fields_may_be_added_with_defaults_and_then_the_older_program_is_refused
         older.run(("york", 3))
     with program(tmp_path, value=Wide, handle=wide) as again:
         assert again.run() == 1
-        assert again.held() == {"york": Wide(3), "hull": Wide(2, 1.5)}
+        assert again.content() == {"york": Wide(3), "hull": Wide(2, 1.5)}
 
 
 def test_a_field_of_another_type_is_refused_by_name(tmp_path: Path) -> None:

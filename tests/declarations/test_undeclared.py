@@ -104,7 +104,7 @@ def test_only_current_values_of_a_store_are_compared(tmp_path: Path) -> None:
     forget_declarations(tmp_path)
     with program(tmp_path, value=int) as after:
         after.run()
-        assert after.held() == {"york": 7}
+        assert after.content() == {"york": 7}
 
 
 def test_an_empty_store_accepts_any_declaration(tmp_path: Path) -> None:
@@ -112,4 +112,4 @@ def test_an_empty_store_accepts_any_declaration(tmp_path: Path) -> None:
         before.run()
     with program(tmp_path, key=int, value=str) as after:
         after.run()
-        assert after.held() == {}
+        assert after.content() == {}

@@ -61,11 +61,11 @@ def log(tmp_path: Path) -> Path:
 def test_values_are_upgraded_once(log: Path) -> None:
     with program(log, **NEW) as after:
         after.run(("new", 3.5))
-        assert after.held() == {**EXPECTED, "new": Total(3.5)}
+        assert after.content() == {**EXPECTED, "new": Total(3.5)}
     assert sorted(CALLS) == sorted(CENTS.values())
     with program(log, **NEW) as again:
         again.run()
-        assert again.held() == {**EXPECTED, "new": Total(3.5)}
+        assert again.content() == {**EXPECTED, "new": Total(3.5)}
     assert len(CALLS) == len(CENTS)
     with program(log, value=Total, handle=put) as without:
         assert without.run(("k000", 1.0)) == 1, "the function is needed no more"
@@ -77,10 +77,10 @@ def test_files_and_changelog_agree(log: Path) -> None:
     with program(log, **NEW) as after:
         after.run()
     with program(log, **NEW) as with_files:
-        assert with_files.held() == EXPECTED
+        assert with_files.content() == EXPECTED
     with program(log, state=log / "elsewhere", **NEW) as without_files:
         without_files.run()
-        assert without_files.held() == EXPECTED
+        assert without_files.content() == EXPECTED
     assert len(CALLS) == len(CENTS)
 
 
@@ -121,7 +121,7 @@ def test_an_upgrade_continues_where_it_died(
     monkeypatch.setattr(rewriting, "CHUNK_RECORDS", 4)
     with program(log, **NEW) as made:
         made.run()
-        assert made.held() == EXPECTED
+        assert made.content() == EXPECTED
         assert (
             not DeclarationLog(made.app.broker, "shop", SystemClock())
             .read()
@@ -136,7 +136,7 @@ def test_a_half_rewritten_store_cannot_be_read(log: Path, monkeypatch: pytest.Mo
             dies.run()
     with program(log, **NEW) as made:
         with pytest.raises(sl.InvalidConfig, match="older declaration.*run it first"):
-            made.held()
+            made.content()
         with (
             sl.connect(made.app.broker) as connection,
             pytest.raises(sl.InvalidConfig, match="older declaration"),
@@ -146,7 +146,7 @@ def test_a_half_rewritten_store_cannot_be_read(log: Path, monkeypatch: pytest.Mo
         with pytest.raises(sl.InvalidConfig, match="older declaration"):
             plan_store(made.app.broker, options)
         made.run()
-        assert made.held() == EXPECTED
+        assert made.content() == EXPECTED
         with sl.connect(made.app.broker) as connection:
             assert connection.store("shop/totals")["k007"] == {"euros": 0.07, "n": 7}
         target = store_schema(made.app.broker, options)
@@ -173,7 +173,7 @@ def test_an_aborted_transaction_is_repeated(log: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(rewriting, "append_at_once", refused)
     with program(log, **NEW) as made:
         made.run()
-        assert made.held() == EXPECTED
+        assert made.content() == EXPECTED
 
 
 def test_without_its_function_an_unfinished_store_is_refused(
@@ -191,7 +191,7 @@ def test_without_its_function_an_unfinished_store_is_refused(
         third.run()
     with program(log, **NEW) as made:
         made.run()
-        assert made.held() == EXPECTED
+        assert made.content() == EXPECTED
 
 
 def broken(old: int) -> Any:
@@ -221,7 +221,7 @@ def test_a_failing_function_names_the_key_and_leaves_the_remaining_values(
             fails.run()
     with program(log, **NEW) as mended:
         assert mended.run() == 1
-        assert mended.held() == {**EXPECTED, "late": Total(1.0)}
+        assert mended.content() == {**EXPECTED, "late": Total(1.0)}
 
 
 def test_an_upgrade_overtaken_by_another_worker_changes_nothing(
@@ -252,7 +252,7 @@ def test_an_upgrade_overtaken_by_another_worker_changes_nothing(
     with pytest.raises(sl.Retriable, match="interrupted"):
         finish()
     made.run()
-    assert made.held() == EXPECTED
+    assert made.content() == EXPECTED
     made.app.close()
 
 
@@ -272,7 +272,7 @@ def test_an_upgrade_is_refused_while_an_older_worker_runs(log: Path) -> None:
                 newer.run()
             broker.leave_group(member)
             newer.run()
-            assert newer.held() == EXPECTED
+            assert newer.content() == EXPECTED
 
 
 def _subscription() -> Any:
@@ -288,7 +288,7 @@ def test_a_time_to_live_stays_with_each_value(log: Path, tmp_path: Path) -> None
         [first] = _stored(before)
     with program(where, value=bytes, ttl_ms=9_999_999, upgrade=lambda old: b"%d" % old) as after:
         after.run()
-        assert after.held() == {"york": b"100"}
+        assert after.content() == {"york": b"100"}
         [second] = _stored(after)
     assert first[:9] == second[:9], "it expires when it was to expire"
 
@@ -346,7 +346,7 @@ def test_figures_can_be_upgraded_too(tmp_path: Path) -> None:
 
     with program(tmp_path, store=more, handle=add) as after:
         after.run(("york", 7))
-        held = after.held()["york"]
+        held = after.content()["york"]
         assert (held.n, held.worst, held.least) == (2, 7, 0)
 
 
@@ -355,7 +355,7 @@ def test_a_counter_is_a_store_of_ints(tmp_path: Path) -> None:
         before.run(("york", 5))
     with program(tmp_path, value=int, default=0, handle=_add_one) as after:
         after.run(("york", 7))
-        assert after.held() == {"york": 2}
+        assert after.content() == {"york": 2}
 
 
 def _count(store: Any, record: sl.Record[str, Any]) -> None:

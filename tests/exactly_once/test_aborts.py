@@ -48,7 +48,7 @@ class Story:
         self.flaky = Flaky(made.app.broker)
         self._chapters = 0
 
-    def goes(self, plan: Plan) -> None:
+    def run_chapter(self, plan: Plan) -> None:
         """Run a chapter, and check that each record has counted once despite the plan."""
         self.flaky.will({})
         self.made.words.append(GIVEN)
@@ -62,7 +62,7 @@ class Story:
 @pytest.fixture
 def story(system: System) -> Iterator[Story]:
     with telling(system) as told:
-        told.goes({})
+        told.run_chapter({})
         yield told
 
 
@@ -76,7 +76,7 @@ def telling(system: System) -> Iterator[Story]:
 
 def test_a_failed_commit_is_repeated_and_counts_once(story: Story) -> None:
     for plan in FAILURES:
-        story.goes(plan)
+        story.run_chapter(plan)
 
 
 # after the last failure the partitions are opened anew
@@ -113,7 +113,7 @@ def test_a_worker_whose_producer_is_fenced_logs_it_and_rejoins(
     takes_over = functools.partial(other.init_producer, f"{story.made.app.name}-0")
     for step in STEPS:
         caplog.clear()
-        story.goes({step: [takes_over]})
+        story.run_chapter({step: [takes_over]})
         said = re.search(r"drops what it had not committed \((\d+) records\)", caplog.text)
         assert said is not None
         # On Kafka the first fetch may return only some of the records.
@@ -123,9 +123,9 @@ def test_a_worker_whose_producer_is_fenced_logs_it_and_rejoins(
 def test_a_worker_fenced_while_it_aborts_rejoins_too(story: Story) -> None:
     fenced = ProducerFenced("another instance took over")
     for failure in (TransactionAborted("no"), AWAY):
-        story.goes({"append": [failure], "end_transaction": [fenced]})
-        story.goes({"add_offsets": [failure], "end_transaction": [fenced]})
-        story.goes({"end_transaction": [failure, fenced]})
+        story.run_chapter({"append": [failure], "end_transaction": [fenced]})
+        story.run_chapter({"add_offsets": [failure], "end_transaction": [fenced]})
+        story.run_chapter({"end_transaction": [failure, fenced]})
 
 
 def test_a_commit_in_doubt_is_looked_up_in_the_log(
@@ -136,7 +136,7 @@ def test_a_commit_in_doubt_is_looked_up_in_the_log(
     with telling(system) as story:
         for step in STEPS:
             for first in (AWAY, ("after", AWAY)):
-                story.goes({step: [first, *[AWAY] * 9]})
+                story.run_chapter({step: [first, *[AWAY] * 9]})
 
 
 def test_a_worker_that_cannot_commit_raises_the_reason(
@@ -145,7 +145,7 @@ def test_a_worker_that_cannot_commit_raises_the_reason(
     monkeypatch.setattr("strandline.framework.container.worker.GIVE_UP", 2)
     always = TransactionAborted("always")
     with pytest.raises(TransactionAborted, match="always"):
-        story.goes({"end_transaction": [always] * 100})
+        story.run_chapter({"end_transaction": [always] * 100})
     story.flaky.will({})
     story.made.app.run(until="idle", progress=False)
     story.made.judge(GIVEN * 2)

@@ -75,7 +75,7 @@ class Case:
         return self.victim(fate)
 
 
-def goes_on(made: Totals) -> int:
+def finish(made: Totals) -> int:
     """Run the app, with a third record at the end. Return the number of records before that one."""
     left = made.app.run(until="idle", progress=False, timeout=60)
     made.words.append([("a", 3)])
@@ -90,10 +90,10 @@ def sums(made: Totals) -> list[int]:
     return sent
 
 
-def at_once(told: Callable[[Case], list[int]], cases: Mapping[str, Case]) -> Sums:
+def at_once(run_case: Callable[[Case], list[int]], cases: Mapping[str, Case]) -> Sums:
     """Run all cases concurrently, because most of their time is waiting."""
     with ThreadPoolExecutor(len(cases)) as pool:
-        return dict(zip(cases, pool.map(told, cases.values()), strict=True))
+        return dict(zip(cases, pool.map(run_case, cases.values()), strict=True))
 
 
 @pytest.mark.parametrize("guarantee", DEATHS)
@@ -102,13 +102,13 @@ def test_a_worker_that_dies_in_its_commit_keeps_its_guarantee(
 ) -> None:
     """In a folder the worker is the log's owner, too."""
 
-    def told(case: Case) -> list[int]:
+    def run_case(case: Case) -> list[int]:
         victim = case.begin("dies")
         with ending([victim]):
             assert victim.ended() == STATUS, victim.text()
         made = case.worker()
         with made.app:
-            goes_on(made)
+            finish(made)
             return sums(made)
 
     cases = {
@@ -121,7 +121,7 @@ def test_a_worker_that_dies_in_its_commit_keeps_its_guarantee(
         )
         for number, point in enumerate(DEATHS[guarantee])
     }
-    assert at_once(told, cases) == DEATHS[guarantee]
+    assert at_once(run_case, cases) == DEATHS[guarantee]
 
 
 def test_a_worker_that_sleeps_in_its_commit_while_another_continues_keeps_its_guarantee(
@@ -130,13 +130,13 @@ def test_a_worker_that_sleeps_in_its_commit_while_another_continues_keeps_its_gu
     """Nothing that it writes after waking up takes effect."""
     log = system.open()  # keeps the owner of a folder awake
 
-    def told(case: Case) -> list[int]:
+    def run_case(case: Case) -> list[int]:
         victim, made = case.begin("sleeps"), case.worker()
         with ending([victim]), made.app:
             eventually(lambda: ASLEEP in victim.text(), what="its sleep")
-            left = goes_on(made)
+            left = finish(made)
             eventually(lambda: not shares(log, case.name), what="its end")
-            wakes(victim, eventually)
+            wake(victim, eventually)
             found = sums(made)
         assert left == (0 if found == NEVER else 1)
         return found
@@ -146,7 +146,7 @@ def test_a_worker_that_sleeps_in_its_commit_while_another_continues_keeps_its_gu
         for guarantee, points in SLEEPERS.items()
         for point, allowed in points.items()
     }
-    found = at_once(told, {name: case for name, (case, _) in expected.items()})
+    found = at_once(run_case, {name: case for name, (case, _) in expected.items()})
     assert found == {name: allowed for name, (_, allowed) in expected.items()}
 
 
@@ -157,7 +157,7 @@ def test_a_sleeping_worker_whose_slot_is_free_commits_nothing(
     log = system.open()
     given = [(key, 1) for key in "abcdefgh"]
 
-    def told(case: Case) -> list[int]:
+    def run_case(case: Case) -> list[int]:
         made = case.worker()
         with made.app:
             made.app.prepare()
@@ -170,7 +170,7 @@ def test_a_sleeping_worker_whose_slot_is_free_commits_nothing(
                 eventually(lambda: ASLEEP in victim.text(), what="its sleep")
                 eventually(lambda: other.numbers == [0, 1], what="its end")
                 eventually(lambda: is_done(log, made), what="the rest")
-                wakes(victim, eventually)
+                wake(victim, eventually)
             other.stop()
             sent = made.sent()
             assert made.app.query(made.seen).to_dict() == dict.fromkeys(sent, 1)
@@ -180,11 +180,11 @@ def test_a_sleeping_worker_whose_slot_is_free_commits_nothing(
         guarantee: Case(system, system.url, tmp_path, guarantee, "before append")
         for guarantee in SLEEPERS
     }
-    found = at_once(told, cases)
+    found = at_once(run_case, cases)
     assert found == {"exactly_once": [1], "at_least_once": [1], "at_most_once": [0, 1]}
 
 
-def wakes(victim: Process, eventually: Callable[..., None]) -> None:
+def wake(victim: Process, eventually: Callable[..., None]) -> None:
     """Wake the victim: it is fenced, continues as a new member, and ends in order."""
     victim.thaw()
     eventually(lambda: "this worker was fenced" in victim.text(), what="its fencing")

@@ -28,7 +28,7 @@ class Client:
     def take_up(self) -> None:
         self.holds |= set(self.grant.partitions)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self.holds &= set(self.grant.partitions)
 
 
@@ -79,9 +79,9 @@ class World:
         if who in self.clients:
             self.clients[who].take_up()
 
-    def let_go(self, who: int) -> None:
+    def release(self, who: int) -> None:
         if who in self.clients:
-            self.clients[who].let_go()
+            self.clients[who].release()
 
     def leave(self, who: int) -> None:
         if who in self.clients:
@@ -111,12 +111,12 @@ class World:
             with pytest.raises(MemberFenced):
                 self.group.check_commit(client.member_id, client.holds)
 
-    def settle(self) -> None:
+    def converge(self) -> None:
         """Let all remaining clients talk, and check that each partition is owned by one of them."""
         for _ in range(6):
             for who, client in self.clients.items():
                 self.talk(who, answered=True)
-                client.let_go()
+                client.release()
                 client.take_up()
         present = [client.member_id for client in self.clients.values()]
         wanted = {t for member in present for t in self.group.member(member).subscription.topics}
@@ -147,7 +147,7 @@ def run_story(chance: Random) -> None:
             case "take up":
                 world.take_up(who)
             case "let go":
-                world.let_go(who)
+                world.release(who)
             case "leave":
                 world.leave(who)
             case "wait":
@@ -155,7 +155,7 @@ def run_story(chance: Random) -> None:
             case "count":
                 world.count(chance.choice("tu"), chance.randrange(5))
         world.check()
-    world.settle()
+    world.converge()
 
 
 STEPS = ("join", "talk", "send", "arrive", "take up", "let go", "leave", "wait", "count")

@@ -82,5 +82,5 @@ def stranger(target: ConnectionTarget) -> Iterator[Stranger]:
 
 
 @pytest.fixture
-def groups_are_put_by_hand() -> bool:
+def offsets_may_exceed_the_end() -> bool:
     return True

@@ -243,7 +243,7 @@ def connection_to(served: ServedLog, deadline: float = 30) -> FlightConnection:
     return FlightConnection(target, deadline=deadline, connect_within=30)
 
 
-def goes_on(served: ServedLog) -> None:
+def check_served(served: ServedLog) -> None:
     """Check that another client can write and read."""
     with changelog.open(served.url, token=TOKEN) as log, log.consumer() as consumer:
         consumer.assign({TopicPartition("t", 3): log.offsets("t")[3].high_watermark})
@@ -272,7 +272,7 @@ def test_batches_count_with_their_unpacked_size(tmp_path: Path) -> None:
             with pytest.raises(QuotaExceeded, match="bytes of requests"):
                 stranger.act(kind, encode(sent), [producer])
         stranger.connection.close()
-        goes_on(served)
+        check_served(served)
 
 
 def test_streams_of_a_client_are_never_unpacked(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_streams_of_a_client_are_never_unpacked(tmp_path: Path) -> None:
             with stranger.connection._errors_translated("session"):
                 reader.read_chunk()
         stranger.connection.close()
-        goes_on(served)
+        check_served(served)
 
 
 def test_unread_answers_are_bounded(tmp_path: Path, eventually: Eventually) -> None:
@@ -312,7 +312,7 @@ def test_unread_answers_are_bounded(tmp_path: Path, eventually: Eventually) -> N
                     readers[-1].read_chunk()
                     (holder,) = served._endpoint.clients._by_credential.values()
                     assert budget.room(holder) >= 0
-        goes_on(served)
+        check_served(served)
         for reader in readers:
             reader.cancel()
         eventually(lambda: budget.room(holder) == 4 * MIB)

@@ -40,7 +40,7 @@ def line(client_logs: ClientLogs, kind: str, text: str, level: int = logging.ERR
     client_logs.log(level, "%s [%s] %s", kind, "rdkafka#producer-1", f"[thrd:db:9092/1]: {text}")
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     return [(record.levelname, record.getMessage()) for record in caplog.records]
 
 
@@ -55,7 +55,7 @@ def test_each_kind_of_message_is_logged_once_and_then_summed_up(
     plain = (
         "kafka://db: librdkafka: FAIL: db:9092: Connect to 10.0.0.7:9092 failed: Connection refused"
     )
-    assert said(caplog) == [
+    assert logged(caplog) == [
         ("INFO", plain),
         ("WARNING", "kafka://db: librdkafka: CLUSTERID: Broker 1 reports different ClusterId"),
         ("INFO", f"{plain} (and 273 before it)"),
@@ -87,7 +87,7 @@ def test_an_unreachable_cluster_is_a_warning_with_its_cause(
     client_logs.event(KafkaError(KafkaError._TRANSPORT, REFUSED))
     client_logs.event(DOWN)
     client_logs.event(DOWN)
-    assert said(caplog) == [
+    assert logged(caplog) == [
         (
             "WARNING",
             (
@@ -104,7 +104,7 @@ def test_an_unreachable_cluster_is_not_logged_right_after_an_answer(
     """A client that was not in use reports old events late."""
     client_logs.answered()
     client_logs.event(DOWN)
-    assert said(caplog) == []
+    assert logged(caplog) == []
     clock.advance(int(QUIET_SECONDS * 1000))
     client_logs.event(DOWN)
     assert [record.levelname for record in caplog.records] == ["WARNING"]

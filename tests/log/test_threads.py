@@ -51,7 +51,7 @@ class Crew:
     def works(self, work: Callable[[], object]) -> None:
         self._workers.append(self._thread(work))
 
-    def goes_on(self, turn: Callable[[], object]) -> None:
+    def repeat(self, turn: Callable[[], object]) -> None:
         def turns() -> None:
             while not self.done.is_set():
                 turn()
@@ -236,10 +236,10 @@ def test_writers_readers_and_retention_at_once(busy: RealWorld) -> None:
     for name in ("tx-0", "tx-1"):
         crew.works(sums.transactional(busy, name))
     crew.works(topics_come_and_go)
-    crew.goes_on(delete_records)
+    crew.repeat(delete_records)
     for tp in PARTITIONS:
-        crew.goes_on(sums.reader(busy, tp, "read_committed"))
-    crew.goes_on(sums.reader(busy, T0, "read_uncommitted"))
+        crew.repeat(sums.reader(busy, tp, "read_committed"))
+    crew.repeat(sums.reader(busy, T0, "read_uncommitted"))
     crew.run()
     sums.check(busy)
     busy.reopen()
@@ -270,7 +270,7 @@ def test_readers_at_the_end_find_their_place_while_the_index_grows() -> None:
     try:
         crew.works(append)
         for _ in range(2):
-            crew.goes_on(tail())
+            crew.repeat(tail())
         crew.run()
     finally:
         sys.setswitchinterval(before)
@@ -302,8 +302,8 @@ def test_old_producers_of_before_a_reopening_call_while_their_successors_start()
     sys.setswitchinterval(1e-6)
     try:
         crew.works(come)
-        crew.goes_on(ask(clients[-1], clients[-1].identity))
-        crew.goes_on(ask(clients[-1], stranger))
+        crew.repeat(ask(clients[-1], clients[-1].identity))
+        crew.repeat(ask(clients[-1], stranger))
         crew.run()
     finally:
         sys.setswitchinterval(before)

@@ -27,13 +27,13 @@ class Running:
     def _run(self) -> None:
         self.made.app.run(progress=False)
 
-    def told(self) -> Scrape:
+    def scraped(self) -> Scrape:
         return parsed(exposition(readings(self.made.app)))
 
-    def tells(self, number: float, name: str, **labels: Any) -> bool:
+    def exports(self, number: float, name: str, **labels: Any) -> bool:
         """Return True if the metric has this value."""
         try:
-            return self.told()(name, **labels) == number
+            return self.scraped()(name, **labels) == number
         except KeyError:
             return False
 

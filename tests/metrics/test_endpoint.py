@@ -62,7 +62,7 @@ def test_the_page_matches_the_code() -> None:
 def test_exactly_the_documented_metrics_are_exported(
     tmp_path: Path, eventually: Eventually
 ) -> None:
-    told: dict[str, Family] = {}
+    scraped: dict[str, Family] = {}
     with (
         closing(serve(tmp_path / "log", listen=ANY, token="sixteen-or-more-characters")) as served,
         changelog.open(tmp_path / "log") as log,
@@ -70,19 +70,19 @@ def test_exactly_the_documented_metrics_are_exported(
         running(log, tmp_path / "state", standby_replicas=1) as two,
     ):
         one.made.words.append([(f"{n}", n) for n in range(40)])
-        for tells in (one.tells, two.tells):
-            eventually(partial(tells, 4, "strandline_partitions", state="standby"))
-            eventually(partial(tells, 0, "strandline_lag_records"))
-            eventually(partial(tells, 0, "strandline_standby_lag_records"))
+        for exports in (one.exports, two.exports):
+            eventually(partial(exports, 4, "strandline_partitions", state="standby"))
+            eventually(partial(exports, 0, "strandline_lag_records"))
+            eventually(partial(exports, 0, "strandline_standby_lag_records"))
         workers = Workers("words", 2)
         workers.note([WorkerRow(0, 1, "running", (), 1, 0.0, 1, {"words": 0}, 0, None)])
         of_others = [*served.metrics(), *workers.metrics()]
-        for seen in (one.told(), two.told(), parsed(exposition(of_others))):
-            told |= seen.families
+        for seen in (one.scraped(), two.scraped(), parsed(exposition(of_others))):
+            scraped |= seen.families
     page = documented()
-    assert told.keys() == page.keys()
-    assert {name: family.kind for name, family in told.items()} == {n: page[n][0] for n in page}
-    assert {n: f.labels() for n, f in told.items()} == {
+    assert scraped.keys() == page.keys()
+    assert {name: family.kind for name, family in scraped.items()} == {n: page[n][0] for n in page}
+    assert {n: f.labels() for n, f in scraped.items()} == {
         n: {labels} for n, (_, labels) in page.items()
     }
 
@@ -315,7 +315,7 @@ def number(url: str, name: str, **labels: Any) -> float:
         return 0
 
 
-def told(process: Process, name: str, **labels: Any) -> float:
+def scraped(process: Process, name: str, **labels: Any) -> float:
     return number(url_of(process), name, **labels)
 
 
@@ -327,13 +327,17 @@ def test_each_process_exports_its_own_metrics_only(
     commands: Commands, eventually: Eventually
 ) -> None:
     owner = commands.start("serve", str(commands.log), "--create")
-    eventually(lambda: told(owner, "strandline_log_owned"))
+    eventually(lambda: scraped(owner, "strandline_log_owned"))
     one, two = commands.run(), commands.run()
     for worker in (one, two):
-        eventually(partial(is_at, partial(told, worker), 2, "strandline_partitions", state="held"))
+        eventually(
+            partial(is_at, partial(scraped, worker), 2, "strandline_partitions", state="held")
+        )
     with changelog.open(commands.log) as log:
         log.append("sales", [{"key": b"%d" % n, "value": b"\x01"} for n in range(1_000)])
-    handled = [partial(told, worker, "strandline_records_handled_total") for worker in (one, two)]
+    handled = [
+        partial(scraped, worker, "strandline_records_handled_total") for worker in (one, two)
+    ]
     eventually(lambda: handled[0]() + handled[1]() == 1_000)
     assert all(0 < count() < 1_000 for count in handled)
     for worker in (one, two):
@@ -342,7 +346,7 @@ def test_each_process_exports_its_own_metrics_only(
             "strandline_log_owned",
             "strandline_log_takeovers_total",
         ]
-        assert told(worker, "strandline_log_owned") == 0
+        assert scraped(worker, "strandline_log_owned") == 0
     seen = scrape(url_of(owner))
     assert seen("strandline_log_clients", over="socket") == 2
     assert seen("strandline_log_appended_records_total", topic="sales") == 1_000
@@ -381,11 +385,11 @@ def test_a_supervisor_exports_metrics_of_the_log_and_each_worker_its_own(
     eventually(lambda: sum(worker(handled) for worker in workers) == 500)
     assert log("strandline_log_appended_records_total", topic="sales") == 500
     assert [each("strandline_log_owned") for each in (log, *workers)] == [1, 0, 0]
-    tells = partial(is_at, log)
+    exports = partial(is_at, log)
     for state in ("wanted", "alive", "running"):
-        eventually(partial(tells, 2, "strandline_workers", state=state))
-    eventually(partial(tells, 500, "strandline_workers_records_total", app="shop"))
-    eventually(partial(tells, 0, "strandline_workers_lag_records", topic="sales"))
+        eventually(partial(exports, 2, "strandline_workers", state=state))
+    eventually(partial(exports, 500, "strandline_workers_records_total", app="shop"))
+    eventually(partial(exports, 0, "strandline_workers_lag_records", topic="sales"))
     assert supervisor.end() == 0
 
 
@@ -395,9 +399,9 @@ def test_a_supervisor_on_kafka_exports_metrics_of_its_workers(
     shop = SHOP.replace('"shop"', f"{name!r}, log={kafka!r}, state_dir={str(tmp_path)!r}")
     (tmp_path / "shop.py").write_text(shop.replace('sales"', f'{name}-sales"'))
     supervisor = commands.start("run", f"{tmp_path}/shop.py:app", "--workers", "2")
-    tells = partial(is_at, partial(told, supervisor))
+    exports = partial(is_at, partial(scraped, supervisor))
     for state in ("wanted", "alive", "running"):
-        eventually(partial(tells, 2, "strandline_workers", app=name, state=state))
+        eventually(partial(exports, 2, "strandline_workers", app=name, state=state))
     assert not [one for one in scrape(url_of(supervisor)).families if "_log_" in one]
     assert supervisor.end() == 0
 

@@ -46,10 +46,10 @@ def test_metrics_of_records_commits_and_stores_match_the_work(
     with running(log, tmp_path / "state") as one:
         one.made.words.append(some(2_000))
         handled = "strandline_records_handled_total"
-        eventually(lambda: one.tells(2_000, handled, app="pipeline", task="spell"))
-        eventually(lambda: one.tells(2_000, handled, app="pipeline", task="tally"))
-        eventually(lambda: one.tells(0, "strandline_lag_records", topic="words"))
-        seen = one.told()
+        eventually(lambda: one.exports(2_000, handled, app="pipeline", task="spell"))
+        eventually(lambda: one.exports(2_000, handled, app="pipeline", task="tally"))
+        eventually(lambda: one.exports(0, "strandline_lag_records", topic="words"))
+        seen = one.scraped()
         assert seen("strandline_handler_seconds_count", task="tally") == 2_000
         assert seen("strandline_handler_seconds_sum", task="tally") > 0
         commits = seen("strandline_commits_total")
@@ -79,8 +79,8 @@ def test_look_ups_of_sampled_records_are_counted_by_their_result(
         one.made.words.append(some(2_000))
         handled = "strandline_records_handled_total"
         for task, store, keys in (("tally", "per-word", 40), ("spell", "per-letter", 8)):
-            eventually(partial(one.tells, 2_000, handled, app="pipeline", task=task))
-            seen = one.told()
+            eventually(partial(one.exports, 2_000, handled, app="pipeline", task=task))
+            seen = one.scraped()
             assert seen("strandline_store_sampled_misses_total", store=store) == keys
             assert seen("strandline_store_sampled_hits_total", store=store) == 2_000 - keys
 
@@ -106,10 +106,10 @@ def test_checkpoints_and_restores_are_counted(
 ) -> None:
     with running(log, tmp_path / "state") as first:
         first.made.words.append(some(500))
-        eventually(lambda: first.tells(500, "strandline_records_handled_total", task="spell"))
+        eventually(lambda: first.exports(500, "strandline_records_handled_total", task="spell"))
     with running(log, tmp_path / "elsewhere") as second:
-        eventually(lambda: second.tells(2 * PARTITIONS, "strandline_partitions", state="held"))
-        seen = second.told()
+        eventually(lambda: second.exports(2 * PARTITIONS, "strandline_partitions", state="held"))
+        seen = second.scraped()
         assert seen("strandline_restore_seconds_count") == 2 * PARTITIONS
         # At least once per key, and a letter's records are not only those of the last commit.
         assert seen("strandline_restore_records_total") >= 48
@@ -118,7 +118,7 @@ def test_checkpoints_and_restores_are_counted(
         assert seen("strandline_store_disk_bytes", store="per-word") > 0
         assert seen("strandline_store_checkpoint_seconds_count", store="per-word") == 0
         second.made.words.append(some(100))
-        eventually(lambda: second.tells(100, "strandline_records_handled_total", task="spell"))
+        eventually(lambda: second.exports(100, "strandline_records_handled_total", task="spell"))
         worker = second.made.app._worker
         assert worker is not None
         counters = worker._tasks._folders.counters
@@ -129,22 +129,22 @@ def test_a_fenced_member_and_a_fenced_producer_are_counted(
     log: Log, tmp_path: Path, eventually: Eventually
 ) -> None:
     with running(log, tmp_path / "state") as one:
-        eventually(lambda: one.tells(2 * PARTITIONS, "strandline_partitions", state="held"))
+        eventually(lambda: one.exports(2 * PARTITIONS, "strandline_partitions", state="held"))
         worker = one.made.app._worker
         assert worker is not None
         place = worker._seat.place
         assert place is not None
         log.broker.leave_group(place.member)
-        eventually(lambda: one.tells(1, "strandline_fences_total", kind="member"))
-        eventually(lambda: one.tells(2, "strandline_rebalances_total", change="assigned"))
-        eventually(lambda: one.tells(2 * PARTITIONS, "strandline_partitions", state="held"))
+        eventually(lambda: one.exports(1, "strandline_fences_total", kind="member"))
+        eventually(lambda: one.exports(2, "strandline_rebalances_total", change="assigned"))
+        eventually(lambda: one.exports(2 * PARTITIONS, "strandline_partitions", state="held"))
 
         place = worker._seat.place
         assert place is not None
         log.broker.init_producer(f"pipeline-{place.member.slot}")
         one.made.words.append(some(50))
-        eventually(lambda: one.tells(50, "strandline_records_handled_total", task="spell"))
-        seen = one.told()
+        eventually(lambda: one.exports(50, "strandline_records_handled_total", task="spell"))
+        seen = one.scraped()
         assert seen("strandline_fences_total", kind="producer") == 1
         assert seen("strandline_fences_total", kind="member") == 1
         assert seen("strandline_commits_aborted_total") == 1
@@ -155,23 +155,23 @@ def test_rebalances_and_standby_copies_are_counted(
 ) -> None:
     with running(log, tmp_path / "state", standby_replicas=1) as one:
         one.made.words.append(some(200))
-        eventually(lambda: one.tells(200, "strandline_records_handled_total", task="spell"))
+        eventually(lambda: one.exports(200, "strandline_records_handled_total", task="spell"))
         with running(log, tmp_path / "state", standby_replicas=1) as two:
-            for tells in (one.tells, two.tells):
+            for exports in (one.exports, two.exports):
                 for state in ("held", "standby"):
-                    eventually(partial(tells, PARTITIONS, "strandline_partitions", state=state))
-                eventually(partial(tells, 0, "strandline_standby_lag_records"))
-            assert one.told()("strandline_rebalances_total", change="revoked") == 1
-            assert two.told()("strandline_rebalances_total", change="assigned") >= 1
+                    eventually(partial(exports, PARTITIONS, "strandline_partitions", state=state))
+                eventually(partial(exports, 0, "strandline_standby_lag_records"))
+            assert one.scraped()("strandline_rebalances_total", change="revoked") == 1
+            assert two.scraped()("strandline_rebalances_total", change="assigned") >= 1
             # Each of the two workers has handled its own records only.
             one.made.words.append(some(300))
             eventually(lambda: handled(one) + handled(two) == 500)
             assert 0 < handled(two) < 300
-        eventually(lambda: one.tells(0, "strandline_partitions", state="standby"))
+        eventually(lambda: one.exports(0, "strandline_partitions", state="standby"))
 
 
 def handled(worker: Running) -> float:
-    return worker.told()("strandline_records_handled_total", task="tally")
+    return worker.scraped()("strandline_records_handled_total", task="tally")
 
 
 class Picky:
@@ -224,12 +224,12 @@ def test_skipped_records_count_once_although_a_commit_was_aborted(
 def test_waiting_for_room_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outage, "FIRST_PAUSE", 0.0)
     made = Picky("skip")
-    end, told = made.app.broker.end_transaction, []
+    end, scraped = made.app.broker.end_transaction, []
 
     def refuse_twice(producer: Any, *, commit: bool) -> Any:
         if commit:
-            told.append(parsed(exposition(worker.metrics()))("strandline_waiting_for_disk"))
-            if len(told) < 3:
+            scraped.append(parsed(exposition(worker.metrics()))("strandline_waiting_for_disk"))
+            if len(scraped) < 3:
                 raise DiskFull("no room")
         return end(producer, commit=commit)
 
@@ -239,7 +239,7 @@ def test_waiting_for_room_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     worker.run(until="idle")
     last = parsed(exposition(worker.metrics()))
     worker.close()
-    assert told == [0, 1, 1]
+    assert scraped == [0, 1, 1]
     assert last("strandline_waiting_for_disk") == 0
     assert last("strandline_commits_aborted_total") == 2
     assert last("strandline_records_handled_total") == 10

@@ -62,7 +62,7 @@ def target(owners: list[Owner]) -> Owner:
 
 
 @pytest.fixture
-def groups_are_put_by_hand() -> bool:
+def offsets_may_exceed_the_end() -> bool:
     return True
 
 

@@ -88,7 +88,7 @@ def dial(endpoint: QueryEndpoint) -> socket.socket:
     return connection
 
 
-def said(connection: socket.socket) -> object:
+def received(connection: socket.socket) -> object:
     """Return the worker's message; None if it has closed the connection."""
     frame = read_frame(connection, MAX_REQUEST)
     return None if frame is None else decode(frame, QueryWelcome | KeyCounts | QueryFailure)
@@ -172,10 +172,10 @@ def test_a_store_of_another_app_is_unknown(provider: StoreProvider) -> None:
 def test_requests_are_answered_one_after_another_on_one_connection(endpoint: QueryEndpoint) -> None:
     with dial(endpoint) as connection:
         connection.sendall(encode(QueryHello(WIRE_VERSION)))
-        assert said(connection) == QueryWelcome(WIRE_VERSION)
+        assert received(connection) == QueryWelcome(WIRE_VERSION)
         for n in range(3):
             connection.sendall(encode(CountKeys("x", [n])))
-            assert said(connection) == KeyCounts({n: 1})
+            assert received(connection) == KeyCounts({n: 1})
 
 
 @pytest.mark.parametrize(
@@ -194,10 +194,10 @@ def test_a_client_without_a_hello_gets_an_error_and_is_disconnected(
 ) -> None:
     with dial(endpoint) as connection:
         connection.sendall(hello)
-        told = said(connection)
+        told = received(connection)
         assert isinstance(told, QueryFailure)
         assert answers in told.message
-        assert said(connection) is None
+        assert received(connection) is None
 
 
 @pytest.mark.parametrize(
@@ -214,16 +214,16 @@ def test_an_invalid_request_is_refused(
 ) -> None:
     with dial(endpoint) as connection:
         connection.sendall(encode(QueryHello(WIRE_VERSION)))
-        assert said(connection) == QueryWelcome(WIRE_VERSION)
+        assert received(connection) == QueryWelcome(WIRE_VERSION)
         connection.sendall(frame)
-        told = said(connection)
+        told = received(connection)
         assert isinstance(told, QueryFailure)
         assert answers in told.message
         if goes_on:
             connection.sendall(encode(CountKeys("x", [1])))
-            assert said(connection) == KeyCounts({1: 1})
+            assert received(connection) == KeyCounts({1: 1})
         else:
-            assert said(connection) is None
+            assert received(connection) is None
 
 
 def test_a_silent_client_is_disconnected(
@@ -231,7 +231,7 @@ def test_a_silent_client_is_disconnected(
 ) -> None:
     monkeypatch.setattr(listeners, "HELLO_SECONDS", 0.05)
     with dial(endpoint) as connection:
-        assert said(connection) is None
+        assert received(connection) is None
 
 
 def test_the_number_of_clients_is_bounded(endpoint: QueryEndpoint) -> None:
@@ -242,8 +242,8 @@ def test_the_number_of_clients_is_bounded(endpoint: QueryEndpoint) -> None:
         clients.ask(endpoint.urls[0], CountKeys("x", [1]), KeyCounts, 10.0)
     with dial(endpoint) as one, dial(endpoint) as two:
         one.sendall(encode(QueryHello(WIRE_VERSION)))
-        assert said(one) == QueryWelcome(WIRE_VERSION)
-        assert said(two) is None
+        assert received(one) == QueryWelcome(WIRE_VERSION)
+        assert received(two) is None
     clients.close()
 
 
@@ -401,7 +401,7 @@ def test_a_proof_depends_on_side_address_certificate_and_both_nonces() -> None:
 def test_a_client_of_a_version_that_sent_the_token_gets_an_error(beyond: QueryEndpoint) -> None:
     with sockets.connect(beyond.urls[1], 10.0) as connection:
         connection.sendall(encode(QueryHello(1, TOKEN)))
-        told = said(connection)
+        told = received(connection)
         assert isinstance(told, QueryFailure)
         assert "run the same release" in told.message
 
@@ -467,7 +467,7 @@ def test_a_client_that_does_not_read_is_disconnected_and_closing_does_not_wait_f
     made.start(lambda _: FoundKeys([KeyValues(0, [bytes(1 << 20)] * 4, ("", 0))]))
     with dial(made) as connection:
         connection.sendall(encode(QueryHello(WIRE_VERSION)))
-        assert said(connection) == QueryWelcome(WIRE_VERSION)
+        assert received(connection) == QueryWelcome(WIRE_VERSION)
         connection.sendall(encode(GetKeys("x", [0], [b"k"], {})))
         [listener] = made._listeners
         eventually(lambda: listener._clients, what="the client served")

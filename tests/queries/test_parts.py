@@ -213,7 +213,7 @@ def test_the_driver_refuses_and_merges_as_queries_do() -> None:
 # The command line -----------------------------------------------------------------------------
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[Any]:
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[Any]:
     """Return the lines of JSON that a command prints."""
     with pytest.raises(SystemExit) as exit_:
         main([*arguments, "--json"])
@@ -233,12 +233,14 @@ def test_the_command_line_refuses_and_shows_the_parts_on_request(
     assert captured.out == ""
     assert "has key 'x' in several partitions" in captured.err
     assert "--partition" in captured.err
-    parts = [row for row in said(capsys, "stores", *command, *log, "--parts") if row["key"] == "x"]
+    parts = [
+        row for row in printed(capsys, "stores", *command, *log, "--parts") if row["key"] == "x"
+    ]
     assert sum(row["value"] for row in parts) == COUNT
     assert [row["partition"] for row in parts] == list(range(PARTITIONS))
     [one] = [
         row
-        for row in said(capsys, "stores", *command, *log, "--partition", "2")
+        for row in printed(capsys, "stores", *command, *log, "--partition", "2")
         if row["key"] == "x"
     ]
     assert one == parts[2]
@@ -248,16 +250,16 @@ def test_the_command_line_merges_counters(
     running: Words, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = ["--log", str(running.app.log)]
-    [found] = said(capsys, "stores", "get", "words/counter", "x", *log)
+    [found] = printed(capsys, "stores", "get", "words/counter", "x", *log)
     assert (found["key"], found["value"]) == ("x", COUNT)
-    rows = said(capsys, "stores", "scan", "words/counter", *log)
+    rows = printed(capsys, "stores", "scan", "words/counter", *log)
     assert [(row["key"], row["value"]) for row in rows] == [(word, COUNT) for word in WORDS]
 
 
 def test_the_list_of_stores_counts_each_key_once(
     counted: Words, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    [rows] = said(capsys, "stores", "list", "--log", str(counted.app.log))
+    [rows] = printed(capsys, "stores", "list", "--log", str(counted.app.log))
     keys = {row["store"]: (row["keys"], row["keys_in_several_partitions"]) for row in rows}
     assert keys == {
         "words/by-input": (RECORDS, 0),

@@ -63,7 +63,7 @@ class Process:
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
-    def doom(self) -> None:
+    def send_usr1(self) -> None:
         """Send SIGUSR1. The meaning depends on the process."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR1)

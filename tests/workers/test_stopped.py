@@ -42,7 +42,7 @@ def test_keys_deleted_meanwhile_do_not_reappear_when_a_stopped_worker_takes_over
             eventually(lambda: is_done(log), what="all records committed")
 
         def shared(among: int) -> None:
-            eventually(lambda: held(log) == [PARTITIONS // among] * among, what="sharing")
+            eventually(lambda: owned_counts(log) == [PARTITIONS // among] * among, what="sharing")
 
         one = start("one")
         handle(*((key, 1) for key in KEYS))
@@ -72,7 +72,7 @@ def is_done(log: Log) -> bool:
     return all(tp in committed and committed[tp].offset == ends[tp].high_watermark for tp in INPUTS)
 
 
-def held(log: Log) -> list[int]:
+def owned_counts(log: Log) -> list[int]:
     """Return the number of partitions of each worker."""
     return [len(member.held) for member in log.broker.describe_group("keep").members]
 
