@@ -197,7 +197,7 @@ def test_a_slice_is_sent_without_the_rest_of_its_batch(columns):
     assert row.data.nbytes < 2_000
 
 
-def test_a_transaction_is_seen_when_it_commits(attached, owner, columns):
+def test_a_transaction_becomes_visible_when_it_commits(attached, owner, columns):
     owner.create_topic("t")
     producer = attached.init_producer("me")
     attached.append([Append("t", 0, columns(2), producer, 0, transactional=True)])

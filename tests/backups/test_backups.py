@@ -272,7 +272,7 @@ def test_a_forged_backup_cannot_write_other_files(path: str, tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["to"]
 
 
-# What is refused --------------------------------------------------------------------------
+# Refusals ---------------------------------------------------------------------------------
 
 
 def test_only_folders_with_a_log_are_backed_up(tmp_path: Path, log: Log) -> None:

@@ -62,7 +62,7 @@ class Field:
         self.scribe = Scribe(self.made)
         self.pens = [Pen(self.made, number, seed, self.is_far_behind) for number in range(2)]
 
-    # What depends on the kind of log --------------------------------------------------
+    # Overridden for each kind of log --------------------------------------------------
 
     def prepare(self) -> None:
         """Set up the log before workers start."""

@@ -267,7 +267,7 @@ def test_readers_miss_and_repeat_nothing_while_the_log_is_cleaned(
     assert all(0 < ends[tp].purged_end <= ends[tp].clean_end for tp in PARTITIONS)
 
 
-def test_a_store_restored_while_its_changelog_is_cleaned_holds_what_was_committed(
+def test_a_store_restored_while_its_changelog_is_cleaned_has_the_committed_state(
     owner: Owner, tmp_path: Path
 ) -> None:
     ledgers = {tp: Ledger() for tp in PARTITIONS}

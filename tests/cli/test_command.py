@@ -50,7 +50,7 @@ def test_a_wrong_command_line_exits_with_2(strandline: Command, arguments: tuple
     assert strandline(*arguments).code == 2
 
 
-def test_a_log_has_to_be_named_unless_it_is_in_data(tmp_path: Path) -> None:
+def test_a_log_must_be_named_unless_it_is_in_the_folder_data(tmp_path: Path) -> None:
     done = run("topics", "list", cwd=tmp_path)
     assert done.returncode == 2
     assert "--log" in done.stderr

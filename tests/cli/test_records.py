@@ -160,7 +160,7 @@ def test_an_object_that_does_not_fit_is_refused_by_its_column(
     assert "line 1" in outcome.err
 
 
-# Where to begin and end ---------------------------------------------------------------
+# Beginning and end --------------------------------------------------------------------
 
 
 def ten(log: Log) -> None:

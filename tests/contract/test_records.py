@@ -48,7 +48,7 @@ def test_records_have_offsets_in_their_order(log: Log, topic: str) -> None:
     assert table["value"].to_pylist() == [b"%d" % n for n in range(1_000)]
 
 
-def test_a_record_comes_back_as_it_was_sent(log: Log, topic: str, now: int) -> None:
+def test_a_record_is_read_as_it_was_sent(log: Log, topic: str, now: int) -> None:
     headers = [("trace", b"1"), ("trace", b""), ("none", None), ("naïve", b"\x00\xff")]
     with log.producer() as producer:
         sent = producer.send(topic, b"v", b"k", partition=1, timestamp=now, headers=headers)

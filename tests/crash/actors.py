@@ -243,7 +243,7 @@ class Actors:
             if transaction.offset is not None:
                 self.ledger.offsets[transaction.group].discard(transaction.offset)
 
-    # Everybody else -------------------------------------------------------------------
+    # Other clients --------------------------------------------------------------------
 
     def commit_offsets(self) -> None:
         offset = self.next_count()

@@ -83,7 +83,7 @@ def check(promise: Promise, kept: object, broken: str) -> None:
         raise Violation(promise, broken)
 
 
-# What should be there -----------------------------------------------------------------
+# The ledger ---------------------------------------------------------------------------
 
 
 class Settings(NamedTuple):

@@ -72,7 +72,7 @@ def known_recoveries(share: Share) -> Score:
     return score
 
 
-# Those that have all points -----------------------------------------------------------
+# Recoveries that have all points ------------------------------------------------------
 
 
 class Crash(NamedTuple):

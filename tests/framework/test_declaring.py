@@ -35,7 +35,7 @@ def test_a_store_has_one_task(app: sl.App) -> None:
         app.task(words, stores=[totals], name="two")(nothing)
 
 
-def test_a_store_name_is_taken_once(app: sl.App) -> None:
+def test_a_store_name_can_be_used_once(app: sl.App) -> None:
     app.store("totals")
     with pytest.raises(sl.InvalidConfig, match="declared twice"):
         app.store("totals")

@@ -1,5 +1,4 @@
-"""Folders of logs that are copied and restored, as an operator does, and an app that counts on
-them."""
+"""Folders of logs that are copied and restored by an operator, and an app that counts on them."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_records_without_a_key_are_removed_and_counted_after_a_change_to_compact
     assert len(world.values("c")) == 1
 
 
-def test_once_a_topic_is_not_compacted_nothing_more_of_it_is_removed(
+def test_nothing_is_removed_from_a_topic_that_is_no_longer_compacted(
     slowly_cleaned: Owner, eventually: Eventually
 ) -> None:
     owner = slowly_cleaned

@@ -92,7 +92,7 @@ def test_a_key_is_encoded_in_the_topics_type_even_if_the_data_has_another() -> N
     assert [row["key"] for row in converted(with_gap, key="delay")] == [bytes(7) + b"\5", None]
 
 
-def test_a_topic_of_bytes_takes_key_value_timestamp_and_headers() -> None:
+def test_a_topic_of_bytes_accepts_key_value_timestamp_and_headers() -> None:
     rows = [
         {"key": "a", "value": b"1", "timestamp": 5, "headers": [("h", b"x")]},
         {"key": 1, "value": None, "timestamp": 6, "headers": []},

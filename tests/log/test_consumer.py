@@ -46,7 +46,7 @@ def values(consumer: Consumer, **options: int) -> list[bytes]:
     return [v for batch in batches for v in batch.columns.column("value").to_pylist()]
 
 
-# Where to begin ------------------------------------------------------------------------
+# Initial positions ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("reset", "expected"), [("earliest", [b"a", b"b"]), ("latest", [b"b"])])

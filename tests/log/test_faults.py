@@ -190,7 +190,7 @@ def test_a_failed_fsync_of_one_partition_does_not_hold_back_readers_of_the_other
     assert world.values() == [b"later"]
 
 
-def test_a_producer_goes_on_after_a_commit_that_failed_before_the_commit_point(
+def test_a_producer_continues_after_a_commit_that_failed_before_the_commit_point(
     world: PowerWorld,
 ) -> None:
     client = Client(world, "tx")
@@ -374,7 +374,7 @@ def test_a_batch_without_a_sequence_is_refused(world: PowerWorld) -> None:
         world.owner.append([Append("t", 0, columns([b"a"]), producer)])
 
 
-def test_no_topic_takes_batches_too_large_to_be_read_again(world: PowerWorld) -> None:
+def test_no_topic_accepts_batches_too_large_to_be_read_again(world: PowerWorld) -> None:
     with pytest.raises(InvalidConfig, match=r"max\.message\.bytes"):
         world.owner.create_topic("large", config={"max.message.bytes": str(MAX_FRAME)})
 

@@ -313,7 +313,7 @@ def test_a_clock_that_is_set_back_does_not_extend_a_pin(world: World) -> None:
     assert world.storage.list_dir("pins") == []
 
 
-# What is refused, and what is left ---------------------------------------------------------
+# Refusals and leftovers --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -357,7 +357,7 @@ def test_a_refusal_after_a_lost_answer_is_an_unknown_outcome(
     assert producer.identity != before
 
 
-def test_a_full_disk_fails_the_batch_and_the_producer_goes_on(
+def test_a_full_disk_fails_the_batch_and_the_producer_continues(
     line: Line, producer: Producer
 ) -> None:
     line.faults = [DiskFull("no space")]
@@ -577,7 +577,7 @@ def test_aborting_a_committed_transaction_raises(line: Line, transactional: Prod
     assert line.world.values() == [b"1"]
 
 
-def test_a_transaction_that_took_too_long_is_rolled_back_and_the_producer_goes_on(
+def test_a_transaction_that_took_too_long_is_rolled_back_and_the_producer_continues(
     world: World, transactional: Producer
 ) -> None:
     transactional.begin_transaction()

@@ -243,7 +243,7 @@ def test_damage_to_any_single_document_loses_nothing() -> None:
             assert all_values(world) == before, path
 
 
-def test_a_missing_closed_segment_is_taken_out_of_the_log() -> None:
+def test_a_missing_closed_segment_is_removed_from_the_log() -> None:
     world = a_log()
     before = records_of(world)
     entry = Manifest.load(world.storage, folder_of(world)).segments[1]

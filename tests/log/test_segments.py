@@ -155,7 +155,7 @@ def test_sequential_reading_reads_every_byte_once(
     assert max(read) <= max(max_bytes, 11_000)
 
 
-def test_a_batch_larger_than_max_bytes_comes_whole() -> None:
+def test_a_batch_larger_than_max_bytes_is_returned_whole() -> None:
     world = world_with()
     client = Client(world)
     client.append(b"x" * 100_000, b"y")

@@ -206,7 +206,7 @@ class TestEdges:
             client.append(b"c", times=-1)
         assert world.values() == [b"a", b"b"]
 
-    def test_times_too_far_from_the_clock_are_refused_where_the_topic_says_so(
+    def test_times_too_far_from_the_clock_are_refused_if_the_topic_limits_them(
         self, world: World
     ) -> None:
         world.owner.alter_topic("t", config={"message.timestamp.after.max.ms": "1000"})

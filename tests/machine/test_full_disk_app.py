@@ -280,7 +280,7 @@ def test_pauses_grow_up_to_a_bound_and_start_again(monkeypatch: pytest.MonkeyPat
     assert max(slept) <= 0.1
 
 
-# For real -----------------------------------------------------------------------------
+# A full disk in a process -------------------------------------------------------------
 
 PROGRAM = """
 import json, resource, sys, threading, time

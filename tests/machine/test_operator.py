@@ -44,7 +44,7 @@ def root(world: World) -> Path:
     return world.storage.root
 
 
-# What is said -------------------------------------------------------------------------
+# Messages -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

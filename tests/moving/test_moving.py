@@ -101,7 +101,7 @@ def test_the_remaining_records_of_a_compacted_topic_are_moved(target: Owner) -> 
 def test_a_tombstone_removed_before_it_was_copied_is_detected(
     target: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The copy has the value by then, and would never be told of the deletion."""
+    """The copy has the value by then, and would never learn of the deletion."""
     monkeypatch.setattr(reading, "ROUND_BYTES", 1)
     monkeypatch.setattr(reading, "LEAST_BYTES", 1)
     changelog = Segments()
@@ -251,7 +251,7 @@ def test_only_the_chosen_groups_and_topics_are_moved(owner: Owner, target: Owner
         moved(owner, target, topics=["c"])
 
 
-# What is written down ---------------------------------------------------------------------
+# The journal ------------------------------------------------------------------------------
 
 
 def test_the_journal_matches_the_documented_format(owner: Owner, target: Owner) -> None:
@@ -281,7 +281,7 @@ def test_the_journal_matches_the_documented_format(owner: Owner, target: Owner) 
     assert positions == ["positions", "g", [["t", 1, 1, ""]]]
 
 
-# What goes on meanwhile -----------------------------------------------------------------
+# Changes during a move ------------------------------------------------------------------
 
 
 def test_records_deleted_by_retention_meanwhile_are_skipped(
@@ -328,7 +328,7 @@ def test_many_small_batches_are_merged_into_few(owner: Owner, target: Owner) -> 
     ]
 
 
-# What is refused ------------------------------------------------------------------------
+# Refusals -------------------------------------------------------------------------------
 
 
 def test_a_copy_that_differs_is_an_error_with_both_figures(owner: Owner, target: Owner) -> None:

@@ -23,7 +23,7 @@ _F = descriptor_pb2.FieldDescriptorProto
 
 
 def message_class() -> type[Message]:
-    """As protoc makes it of
+    """Return a message class like the one that protoc generates from
 
     message Sale {
       string shop = 1;

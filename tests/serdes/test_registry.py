@@ -178,7 +178,7 @@ def test_without_auto_register_the_schema_must_exist(
     assert written(made, New(1)) == there
 
 
-# What goes wrong ------------------------------------------------------------------------------
+# Failures -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

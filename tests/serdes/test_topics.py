@@ -127,7 +127,7 @@ def test_a_value_that_cannot_be_written_is_found_among_those_of_a_commit(tmp_pat
     assert [record.value.amount for record in driver.output(sales)] == [1.0, 3.0]
 
 
-# What is declared, and what is there --------------------------------------------------------
+# Declarations and existing topics -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(

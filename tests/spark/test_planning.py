@@ -78,7 +78,7 @@ def test_a_checkpoint_of_another_source_is_refused() -> None:
         from_json({"a": {"0": 23}})
 
 
-# Where a read begins and ends
+# Beginning and end of a read
 
 
 def test_a_batch_ends_at_the_last_stable_offset() -> None:
@@ -112,7 +112,7 @@ def test_a_partition_added_later_is_read_from_its_beginning() -> None:
     assert found == ([OffsetRange("a", 1, "id", 3, 60)], [])
 
 
-# What is lost
+# Losses
 
 
 def test_records_deleted_before_they_were_read_are_a_loss() -> None:
@@ -188,7 +188,7 @@ def test_a_new_leader_epoch_alone_is_neither_a_loss_nor_new_data() -> None:
     assert advance(before, latest(now), now) == before
 
 
-# How a limit is shared
+# Shares of a limit
 
 
 def test_a_limit_is_shared_in_proportion_to_pending_records() -> None:

@@ -351,7 +351,7 @@ def test_a_consumer_can_detect_purged_tombstones_and_is_not_stopped(
         assert table == {b"Q" + k.encode(): bytes((v,)) for k, v in changelog.model.items()}
 
 
-# At random --------------------------------------------------------------------------------
+# Random changes ---------------------------------------------------------------------------
 
 
 class Busy:

@@ -1,4 +1,4 @@
-"""Two stages with state on both, and every output of which can be checked by itself.
+"""Two stages with state on both. Each output can be checked on its own.
 
     words ── tally: figures per word ──▶ figures
       └──── repartitioned by the word's first letter ── letters: figures per letter ──▶ letters
@@ -6,7 +6,7 @@
 Each change of a figure is sent, so a record that was lost, handled twice, or handled on a state
 that lacks another one shows in the outputs.
 
-    python -m tests.workers.pipeline LOG STATE PREFIX      runs a worker until it is told to stop
+    python -m tests.workers.pipeline LOG STATE PREFIX      runs a worker until SIGTERM
 """
 
 from __future__ import annotations
