@@ -29,7 +29,7 @@ class CutShort(Exception):
 
 
 def ignore(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
-    """Report 0 for a field of PartitionOffsets, as a log would that does not keep track of it."""
+    """Let the log report 0 for a field of PartitionOffsets, so that readers ignore it."""
     told = Owner.offsets
     monkeypatch.setattr(
         Owner,

@@ -1,5 +1,4 @@
-"""Rules of the house: which module may import which, what an import costs, how large modules
-get."""
+"""Rules for imports, their cost, the size of modules, and the words of docstrings."""
 
 from __future__ import annotations
 
@@ -114,8 +113,7 @@ def importing_undeclared(module: Path) -> set[str]:
 
 
 def decoding_by_itself(module: Path) -> set[str]:
-    """Return calls with which msgspec would compile a type for the first time on an arbitrary
-    thread."""
+    """Return calls with which msgspec would compile a type on an arbitrary thread."""
     if module == DECODING:
         return set()
     found = set()

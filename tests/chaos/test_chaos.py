@@ -60,7 +60,7 @@ def test_nothing_is_lost_and_nothing_doubled_on_kafka(repository: Path, running:
 
 
 @pytest.mark.timeout(900)
-def test_keys_come_back_to_workers_that_do_not_check_for_removed_tombstones(
+def test_deleted_keys_reappear_in_workers_that_do_not_check_for_removed_tombstones(
     repository: Path,
 ) -> None:
     """Counter-example. A key must be deleted and purged meanwhile, so there are three tries."""

@@ -256,7 +256,7 @@ def has_handled_all(log: Log) -> bool:
     return all(tp in done and done[tp].offset == ends[tp].last_stable_offset for tp in sums)
 
 
-def test_the_workers_of_a_running_app_are_asked(
+def test_the_workers_of_a_running_app_are_queried(
     bank: None, strandline: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:

@@ -119,7 +119,7 @@ class Actors:
             check(
                 "acknowledged",
                 may_be_there or not appended.duplicate,
-                f"{value[:9]!r} is said to be there",
+                f"{value[:9]!r} is reported as a duplicate",
             )
             del self.unanswered[number]
             self.ledger.acknowledged(value, tp, appended.base_offset, duplicate=appended.duplicate)

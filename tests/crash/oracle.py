@@ -379,7 +379,9 @@ class Ledger:
         for value in shown:
             check("transactions", value not in self.void, f"{value[:9]!r} was aborted and is shown")
             check(
-                "acknowledged", value in self.certain, f"{value[:9]!r} is shown and nobody knows it"
+                "acknowledged",
+                value in self.certain,
+                f"{value[:9]!r} is shown and was never sent or committed",
             )
 
     def look(self, world: World) -> None:

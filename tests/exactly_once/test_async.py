@@ -31,7 +31,7 @@ class Once:
 
 
 @pytest.mark.parametrize("where", ["a handler", "decoding"])
-def test_each_record_counts_once_if_another_partition_cannot_go_on(
+def test_each_record_counts_once_if_another_partition_fails(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outage, "FIRST_PAUSE", 0.001)

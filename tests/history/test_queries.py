@@ -99,7 +99,7 @@ def test_a_page_of_another_history_is_not_waited_for() -> None:
     assert store.page(0, KeyRange(), 9) == ([], None)
 
 
-def test_a_worker_that_is_behind_in_the_same_history_is_waited_for() -> None:
+def test_a_lagging_worker_in_the_same_history_is_waited_for() -> None:
     worker = Worker(9, BACKUP, LATER)
     store = seen(worker)
     worker.log, worker.at = changelog(12, BACKUP, LATER), worker.at._replace(offset=8)

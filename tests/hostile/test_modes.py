@@ -16,7 +16,7 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 @pytest.mark.parametrize("umask", ["000", "022"])
-def test_nobody_else_can_read_or_write_anything(
+def test_other_users_can_read_and_write_nothing(
     tmp_path: Path, umask: str, repository: Path
 ) -> None:
     """RocksDB chooses the modes of its files itself; its folder is closed to others."""

@@ -120,7 +120,7 @@ class TestTypedTopics:
 
     versions = (FLIGHT, FLIGHT.append(pa.field("seats", pa.int32())))
 
-    def test_rows_come_back_as_they_went_in(self, world: World) -> None:
+    def test_rows_are_read_as_they_were_written(self, world: World) -> None:
         world.owner.create_topic("f", schema=FLIGHT)
         rows: list[dict[str, object] | None] = [
             {"carrier": "AA", "delay": 1.5},
