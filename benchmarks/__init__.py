@@ -1,4 +1,4 @@
-"""The figures of docs/benchmarks.md, each measured against a peer or a limit in the same run.
+"""Workloads for the figures of docs/benchmarks.md, each measured against a peer in the same run.
 
 `make bench`, or `python -m benchmarks [NAME …] [--quick] [--json]`.
 """

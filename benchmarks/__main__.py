@@ -1,4 +1,4 @@
-"""Runs the workloads and prints a table: `python -m benchmarks [NAME …] [--quick] [--json]`."""
+"""Run the workloads and print a table: `python -m benchmarks [NAME …] [--quick] [--json]`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORKLOADS = (
 
 
 def main() -> int:
-    """Run what was asked for; 1 if a target was missed."""
+    """Run the workloads named on the command line. Return 1 if a target was missed."""
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(WORKLOADS))
     parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller inputs")

@@ -1,4 +1,4 @@
-"""Appending Arrow batches in transactions, against writing the same bytes with fdatasync."""
+"""Append Arrow batches in transactions, against writing the same bytes with fdatasync."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from strandline.changelog.storage import LocalStorage
 
 PARTITIONS = 4
 RECORD = 100
-"""Bytes: 8 of key, 84 of value, 8 of timestamp."""
+"""Bytes per record: 8 of key, 84 of value, 8 of timestamp."""
 
 
 def run(*, quick: bool = False) -> list[Figure]:
-    """8 MiB a transaction (target: 0.6 of the disk), and 64 KiB."""
+    """Measure transactions of 8 MiB (target: 0.6 of the disk), and of 64 KiB."""
     rounds = 3 if quick else 7
     return [
         _figure("append, 8 MiB a transaction", 8 << 20, 24, 0.6, rounds),

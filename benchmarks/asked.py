@@ -1,9 +1,10 @@
-"""The standard job while a client asks for one key after another, against the same job left alone.
+"""Run the standard job while a client queries one key after another, against the job alone.
 
-The worker is this process, and owns the log. The client is another, with one connection: it asks for counts of
-users drawn uniformly as fast as it gets them, from before the job begins until it has ended. Without: the same process
-is there, and waits. What an answer takes of the worker's interpreter, and what the client takes of the
-machine's cores, both count.
+The worker is this process, and owns the log. The client is another process with one connection. It
+queries the counts of users drawn uniformly, as fast as it gets answers, from before the job begins
+until it has ended. In the run without queries the same process is connected and waits. The measured
+cost includes the worker's interpreter time per answer and the client's share of the machine's
+cores.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from benchmarks.standard_job import USERS, app_on, fill
 
 START_SECONDS = 60.0
 LEAST = 20
-"""Answers that a client must have got, or else nothing was measured."""
+"""Minimum number of answers for a valid measurement."""
 
 
 def run(*, quick: bool = False) -> list[Figure]:
-    """Records per second of the job, with a client that asks and with one that does not."""
+    """Measure records per second of the job, with a client that queries and with one that waits."""
     count, rounds = (200_000, 2) if quick else (1_000_000, 5)
     return [
         compare(
@@ -56,16 +57,16 @@ def _rate(count: int, *, asks: bool) -> float:
 
 @contextmanager
 def _client(path: Path, *, asks: bool) -> Iterator[None]:
-    """A client in a process of its own, connected by now."""
+    """Run a client in a process of its own. It is connected when the block begins."""
     context = multiprocessing.get_context("spawn")
-    told, stop = context.Queue(), context.Event()
-    process = context.Process(target=_ask, args=(path, told, stop, asks))
+    answered, stop = context.Queue(), context.Event()
+    process = context.Process(target=_ask, args=(path, answered, stop, asks))
     process.start()
     try:
-        told.get(timeout=START_SECONDS)
+        answered.get(timeout=START_SECONDS)
         yield
         stop.set()
-        answers = told.get(timeout=START_SECONDS)
+        answers = answered.get(timeout=START_SECONDS)
         assert not asks or answers >= LEAST, answers
     finally:
         stop.set()
@@ -74,13 +75,13 @@ def _client(path: Path, *, asks: bool) -> Iterator[None]:
             process.kill()
 
 
-def _ask(path: Path, told: Any, stop: Any, asks: bool) -> None:
+def _ask(path: Path, answered: Any, stop: Any, asks: bool) -> None:
     chance, answers = random.Random(0), 0
     with sl.connect(path) as connection:
         store = connection.store("standard/per-user", key=str, value=int)
-        told.put(None)
+        answered.put(None)
         while asks and not stop.is_set():
             store.get(f"user-{chance.randrange(USERS):05}")
             answers += 1
         stop.wait()
-    told.put(answers)
+    answered.put(answers)

@@ -1,11 +1,11 @@
-"""Producing and consuming from an attached process, against the same in the owner's process.
+"""Produce and consume in an attached process, against the same in the owner's process.
 
-This process owns the log; a second one attaches to it over the Unix socket. Both do the same
-with the same calls: append Arrow batches to 4 partitions, 8 MiB a call, each call acknowledged
-before the next, by a plain producer; and poll all of it. Measured with the default durability,
-where an acknowledged append has been through fsync. With durability "os" there is no disk in
-which the socket's part could hide, so that is reported too. So is consuming as a process on another
-machine does it, to whom the records are sent: over the same socket, without a network.
+This process owns the log; a second one attaches to it over the Unix socket. Both make the same
+calls: a plain producer appends Arrow batches to 4 partitions, 8 MiB a call, each call acknowledged
+before the next; a consumer polls all of it. The default durability is measured, where an
+acknowledged append has been through fsync. Durability "os" is reported too, because without the
+disk the cost of the socket shows fully. Consuming as from another machine is reported as well:
+records are sent over the same socket, without a network.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from strandline.changelog.records import TopicPartition, columns_schema
 PARTITIONS = 4
 CALL_BYTES = 8 << 20
 RECORD = 100
-"""Bytes: 8 of key, 84 of value, 8 of timestamp."""
+"""Bytes per record: 8 of key, 84 of value, 8 of timestamp."""
 
 Work = Callable[[Log, int], float]
-"""Does something with so many calls' worth of records and returns MB/s."""
+"""Function that processes a number of calls' worth of records and returns MB/s."""
 Case = tuple[str, Work, bool, float | None]
-"""Name, what is done, whether by one who does not see the log's files, target."""
+"""Name, work, True if the log's files are out of reach, target."""
 
 
 def run(*, quick: bool = False) -> list[Figure]:
-    """MB/s produced and consumed (target: 0.5 of the owner's, each)."""
+    """Measure MB/s produced and consumed (target: 0.5 of the owner's, each)."""
     calls, rounds = (8, 3) if quick else (32, 7)
     durable: list[Case] = [
         ("produce", _produce, False, 0.5),
@@ -114,7 +114,7 @@ def _consume(log: Log, calls: int) -> float:
 
 
 def _batch() -> pa.RecordBatch:
-    """One partition's part of a call."""
+    """Return one partition's part of a call."""
     count = CALL_BYTES // PARTITIONS // RECORD
     now = pa.array(np.full(count, SystemClock().now_ms()))
     schema = columns_schema(pa.binary(), headers=False)
@@ -139,7 +139,7 @@ def _megabytes(calls: int) -> float:
 
 
 class _Attached:
-    """The log of the other process, opened once in each way."""
+    """Logs of the attached process: one that reads the files, one that is sent the records."""
 
     log: Log
     afar: Log
@@ -147,7 +147,7 @@ class _Attached:
 
 @contextmanager
 def _attached(path: Path) -> Iterator[Callable[[Work, int, bool], float]]:
-    """A second process, attached to the log; what to call to have it do some work."""
+    """Start a second process attached to the log. Yield a function that runs work in it."""
     with ProcessPoolExecutor(
         1, mp_context=get_context("spawn"), initializer=_attach, initargs=(path,)
     ) as process:

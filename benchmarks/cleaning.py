@@ -1,26 +1,27 @@
 """The cleaner against Apache Kafka's own: `make bench-clean`, or `python -m benchmarks.cleaning`.
 
-One log for both: 4,000,000 records with values of 100 bytes over 500,000 keys, so 88 % of it goes,
-in batches of 8,000 records, not compressed, in segments of 256 MiB, all on the disk and in the
-page cache before the clock starts. Both clean on the same one core, in turn, with a dedupe
-buffer of 128 MiB, Kafka's default.
+Both clean the same log: 4,000,000 records with values of 100 bytes over 500,000 keys, so 88 % of it
+is removed. Batches have 8,000 records and are not compressed, segments have 256 MiB. Everything is on
+the disk and in the page cache before the clock starts. Both clean on the same one core, in turn, with
+a dedupe buffer of 128 MiB, Kafka's default.
 
 - *Against Kafka*: records and MiB (1,048,576 bytes of segment files; a record takes 122 bytes
-  there and 128 here) of the log that was cleaned by the seconds of all of it, fsync and swap
-  included. The same with a key of its own for every record, where nothing goes: Kafka has room
+  there and 128 here) of the cleaned log, divided by the seconds of the whole pass, fsync and swap
+  included. The same with a different key in every record, where nothing is removed: Kafka has room
   for them, ours spills a sixth of them to a file.
-- *By processor time*: records by the seconds that the cleaning was on the processor (of Kafka its
-  cleaner's thread, without the garbage collector's), which others on the machine change less.
-- *Size*: nanoseconds a record at 4 and 16 times the size (and as many more keys), against once,
-  with room for all keys in the dedupe buffer; and with a key of its own for every record in Kafka's
-  default buffer of 128 MiB, where a file has to help. The same without the time that the system
-  takes to read, write and sync. *Memory*: by how much the process grew, against the buffer.
-- *Small buffer*: 4 times the size, a key of its own for every record, in 128 MiB, against in a
-  buffer with room for all.
-- *Restore*: seconds that a lost store takes to come back from the cleaned log, against the dirty one.
+- *By processor time*: records divided by the seconds that the cleaning was on the processor (of
+  Kafka its cleaner's thread, without the garbage collector's), which other processes affect less.
+- *Size*: nanoseconds a record at 4 and 16 times the size (and as many more keys), against the single
+  size, with room for all keys in the dedupe buffer; and with a different key in every record in
+  Kafka's default buffer of 128 MiB, where keys are spilled to a file. The same without the time of
+  system calls. *Memory*: growth of the process, against the buffer.
+- *Small buffer*: 4 times the size, a different key in every record, in 128 MiB, against a buffer
+  with room for all.
+- *Restore*: seconds to restore a lost store from the cleaned log, against the dirty one.
 
-Needs Linux with util-linux (taskset, setpriv); and for Kafka Java 17, Maven, and confluent-kafka (`pip
-install confluent-kafka`; the make target does). It needs 20 GB of disk, with `--largest 4` 5 GB.
+Needs Linux with util-linux (taskset, setpriv); for Kafka also Java 17, Maven, and confluent-kafka
+(`pip install confluent-kafka`; the make target does). It takes 20 GB of disk, or 5 GB with
+`--largest 4`.
 """
 
 from __future__ import annotations
@@ -47,46 +48,46 @@ from strandline.changelog.embedded.cleaning.offset_map import OVERHEAD
 
 FASTER_THAN_KAFKA = 4.0
 SLOWER_WHEN_LARGE = 1.25
-"""How many times as long a record may take in the larger log."""
+"""Maximum ratio of the time per record in the larger log to that in the smaller one."""
 
 _RECORDS_A_KEY = 8
 _SIZES = (4, 16)
 _SMALL_BUFFER_SIZE = 4
 _ROOM_PER_KEY, _KAFKAS_ROOM_PER_KEY = 40, 27
-"""Bytes of the dedupe buffer that a key is given; of ours it needs 26.7, and sorts more often then."""
+"""Bytes of the dedupe buffer per key. Ours needs 26.7, and sorts more often with that."""
 _DISK_PER_RECORD = 300
-"""Bytes: the log, and a copy of all of it, or the file of keys."""
+"""Bytes of disk per record: the log, and a copy of all of it, or the file of keys."""
 TICK_S = 0.001
-"""The system counts a process's own time in ticks: a short one may have had none."""
+"""Resolution of a process's own time. A short one may have measured nothing."""
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured."""
+    """Sizes and rounds of the measurement."""
 
     records: int = 4_000_000
     largest: int = 16
-    """Times `records`."""
+    """Largest log, in multiples of `records`."""
     rounds: int = 3
     kafka: bool = True
     core: int = field(default_factory=lambda: max(os.sched_getaffinity(0)))
-    """On which both clean."""
+    """Processor core on which both clean."""
 
     @staticmethod
     def quick() -> Plan:
-        """Small."""
+        """Return a small plan."""
         return Plan(records=80_000, largest=4, rounds=1)
 
 
 class Run(NamedTuple):
-    """A log that was cleaned."""
+    """One cleaning of a log."""
 
     records: KeyedRecords
     size: int
-    """Bytes of what was cleaned."""
+    """Bytes of the cleaned part of the log."""
     buffer: int
-    """Bytes for the keys."""
+    """Bytes of the dedupe buffer."""
     took: Cleaning
 
     @property
@@ -103,17 +104,17 @@ class Run(NamedTuple):
 
     @property
     def nanoseconds(self) -> float:
-        """Of a record."""
+        """Nanoseconds per record."""
         return 1e9 * self.took.seconds / self.records.count
 
     @property
     def user_nanoseconds(self) -> float:
-        """Of a record, in the process's own code."""
+        """Nanoseconds per record in the process's own code."""
         return 1e9 * max(self.took.user_seconds, TICK_S) / self.records.count
 
 
 def main() -> int:
-    """Measure; 1 if a target was missed."""
+    """Run the comparison. Return 1 if a target was missed."""
     plan = Plan()
     parser = argparse.ArgumentParser(
         prog="benchmarks.cleaning", description=(__doc__ or "").partition("\n")[0]
@@ -132,7 +133,7 @@ def main() -> int:
 
 
 def figures(plan: Plan) -> Iterator[Figure]:
-    """Every figure of `plan`, as it comes."""
+    """Yield every figure of `plan` as it is measured."""
     dirty = KeyedRecords(
         plan.records, plan.records // _RECORDS_A_KEY, timestamp=SystemClock().now_ms()
     )
@@ -167,7 +168,7 @@ def _check_room(plan: Plan) -> None:
 def _against_kafka(
     records: KeyedRecords, kafka: KafkaCleaner, plan: Plan, buffer: int, target: float | None
 ) -> Iterator[Figure]:
-    kafka.clean(records)  # and the JVM has compiled it
+    kafka.clean(records)  # lets the JVM compile it
     runs = [(_run(records, plan.core, buffer), kafka.clean(records)) for _ in range(plan.rounds)]
     name = f"clean {_named(records)}"
     figure = partial(of_pairs, peer_name="Kafka's cleaner")
@@ -238,7 +239,7 @@ def _times(once: KeyedRecords, size: int) -> KeyedRecords:
 
 
 def _room(records: KeyedRecords) -> int:
-    """A dedupe buffer for all keys, Kafka's default at least."""
+    """Return a dedupe buffer with room for all keys, Kafka's default at least."""
     return max(DEDUPE_BUFFER, OVERHEAD + (records.keys or records.count) * _ROOM_PER_KEY)
 
 
@@ -251,7 +252,7 @@ def _run(records: KeyedRecords, core: int, buffer: int) -> Run:
 
 
 def _cleaned(path: Path, records: KeyedRecords, core: int, buffer: int) -> Run:
-    """Fill a log at `path`, clean it, and see that it is clean."""
+    """Fill a log at `path`, clean it, and check that it is clean."""
     size = fill(path, records)
     os.sync()
     run = Run(records, size, buffer, cleaning_process.clean(path, core, buffer))

@@ -1,10 +1,11 @@
-"""Cleans a log in a process of its own, on one core, and says how long it took and what memory.
+"""Clean a log in a process of its own, on one core, and report its time and memory.
 
 The process has one thread for Polars and one for Arrow, and the log's owner starts none. Old files
-are not deleted within the time: Kafka too does that later. Before the clock starts it has cleaned a tiny log, so that everything is imported
-and in memory; Kafka's cleaner has had a pass for that as well.
+are not deleted within the measured time, because Kafka deletes them later too. Before the clock
+starts the process cleans a tiny log, so that everything is imported and in memory; Kafka's cleaner
+has made a pass before as well.
 
-    python -m benchmarks.cleaning_process PATH BUFFER      # what `clean` starts
+    python -m benchmarks.cleaning_process PATH BUFFER      # started by `clean`
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ _ONE_THREAD = {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 @dataclass(frozen=True)
 class Cleaning:
-    """What cleaning a log took."""
+    """Time and memory of cleaning a log."""
 
     seconds: float
     processor_seconds: float
-    """Of these, on the processor."""
+    """Seconds on the processor."""
     user_seconds: float
-    """Of those, in its own code and not the system's."""
+    """Seconds on the processor in the process's own code, without system calls."""
     resident: int
-    """Bytes by which the process was larger at its highest than when it began, pages of any kind."""
+    """Bytes by which the resident memory at its peak exceeds that at the start, pages of any
+    kind."""
     arrow: int
-    """The same of Arrow's memory pool alone."""
+    """Bytes by which Arrow's memory pool at its peak exceeds that at the start."""
 
 
 def clean(path: Path, core: int, buffer: int) -> Cleaning:
@@ -88,7 +90,7 @@ def _measured(path: Path, buffer: int) -> Cleaning:
 
 
 def _clean(owner: Owner) -> None:
-    """Clean all there is to clean, in as many passes as it takes."""
+    """Clean everything that can be cleaned, in as many passes as needed."""
     owner.clean([CHANGELOG.topic])
     (status,) = [one for one in owner.cleaning() if one.topic == CHANGELOG.topic]
     assert status.last is not None, status
@@ -96,7 +98,7 @@ def _clean(owner: Owner) -> None:
 
 
 def _start_resident() -> int:
-    """Bytes that are resident now, from where the highest is counted anew."""
+    """Return the resident bytes, and reset the peak."""
     Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")
 

@@ -1,10 +1,10 @@
-"""Commits while the log cleans itself, against the same with the cleaner off.
+"""Commit while the log is cleaned, against the same with the cleaner off.
 
-This process owns the log, with the cleaner on its own thread, as in an app. It commits transactions of 8 small
-records to 4 partitions, with fsync: one after the other; or 50 a second, each
-timed from the moment it was due. Beside it a compacted topic is cleaned, of which 88 % is to go, by a
-cleaner without a brake, or by one that may read and write 50 MB a second. The peer does the same
-for as long, beside a topic as dirty which is left alone (`log.cleaner.enable=false`).
+This process owns the log, with the cleaner on its own thread, as in an app. It commits transactions
+of 8 small records to 4 partitions, with fsync: one after the other, or 50 a second, each timed from
+the moment it was due. Meanwhile a compacted topic is cleaned, of which 88 % is to be removed, by a
+cleaner without a limit, or by one limited to 50 MB of I/O a second. The peer runs for as long next
+to an equally dirty topic that is not cleaned (`log.cleaner.enable=false`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from strandline.changelog.log import Log
 TOPIC, DIRTY = "commits", "dirty"
 PARTITIONS = 4
 RECORDS = 8
-"""Of a transaction."""
+"""Number of records of a transaction."""
 RATE = 50
-"""Transactions a second, where there is a rate."""
+"""Transactions a second, for the load with a fixed rate."""
 BRAKE = 50_000_000
-"""Bytes a second."""
+"""Bytes of I/O a second that the limited cleaner may do."""
 LEVELS = (("median", 50), ("99th percentile", 99), ("99.9th percentile", 99.9))
 WARM_UP_SECONDS = 0.3
 _RECORDS_A_KEY = 8
@@ -38,21 +38,21 @@ _VALUE = b"x" * 100
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured."""
+    """Sizes and durations of the runs."""
 
     dirty: int = 4_000_000
-    """Records of the topic that is cleaned."""
+    """Number of records of the topic that is cleaned."""
     seconds: float = 6.0
-    """At most, of a run; it ends when there is nothing more to clean."""
+    """Maximum seconds of a run. It ends earlier if nothing is left to clean."""
     rounds: int = 5
 
 
 @dataclass(frozen=True)
 class Run:
-    """Commits of some seconds."""
+    """Commits of one run."""
 
     milliseconds: list[float]
-    """Of each commit."""
+    """Milliseconds of each commit."""
     seconds: float
 
     @property
@@ -64,16 +64,16 @@ class Run:
 
 
 Load = Callable[[Producer, Callable[[], bool]], list[float]]
-"""Commits, at least once and as long as it is told to; the milliseconds of each."""
+"""Function that commits at least once and until told to stop. Returns the milliseconds of each."""
 
 
 def run(*, quick: bool = False) -> Iterator[Figure]:
-    """Milliseconds of a commit, and commits per second (no targets)."""
+    """Measure milliseconds of a commit, and commits per second (no targets)."""
     yield from figures(Plan(400_000, 1.0, 1) if quick else Plan())
 
 
 def figures(plan: Plan) -> Iterator[Figure]:
-    """Every figure of `plan`, as it comes."""
+    """Yield every figure of `plan` as it is measured."""
     for brake in (None, BRAKE):
         cleaner = "cleaning" if brake is None else f"cleaning at {brake // 10**6} MB/s"
         for load, pace in (
@@ -123,14 +123,14 @@ def _prepare(log: Log, plan: Plan, cleaning: bool, brake: int | None) -> None:
     log.alter_config(settings)
     log.create_topic(TOPIC, PARTITIONS)
     never = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1.0"}
-    log.create_topic(DIRTY, 1, config=never)  # it is cleaned when that is asked for
+    log.create_topic(DIRTY, 1, config=never)  # it is cleaned only on request
     with log.producer() as producer:
         for batch in KeyedRecords(plan.dirty, plan.dirty // _RECORDS_A_KEY).batches():
             producer.append_batch(DIRTY, 0, batch)
 
 
 def _is_cleaned(log: Log) -> bool | None:
-    """Whether the cleaner is through; None if nobody has asked it."""
+    """Return True once the cleaner is done; None if it was not requested."""
     (status,) = [one for one in log.broker.cleaning() if one.topic == DIRTY]
     assert not status.failures, status
     return status.state == "idle" if status.last is not None or status.state != "idle" else None
@@ -140,7 +140,7 @@ def _is_cleaned(log: Log) -> bool | None:
 
 
 def as_fast_as_it_can(producer: Producer, going: Callable[[], bool]) -> list[float]:
-    """Commits, each after the one before."""
+    """Commit, each time after the previous commit has returned."""
     milliseconds: list[float] = []
     while not milliseconds or going():
         watch = Stopwatch()
@@ -150,7 +150,8 @@ def as_fast_as_it_can(producer: Producer, going: Callable[[], bool]) -> list[flo
 
 
 def steadily(producer: Producer, going: Callable[[], bool]) -> list[float]:
-    """RATE commits a second, each timed from when it was due: one that is late makes the next late."""
+    """Commit RATE times a second, timed from the due time: a late commit makes the next one
+    late."""
     milliseconds: list[float] = []
     watch = Stopwatch()
     while not milliseconds or going():

@@ -1,4 +1,4 @@
-"""Our log with records to clean: filled, and looked at after it was cleaned.
+"""A log of Strandline with records to clean: filled, and checked after it was cleaned.
 
 It is the changelog of a store, one partition, so that the store can be restored from it.
 """
@@ -29,7 +29,8 @@ MEMORY: StoreSpec[str, bytes] = StoreSpec(STORE, key=str, value=Bytes(), engine=
 
 _CONFIG = {
     "cleanup.policy": "compact",
-    "min.cleanable.dirty.ratio": "1.0",  # never by itself: when is measured, it is asked for
+    # never by itself: cleaning is requested when it is measured
+    "min.cleanable.dirty.ratio": "1.0",
     "segment.bytes": str(SEGMENT_BYTES),
     "segment.ms": str(SEGMENT_MS),
     "file.delete.delay.ms": "0",
@@ -37,7 +38,7 @@ _CONFIG = {
 
 
 def fill(path: Path, records: KeyedRecords) -> int:
-    """A log at `path` with `records`, not cleaned; returns how many bytes can be cleaned."""
+    """Create a log at `path` with `records`, not cleaned. Return the bytes that can be cleaned."""
     with changelog.open(path, role="own", durability="os") as log:
         log.create_topic(CHANGELOG.topic, 1, config=_CONFIG)
         with log.producer() as producer:
@@ -50,7 +51,7 @@ def fill(path: Path, records: KeyedRecords) -> int:
 
 
 def check_cleaned(path: Path, records: KeyedRecords) -> None:
-    """Assert that of each key the last record is left, at its offset, and nothing else."""
+    """Assert that only the last record of each key is left, at its offset."""
     with changelog.open(path, role="own") as log:
         offsets = [_offsets(batch) for batch in _batches(log.broker)]
         found = np.concatenate(offsets)
@@ -59,7 +60,7 @@ def check_cleaned(path: Path, records: KeyedRecords) -> None:
 
 
 def restore_seconds(path: Path, spec: StoreSpec[str, bytes], expected: int) -> float:
-    """How long a lost store takes to come back from the log at `path`, with `expected` records."""
+    """Restore a lost store from the log at `path`, with `expected` records. Return the seconds."""
     with changelog.open(path, role="own") as log, folder() as place:
         store = open_store(spec, place / "0")
         watch = Stopwatch()
@@ -80,7 +81,7 @@ def _batches(broker: Broker) -> Iterator[Batch]:
 
 
 def _offsets(batch: Batch) -> pa.Int64Array:
-    """The offsets of a batch, having seen that its first and last value belong there."""
+    """Return the offsets of a batch, after checking its first and last value."""
     for row in (0, len(batch) - 1):
         offset, value = batch.offsets[row].as_py(), batch.columns["value"][row].as_py()
         assert value[:12] in (b"%012d" % offset, b"x" * 12), (offset, value)

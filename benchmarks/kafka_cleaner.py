@@ -1,10 +1,10 @@
-"""What Kafka's own cleaner does with a topic, in its own figures.
+"""Measure a pass of Kafka's own cleaner over a topic, by its own figures.
 
-The topic is filled while it may not be cleaned, its active segment is closed, everything is
-written to the disk, and only then it may be: the cleaner, one thread, makes one pass.
-Counted is as Kafka counts in its log: bytes and records of the log that was cleaned, each once
-though they are read twice (for the offset map, and for the copy), by the seconds of all of it,
-fsync and swap included. A megabyte is 1,048,576 bytes there.
+The topic is filled while cleaning is held off, its active segment is closed, and everything is
+written to the disk. Then cleaning is allowed: the cleaner, one thread, makes one pass. The figures
+count as Kafka does in its log: bytes and records of the cleaned log, each once although they are
+read twice (for the offset map, and for the copy), divided by the seconds of the whole pass, fsync
+and swap included. A megabyte is 1,048,576 bytes there.
 
 Needs confluent-kafka, which is imported only here.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Producer
 
 DEDUPE_BUFFER = 128 << 20
-"""Bytes; Kafka's default."""
+"""Bytes. Kafka's default."""
 
 FILL_SECONDS = 1800.0
 CLEAN_SECONDS = 1800.0
@@ -36,15 +36,15 @@ ADMIN_SECONDS = 30.0
 
 _THREAD = "kafka-log-cleaner-thread"
 _ERRORS = 2
-"""As syslog counts: less would tell of every broker that is stopped."""
+"""Log level of syslog. A lower severity would log every broker that is stopped."""
 
 _SETTINGS = {
     "log.cleaner.threads": "1",
-    "log.cleaner.backoff.ms": "200",  # between looks for work: no part of what is measured
+    "log.cleaner.backoff.ms": "200",  # pause between looks for work, not part of the measurement
     "log.segment.delete.delay.ms": "0",
 }
 _NOT_YET, _NOW = "1.0", "0.01"
-"""Dirty ratios: what is dirty is never more than all of it."""
+"""Dirty ratios that hold off and allow cleaning: the ratio never exceeds 1."""
 
 
 class KafkaPass(NamedTuple):
@@ -53,7 +53,7 @@ class KafkaPass(NamedTuple):
     records_per_second: float
     mib_per_second: float
     records_per_processor_second: float
-    """Of the cleaner's thread alone: not of those that collect its garbage."""
+    """Records per processor second of the cleaner's thread, without the garbage collector's."""
 
 
 class KafkaCleaner:
@@ -75,7 +75,7 @@ class KafkaCleaner:
         os.sync()
         before = self._broker.processor_seconds(_THREAD)
         self._allow(topic)
-        said = self._broker.said(pass_over(topic), CLEAN_SECONDS)
+        said = self._broker.wait_for_output(pass_over(topic), CLEAN_SECONDS)
         taken = self._broker.processor_seconds(_THREAD) - before
         self._finish(self._admin.delete_topics([topic]))
         return KafkaPass(*rates(said, records), records.count / taken)
@@ -98,8 +98,8 @@ class KafkaCleaner:
         producer = Producer(
             {
                 **_client(self._broker),
-                "enable.idempotence": True,  # and so in order
-                "linger.ms": 200,  # a batch goes when it has as many records as ours
+                "enable.idempotence": True,  # idempotence also keeps the order
+                "linger.ms": 200,  # a batch is sent once it has as many records as ours
                 "batch.num.messages": BATCH,
                 "batch.size": 1 << 20,
                 "message.max.bytes": 1 << 20,
@@ -133,7 +133,7 @@ class KafkaCleaner:
 
 @contextmanager
 def kafka_cleaner(folder: Path, core: int, buffer: int) -> Iterator[KafkaCleaner]:
-    """A broker in `folder`, all of it on `core`, with `buffer` bytes for the keys."""
+    """Start a broker in `folder`, all of it on `core`, with `buffer` bytes for the keys."""
     settings = {**_SETTINGS, "log.cleaner.dedupe.buffer.size": str(buffer)}
     with kafka_broker.broker(folder, core, settings) as broker:
         yield KafkaCleaner(broker)
@@ -162,11 +162,11 @@ def _flush(producer: Producer) -> None:
         raise TimeoutError(f"{left} records were not acknowledged within {FILL_SECONDS:.0f} s")
 
 
-# What the cleaner says ---------------------------------------------------------------
+# The cleaner's log -------------------------------------------------------------------
 
 
 def pass_over(topic: str) -> str:
-    """Matches what Kafka's LogCleaner.recordStats writes."""
+    """Return a pattern for the text that Kafka's LogCleaner.recordStats logs."""
     return (
         rf"cleaned log {topic}-0 \(dirty section = \[0, (?P<end>\d+)\]\)"
         r"\s+(?P<mib>[\d,.]+) MB of log processed in [\d,.]+ seconds \((?P<rate>[\d,.]+) MB/sec\)\."
@@ -176,11 +176,11 @@ def pass_over(topic: str) -> str:
 
 
 def rates(said: re.Match[str], records: KeyedRecords) -> tuple[float, float]:
-    """Records and MiB a second of a pass, having seen that it did all of the work and nothing else."""
+    """Return records and MiB a second of a pass, after checking that it did exactly the work."""
     mib, rate = _number(said["mib"]), _number(said["rate"])
     before, after = _number(said["before"]), _number(said["after"])
     assert (before, after) == (records.count, len(records.survivors)), said.group()
-    return before * rate / mib, rate  # the seconds it prints have but one decimal
+    return before * rate / mib, rate  # the printed seconds have one decimal only
 
 
 def _number(text: str) -> float:

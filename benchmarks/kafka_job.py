@@ -1,17 +1,17 @@
-"""The standard job on one Kafka broker, beside Kafka Streams and Quix Streams, exactly once each.
+"""Run the standard job on one Kafka broker, against Kafka Streams and Quix Streams, exactly once.
 
-1,000,000 records of 100,000 users in 4 partitions, a count per user in a RocksDB store with a
-changelog, every update written out. Each runs in a process of its own, one after the other, round
-by round, on the same broker and the same input. Beside them the limit for Python: a bare
-loop over confluent-kafka with transactions and a dict (kafka_peers/bare_loop.py). And the way back from
-a lost disk, beside Kafka Streams'.
+The job reads 1,000,000 records of 100,000 users in 4 partitions, keeps a count per user in a
+RocksDB store with a changelog, and writes out every update. Each system runs in a process of its
+own, one after the other, round by round, on the same broker and the same input. The limit for
+Python is measured too: a bare loop over confluent-kafka with transactions and a dict
+(kafka_peers/bare_loop.py). A restore after a lost disk is compared with that of Kafka Streams.
 
-Kafka Streams and Quix run with their settings as they come; Kafka Streams may leave out updates
-(its cache keeps the last one between commits), ours may not. Theirs is timed until the last record was
+Kafka Streams and Quix run with their default settings. Kafka Streams may leave out updates (its
+cache keeps the last one between commits), ours may not. Theirs is timed until the last record was
 handled, ours until the last commit is done.
 
-Needs Java (a JDK), Maven, and pip for Quix, which gets an environment of its own in the user's cache:
-`make bench-kafka`.
+Needs Java (a JDK), Maven, and pip for Quix, which gets an environment of its own in the user's
+cache: `make bench-kafka`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PARTITIONS = 4
 USERS = 100_000
 QUIX = "quixstreams==3.28.1"
 THREADS = "2"
-"""Of Kafka Streams: one for each core."""
+"""Number of threads of Kafka Streams: one for each core."""
 OLDEST_JAVA = 17
 SECONDS = 900.0
 PEERS = Path(__file__).parent / "kafka_peers"
@@ -51,7 +51,7 @@ _names = itertools.count()
 
 
 def main() -> int:
-    """Measure; 1 if a target was missed."""
+    """Run the comparison. Return 1 if a target was missed."""
     parser = argparse.ArgumentParser(prog="benchmarks.kafka_job", description=__doc__)
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def run(records: int, rounds: int) -> Iterator[Figure]:
-    """The figures, as they come."""
+    """Yield the figures as they are measured."""
     with _broker() as servers:
         _fill(servers, records)
         ours = _ours(servers, records)
@@ -180,12 +180,15 @@ def _install_quix(place: Path) -> None:
 
 
 def _name(who: str) -> str:
-    """A name that nothing on the broker has."""
+    """Return a name that nothing on the broker has."""
     return f"{who}-{next(_names)}"
 
 
 def _rate(command: list[str]) -> float:
-    """What a program prints behind `rate`. Raises ChildProcessError with what else it said."""
+    """Run a program and return the number it prints after `rate`.
+
+    Raises ChildProcessError with the rest of its output.
+    """
     done = subprocess.run(
         command,
         capture_output=True,

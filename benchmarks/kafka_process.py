@@ -1,9 +1,9 @@
-"""Ours, in a process of its own: the standard job on Kafka, and the way back from a lost disk.
+"""Run the standard job on Kafka, or a restore after a lost disk, in a process of its own.
 
     python -m benchmarks.kafka_process count|restore SERVERS NAME RECORDS
 
-Prints records a second: from the first record to the end of the last commit; or of the changelog, from
-the first look at it until the stores have all of it.
+It prints records a second. For `count` the time runs from the first record to the end of the last
+commit, for `restore` from the first look at the changelog until the stores are complete.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ PARTITIONS = 4
 
 
 def main(what: str, servers: str, name: str, records: int) -> None:
-    """Count, and print; or count, lose the state, and print how fast it is back."""
+    """Count and print the rate; for `restore`, then delete the state and print the restore's
+    rate."""
     with tempfile.TemporaryDirectory(prefix="strandline-kafka-") as state:
         rate = _counted(servers, name, state, records)
         if what == "restore":
@@ -40,15 +41,15 @@ def _counted(servers: str, name: str, state: str, records: int) -> float:
 
 
 def _restored(servers: str, name: str, state: str) -> float:
-    told: list[RestoreProgress] = []
+    progress: list[RestoreProgress] = []
     with _app(servers, name, state, []) as app:
-        app.run(until="idle", progress=told.append)
-    assert told[-1].done, told[-1]
-    return told[-1].rate
+        app.run(until="idle", progress=progress.append)
+    assert progress[-1].done, progress[-1]
+    return progress[-1].rate
 
 
 def _app(servers: str, name: str, state: str, begun: list[float]) -> sl.App:
-    """The job as a user writes it, but that it notes when its first record comes."""
+    """Return the job as a user writes it. It also notes when its first record comes."""
     app = sl.App(name, log=f"kafka://{servers}", state_dir=state)
     views = app.topic("views", key=str, value=int, serde=Long(), partitions=PARTITIONS)
     updates = app.topic(f"{name}-counts", key=str, value=int, partitions=PARTITIONS)

@@ -1,9 +1,9 @@
-"""The records that are cleaned, the same for every log: keys of 12 bytes, values of 100.
+"""Records to clean, the same for every log: keys of 12 bytes, values of 100.
 
-A key is `Quser0000007` (as a store with str keys encodes `user0000007`), the value the record's
-number and padding, so that after cleaning it can be seen which record of a key is left. All
-bear one timestamp, so no segment ends by age, but for one more record at the end, an hour's
-half later: before it the active segment is closed, and everything else can be cleaned.
+A key is `Quser0000007` (as a store with str keys encodes `user0000007`). The value is the record's
+number and padding, so that the log shows after cleaning which record of a key is left. All records
+have one timestamp, so no segment ends by age. One more record at the end is half an hour later:
+before it the active segment is closed, so that everything else can be cleaned.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from strandline.changelog.records import columns_schema
 Numbers = npt.NDArray[np.int64]
 
 BATCH = 8_000
-"""Records of a batch: below a mebibyte in either system."""
+"""Number of records of a batch: less than a mebibyte in either system."""
 VALUE_BYTES = 100
 SEGMENT_BYTES = 256 << 20
 SEGMENT_MS = 60_000
@@ -29,21 +29,21 @@ LATER_MS = 30 * 60_000
 
 _AT_ONCE = 125 * BATCH
 _SCATTER = 2_654_435_761
-"""A large prime, which no count of records has for a factor."""
+"""A large prime that divides no count of records."""
 
 
 @dataclass(frozen=True)
 class KeyedRecords:
-    """A log's content: how many records, and over how many keys."""
+    """Content of a log: a number of records over a number of keys."""
 
     count: int
     keys: int | None = None
-    """Drawn from uniformly; None: each record has a key of its own, in no order."""
+    """Number of keys, drawn from uniformly; None if each record has its own key, in no order."""
     timestamp: int = 0
-    """Of all records (ms since 1970)."""
+    """Milliseconds since the epoch. Timestamp of all records."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """`timestamp`, `key` and `value` of every record, in order."""
+        """Yield `timestamp`, `key` and `value` of all records, in order."""
         for start, drawn in self._drawn():
             keys = _texts(b"Quser", drawn, max(7, len(str(self._largest))))
             numbers = np.arange(start, start + len(drawn))
@@ -54,16 +54,18 @@ class KeyedRecords:
 
     @property
     def closing(self) -> pa.RecordBatch:
-        """The record that ends the last segment: of another key, and later."""
+        """Record that ends the last segment: of another key, and later."""
         key, value = (pa.array([b], pa.binary()) for b in (b"Qlast", b"x" * VALUE_BYTES))
         return _columns(key, value, self.timestamp + LATER_MS)
 
     @cached_property
     def survivors(self) -> Numbers:
-        """The offsets that a cleaned log has left, in order: each key's last, `closing` not counted."""
+        """Offsets left in a cleaned log, in order: the last one of each key, `closing` not
+        counted."""
         last = np.full(self._largest + 1, -1, dtype=np.int64)
         for start, drawn in self._drawn():
-            last[drawn] = np.arange(start, start + len(drawn))  # of several the last stays
+            # of several offsets the last is kept
+            last[drawn] = np.arange(start, start + len(drawn))
         return np.sort(last[last >= 0])
 
     @property
@@ -71,7 +73,7 @@ class KeyedRecords:
         return (self.keys or self.count) - 1
 
     def _drawn(self) -> Iterator[tuple[int, Numbers]]:
-        """Numbers of keys, and of the first record that has them."""
+        """Yield the number of the first record and the key numbers, a part at a time."""
         chance = np.random.default_rng(1)
         for start in range(0, self.count, _AT_ONCE):
             size = min(_AT_ONCE, self.count - start)
@@ -88,7 +90,7 @@ def _columns(keys: pa.Array, values: pa.Array, timestamp: int) -> pa.RecordBatch
 
 
 def _texts(prefix: bytes, numbers: Numbers, width: int, *, padding: int = 0) -> pa.Array:
-    """`prefix`, the number in `width` digits, and `padding` times x, for each number."""
+    """Return `prefix`, the number in `width` digits, and `padding` times x, for each number."""
     size = len(prefix) + width + padding
     rows = np.full((len(numbers), size), ord("x"), dtype=np.uint8)
     rows[:, : len(prefix)] = np.frombuffer(prefix, dtype=np.uint8)

@@ -1,14 +1,13 @@
-"""Anonymous memory of the standard job after many records, against after a tenth of them.
+"""Measure anonymous memory of the standard job after many records, against after a tenth of them.
 
-The keys are the same, so the state is about equally large (a count of 200 takes a byte more than
-one of 20): what has grown beyond that was kept per record, or for the time that has passed. Each
-run is a process of its own, which owns the log and runs the app. When every record has been
-handled and committed, and the garbage is collected, it reads `Anonymous` of
-/proc/self/smaps_rollup with the app still at work, its stores and the log open. Files that the
-kernel caches are not in it.
+The keys are the same, so the state has about the same size (a count of 200 takes a byte more than
+one of 20). Growth beyond that is kept per record, or with time. Each run is a process of its own,
+which owns the log and runs the app. When every record has been handled and committed, and the
+garbage is collected, it reads `Anonymous` of /proc/self/smaps_rollup with the app still at work,
+its stores and the log open. Files that the kernel caches are not included.
 
-Two more figures tell causes apart: the highest value seen on the way, and what is left at the end
-once the allocators (glibc's, Arrow's) have given back the pages that they hold and nobody uses.
+Two more figures separate the causes: the highest value on the way, and the value at the end after
+the allocators (glibc's, Arrow's) have returned their free pages.
 
 Needs Linux. The input is produced beforehand, by this process.
 """
@@ -31,7 +30,7 @@ from benchmarks.harness import Figure, compare, folder, of_pairs
 from benchmarks.standard_job import app_on, fill
 
 INPUT_BATCH = 100_000
-"""Records that are produced at a time, the same for both inputs: batches are read whole."""
+"""Number of records produced at a time, the same for both inputs: batches are read whole."""
 SAMPLE_SECONDS = 0.25
 STALLED_SECONDS = 300
 
@@ -42,14 +41,14 @@ class Usage(NamedTuple):
     at_end: float
     highest: float
     used: float
-    """At the end, without free pages."""
+    """MiB at the end, without free pages."""
 
 
 def run(*, quick: bool = False) -> list[Figure]:
-    """MiB at 20,000,000 records and at 2,000,000 (target: at most 1.1 times as much).
+    """Measure MiB at 20,000,000 records and at 2,000,000 (target: at most 1.1 times as much).
 
-    Quick, with 1,000,000 and 200,000, it shows that the workload runs, and no more: caches are
-    still filling then.
+    Quick, with 1,000,000 and 200,000 records, it only shows that the workload runs, because caches
+    are still filling then.
     """
     few, many = (200_000, 1_000_000) if quick else (2_000_000, 20_000_000)
     usages: dict[int, list[Usage]] = {few: [], many: []}
@@ -78,7 +77,7 @@ def run(*, quick: bool = False) -> list[Figure]:
 
 
 def _same_runs(figure: Figure, what: str, pairs: list[tuple[float, float]]) -> Figure:
-    """The runs of `figure`, compared by something else."""
+    """Return a comparison of the same runs by another value."""
     return of_pairs(
         f"{figure.name}, {what}",
         pairs,
@@ -115,7 +114,7 @@ def _run_and_measure(path: Path, count: int) -> Usage:
 
 
 def _watch(handled: Callable[[], int], count: int, worker: threading.Thread) -> float:
-    """Wait until `count` records are handled; the highest value on the way."""
+    """Wait until `count` records are handled. Return the highest value on the way."""
     highest = 0.0
     before, stalled = 0, 0.0
     while (now := handled()) < count:
@@ -129,13 +128,14 @@ def _watch(handled: Callable[[], int], count: int, worker: threading.Thread) -> 
 
 
 def _handled(app: sl.App) -> int:
-    """Input records whose handling is committed: `fill` uses no transactions, so offsets count them."""
+    """Return the number of committed input records: `fill` uses no transactions, so offsets count
+    them."""
     committed = app.broker.committed(app.name, require_stable=False)
     return sum(position.offset for position in committed.values())
 
 
 def _give_back() -> None:
-    """Let the allocators return free pages; what Python's own holds free stays."""
+    """Let the allocators return free pages. Pages that are free in Python's own allocator stay."""
     pa.default_memory_pool().release_unused()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
     if trim is not None:

@@ -1,8 +1,8 @@
-"""Moving a topic: all of it (copied, written down, read back and compared), against the bare way there.
+"""Move a topic (copy, record, read back and compare), against the bare copy.
 
-Between folders that is reading and appending the same batches; to and from Kafka what is slow in it, appending
-to Kafka or reading from it. Kafka is a broker on a core of its own; without confluent-kafka and Java
-there are no figures of it.
+Between folders the peer reads and appends the same batches. To and from Kafka it does only the slow
+part: appending to Kafka, or reading from it. Kafka is a broker on a core of its own. Without
+confluent-kafka and Java those figures are left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEPT = {"retention.ms": "-1"}
 
 
 def run(*, quick: bool = False) -> list[Figure]:
-    """Records per second, of a topic of four partitions with values of 100 bytes."""
+    """Measure records per second, of a topic of four partitions with values of 100 bytes."""
     records, rounds = (200_000, 1) if quick else (2_000_000, 5)
     figures = [
         compare(
@@ -115,7 +115,7 @@ def _moved(here: MovedLog, there: MovedLog) -> None:
 
 
 def _bare(here: MovedLog, there: MovedLog) -> None:
-    """Read and append, each batch after the other."""
+    """Read and append one batch after the other."""
     there.broker.create_topic(TOPIC, PARTITIONS, config=KEPT)
     with Log(there.broker).producer() as producer:
         for batch in _batches(here):
@@ -123,7 +123,7 @@ def _bare(here: MovedLog, there: MovedLog) -> None:
 
 
 def _read(here: MovedLog, there: MovedLog) -> None:
-    """Read, and no more."""
+    """Read all batches."""
     del there
     for _ in _batches(here):
         pass

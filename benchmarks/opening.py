@@ -1,10 +1,10 @@
-"""Opening a log after `kill -9`, when it is old: with the cleaner, and without.
+"""Open an old log after `kill -9`, with the cleaner and without.
 
-Each transaction is a record and a group's offset, so the topics in which the log keeps transactions
-and offsets grow by a few records, however few there are in the end. Both are read at each
-opening. What a kill leaves is a copy of the log's folder while it is open and nobody writes nor cleans (with
-durability "os", so all of the last segments is looked through, and written again). The peer has
-`log.cleaner.enable=false`; nothing else is different. A younger log has a third of the transactions.
+Each transaction is a record and a group's offset, so the log's own topics of transactions and
+offsets grow by a few records each time. Both topics are read at each opening. The killed log is a
+copy of the log's folder, taken while it is open and nothing writes or cleans. With durability "os"
+opening walks and rewrites each last segment. The peer has `log.cleaner.enable=false`; nothing else
+is different. A younger log has a third of the transactions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOPIC = "events"
 
 
 def run(*, quick: bool = False) -> list[Figure]:
-    """Seconds to open an old log, against one that is not cleaned, and a younger one (target: 1.5)."""
+    """Measure seconds to open an old log, against an uncleaned and a younger one (target: 1.5)."""
     count, rounds = (2_000, 1) if quick else (30_000, 5)
     with folder() as path:
         old = _age(path / "old", count, clean=True)
@@ -53,7 +53,7 @@ def run(*, quick: bool = False) -> list[Figure]:
 
 
 def _age(path: Path, count: int, *, clean: bool) -> Path:
-    """What a kill leaves of a log in which there were so many transactions."""
+    """Return a folder as a kill leaves it after `count` transactions."""
     killed = path.with_name(f"{path.name}-killed")
     with changelog.open(path, durability="os") as log:
         log.broker.alter_config({"log.cleaner.enable": str(clean).lower()})
@@ -79,7 +79,7 @@ def _write(log: Log, count: int) -> None:
 
 
 def _opening(killed: Path) -> float:
-    """Seconds until a copy of it is open."""
+    """Copy a killed log and open it. Return the seconds of opening."""
     with folder() as path:
         copy = path / "log"
         shutil.copytree(killed, copy)

@@ -1,9 +1,9 @@
-"""Eight producers to one partition, against one: correct, fair, and how much in all.
+"""Let eight producers write to one partition, against one: correctness, fairness, and throughput.
 
-Producers are processes that attach to the log, which this process owns. Each appends batches of
-1,000 records, one acknowledged before the next, as many as it can in the time; each record
-says whose it is and its number. Afterwards the partition is read: of every producer each
-number is there once, and in order.
+Producers are processes attached to the log, which this process owns. Each appends as many batches
+of 1,000 records as it can in the time, one acknowledged before the next. A record holds its
+producer's number and its own. Afterwards the partition is read: each number of every producer is
+there once, and in order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ BOUND_SECONDS = 120.0
 
 
 def run(*, quick: bool = False) -> list[Figure]:
-    """Records per second of all (target: 0.7 of one's), and the slowest beside the fastest."""
+    """Measure records per second of all (target: 0.7 of one's), and the slowest against the
+    fastest."""
     seconds, rounds = (1.0, 2) if quick else (4.0, 5)
     shares: list[list[int]] = []
     total = compare(
@@ -74,7 +75,7 @@ def _rate(producers: int, seconds: float, shares: list[list[int]]) -> float:
 
 def _produce(path: Path, number: int, seconds: float, start: Barrier) -> None:
     with changelog.open(path) as log, log.producer() as producer:
-        producer.append_batch("t", 0, _batch(number, 0))  # and everything is imported
+        producer.append_batch("t", 0, _batch(number, 0))  # imports everything
         made = BATCH
         start.wait(BOUND_SECONDS)
         end = time.monotonic() + seconds
@@ -84,7 +85,7 @@ def _produce(path: Path, number: int, seconds: float, start: Barrier) -> None:
 
 
 def _batch(number: int, first: int) -> pa.RecordBatch:
-    """Records whose values are the producer, the record's number, and padding."""
+    """Return records whose values are the producer, the record's number, and padding."""
     rows = np.zeros((BATCH, 2 + PADDING // 8), dtype=np.int64)
     rows[:, 0], rows[:, 1] = number, np.arange(first, first + BATCH)
     width = rows.shape[1] * 8
@@ -97,7 +98,8 @@ def _batch(number: int, first: int) -> pa.RecordBatch:
 
 
 def _checked(log: Log, producers: int) -> list[int]:
-    """How many records each has in the log, having seen that they are all there, in order."""
+    """Return the number of records of each producer, after checking that all are there, in
+    order."""
     values = log.read("t")["value"].combine_chunks()
     rows = np.frombuffer(b"".join(values.to_pylist()), dtype=np.int64).reshape(len(values), -1)
     counts: Sequence[int] = []

@@ -1,12 +1,13 @@
-"""`get` from another process, against a bare RocksDB behind the same kind of socket.
+"""Measure `get` from another process, against a bare RocksDB that serves the same kind of socket.
 
-Three processes: this one asks; a worker holds 100,000 counters in 4 partitions of a store; and a bare
-server answers a framed key on a Unix socket with what one rocksdict `get` finds, and does nothing else. Each is
-asked one key after another over one connection, uniformly at random. What ours does beside: encoding the
-key, choosing the partition, MessagePack both ways, waiting commits, the membership, the position.
+There are three processes. This one queries. A worker holds 100,000 counters in 4 partitions of a
+store. A bare server answers a framed key on a Unix socket with the result of one rocksdict `get`,
+and does nothing else. Each gets one uniformly random key after another over one connection. Ours
+also encodes the key, chooses the partition, uses MessagePack both ways, waits for commits, and
+checks membership and position.
 
-Once with the worker idle. And once while it handles records as fast as it can: an answer then has to wait for the
-interpreter. The bare server has a thread that counts in a loop then.
+The first run has an idle worker. In the second the worker handles records as fast as it can, so an
+answer has to wait for the interpreter. The bare server then has a thread that counts in a loop.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ BUSY_RECORDS = 400_000
 
 
 def run(*, quick: bool = False) -> list[Figure]:
-    """Microseconds of a get: median and 99th percentile, idle and busy."""
+    """Measure microseconds of a get: median and 99th percentile, idle and busy."""
     keys, gets, rounds = (2_000, 500, 2) if quick else (KEYS, 5_000, 5)
     with folder() as path, changelog.open(path / "log") as log:
         _fill(log, keys)
@@ -70,7 +71,7 @@ def run(*, quick: bool = False) -> list[Figure]:
 def _figures(
     name: str, ours: Callable[[], list[float]], peer: Callable[[], list[float]], rounds: int
 ) -> list[Figure]:
-    """Both percentiles of the same rounds."""
+    """Return the figures of both percentiles, from the same rounds."""
     kept: dict[str, list[list[float]]] = {"ours": [], "peer": []}
 
     def measured(who: str, times: Callable[[], list[float]]) -> float:
@@ -106,7 +107,7 @@ def _percentile(times: list[float]) -> float:
 def _times(
     get: Callable[[float], None], count: int, *, before: Callable[[], None] | None = None
 ) -> list[float]:
-    """Microseconds of each of `count` gets."""
+    """Return the microseconds of each of `count` gets."""
     if before is not None:
         before()
     seeded = random.Random(1)
@@ -208,7 +209,8 @@ def _answer(listening: socket.socket, database: rocksdict.Rdict) -> None:
 def _process(
     target: Callable[..., None], path: Path, *arguments: Any, **more: Any
 ) -> Iterator[str]:
-    """A process until the end of the block; what it says when it is ready."""
+    """Run a process until the end of the block. Yield the message that it sends when it is
+    ready."""
     context = get_context("spawn")
     ready, stop = context.Queue(), context.Event()
     process = context.Process(target=target, args=(path, ready, stop, *arguments), kwargs=more)

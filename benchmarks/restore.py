@@ -1,11 +1,11 @@
-"""Restoring a lost store into RocksDB from its changelog, against a bare ingest of a sorted file.
+"""Restore a lost store into RocksDB from its changelog, against a bare ingest of a sorted file.
 
-Ours: a partition's folder is gone, and `PartitionStore.restore` reads the changelog (committed
-transactions, keys in random order), reduces it to the last record of each key, sorts, writes
-and ingests. Beside it the limit: the same encoded keys and values, sorted beforehand, are
-written with rocksdict's SstFileWriter into one file that is moved into an empty database. Its
-options are RocksDB's defaults, as a bare program has them (no Bloom filter); ours are the
-store's. Opening the databases and filling the log are not measured.
+Ours: a partition's folder is lost, and `PartitionStore.restore` reads the changelog (committed
+transactions, keys in random order), reduces it to the last record of each key, sorts, writes and
+ingests. The limit: the same encoded keys and values, sorted beforehand, are written with
+rocksdict's SstFileWriter into one file that is moved into an empty database. Its options are
+RocksDB's defaults, as a bare program has them (no Bloom filter); ours are the store's. Opening the
+databases and filling the log are not measured.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from strandline.statestore import ChangelogBatch, StoreSpec, key_codec, open_sto
 
 TRANSACTION_RECORDS = 50_000
 REPEATS = 10
-"""Records per key in the second changelog."""
+"""Number of records per key in the second changelog."""
 
 SPEC: StoreSpec[str, int] = StoreSpec("counts", key=str, value=int)
 
 
 def run(*, quick: bool = False) -> list[Figure]:
-    """Records per second: one record per key (target: 0.5 of the bare ingest), and ten."""
+    """Measure records per second: one record per key (target: 0.5 of the bare ingest), and ten."""
     count = 200_000 if quick else 2_000_000
     rounds = 3 if quick else 5
     with folder() as path, changelog.open(path, durability="os") as log:
@@ -66,7 +66,8 @@ def run(*, quick: bool = False) -> list[Figure]:
 
 
 def _fill(log: Log, store: str, *, keys: int, repeats: int) -> TopicPartition:
-    """A changelog in which each key comes `repeats` times, its number as the last value."""
+    """Write a changelog in which each key comes `repeats` times, with its number as the last
+    value."""
     partition = TopicPartition(SPEC.changelog_topic(store), 0)
     log.create_topic(partition.topic, 1, config={"cleanup.policy": "compact"})
     chance = np.random.default_rng(0)
@@ -81,7 +82,7 @@ def _fill(log: Log, store: str, *, keys: int, repeats: int) -> TopicPartition:
 
 
 def _content(numbers: Any) -> tuple[pa.Array, pa.Array]:
-    """Encoded keys and values, as the store writes them."""
+    """Return encoded keys and values, as the store writes them."""
     dumps = value_serde(SPEC.value).dumps
     keys = key_codec(SPEC.key).encode_all([f"user-{n:07d}" for n in numbers])
     return keys, pa.array([dumps(n) for n in numbers], pa.binary())

@@ -1,10 +1,10 @@
-"""The standard job with 50 µs of work a record: two workers on two cores, against one.
+"""Run the standard job with 50 µs of work a record: two workers on two cores, against one.
 
-The workers are processes that share the app's partitions; the log is owned by this process, as by
-a supervisor. The work is SHA-256 over as many bytes as take 50 µs here. Workers are started, and
-have shared the partitions, before the input is appended: measured is from there to the moment
-when all of it is committed. Libraries may use one thread each, so one worker is not helped by the
-second core; the owner, whose work is small, shares the cores with the workers in both runs.
+The workers are processes that share the app's partitions. The log is owned by this process, as by a
+supervisor. The work is SHA-256 over as many bytes as take 50 µs here. Workers start and have their
+partitions before the input is appended. The time runs from there until all of it is committed.
+Libraries may use one thread each, so one worker does not profit from the second core. The owner,
+whose work is small, shares the cores with the workers in both runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "ARROW_IO_THREA
 
 
 def run(*, quick: bool = False) -> list[Figure]:
-    """Records per second (target: two workers 1.7 times as fast as one)."""
+    """Measure records per second (target: two workers 1.7 times as fast as one)."""
     count, rounds = (20_000, 2) if quick else (150_000, 5)
     size = _bytes_of_work()
     return [
@@ -51,7 +51,7 @@ def run(*, quick: bool = False) -> list[Figure]:
 
 
 def _bytes_of_work() -> int:
-    """So many bytes take WORK_SECONDS to hash."""
+    """Return the number of bytes that take WORK_SECONDS to hash."""
     data, times = bytes(1 << 16), 2_000
     watch = Stopwatch()
     for _ in range(times):
@@ -71,13 +71,13 @@ def _rate(workers: int, count: int, size: int) -> float:
 
 @contextmanager
 def _at_work(workers: int, path: Path, size: int, log: Log) -> Iterator[None]:
-    """So many processes, which have the partitions by now."""
+    """Run `workers` processes, which own all partitions when the block begins."""
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_work, args=(path, size)) for _ in range(workers)]
     try:
         for process in processes:
             process.start()
-        _until(lambda: _held(log) == [PARTITIONS // workers] * workers)
+        _until(lambda: _owned(log) == [PARTITIONS // workers] * workers)
         yield
     finally:
         for process in processes:
@@ -87,7 +87,7 @@ def _at_work(workers: int, path: Path, size: int, log: Log) -> Iterator[None]:
 
 
 def _work(path: Path, size: int) -> None:
-    """One worker, until it is told to end."""
+    """Run one worker until SIGTERM."""
     os.environ.update(ONE_THREAD)
     import pyarrow as pa
 
@@ -97,7 +97,7 @@ def _work(path: Path, size: int) -> None:
 
 
 def _app(log: Log, data: bytes, state: Path | None = None) -> sl.App:
-    """The standard job, with something to do for each record."""
+    """Return the standard job with some work for each record."""
     app = sl.App("standard", log=log.broker, state_dir=state)
     views = app.topic("views", key=str, value=int, partitions=PARTITIONS)
     updates = app.topic("counts", key=str, value=int, partitions=PARTITIONS)
@@ -121,7 +121,7 @@ def _append(log: Log, count: int) -> None:
         producer.append_columns("views", keys, [b"\x01"] * count, [now] * count)
 
 
-def _held(log: Log) -> list[int]:
+def _owned(log: Log) -> list[int]:
     return sorted(len(member.held) for member in log.broker.describe_group("standard").members)
 
 

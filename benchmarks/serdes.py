@@ -1,9 +1,10 @@
-"""Values in the forms that others read: by the column, against the quickest loop over records.
+"""Encode and decode values column by column, against the quickest loop over records.
 
-A flight of ten fields, in pieces as long as a task decodes at a time. Three ways each: a table to bytes (what `append` of a
-data frame does), bytes to a table (`to_polars`), bytes to objects (what handlers get). The loops call the
-library that is the usual choice for the form, one value at a time, and end with what ours ends with: fastavro
-for Avro, msgspec for JSON and MessagePack, protobuf's own generated class.
+The values are flights of ten fields, as many at a time as a task decodes. Each form is measured in
+three ways: a table to bytes (`append` of a data frame), bytes to a table (`to_polars`), bytes to
+objects (the input of handlers). The loops call the usual library of the form, one value at a time,
+and have the same result as ours: fastavro for Avro, msgspec for JSON and MessagePack, protobuf's
+own generated class.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from strandline.framework.schema import RowType
 
 @dataclasses.dataclass(frozen=True)
 class Flight:
-    """A flight, as the examples have it."""
+    """A flight, as in the examples."""
 
     carrier: str
     origin: str
@@ -49,7 +50,7 @@ class Flight:
 
 @dataclasses.dataclass(frozen=True)
 class Loops:
-    """A form one record at a time, by the library that most would take."""
+    """Functions for one record of a form at a time, by its usual library."""
 
     library: str
     dumps: Callable[[dict[str, Any]], bytes]
@@ -63,7 +64,7 @@ TARGETS = {"avro": {"table to bytes": 5.0, "bytes to table": 5.0, "bytes to obje
 
 
 def run(*, quick: bool = False) -> Iterator[Figure]:
-    """Records a second of each form, each way."""
+    """Measure records a second of each form, each way."""
     rounds = 2 if quick else 15
     table = _flights()
     for form, loops in _loops().items():
@@ -83,7 +84,7 @@ def run(*, quick: bool = False) -> Iterator[Figure]:
 
 
 def _ways(codec: TypedCodec, data: pa.Array, table: pa.Array, loops: Loops) -> Iterator[Way]:
-    """What is measured: its name, ours, and the loop."""
+    """Yield the measured ways: the name, ours, and the loop."""
     frame = pl.DataFrame(pa.Table.from_struct_array(table))
     yield (
         "table to bytes",
@@ -103,7 +104,7 @@ def _ways(codec: TypedCodec, data: pa.Array, table: pa.Array, loops: Loops) -> I
 
 
 def _rate(call: Callable[[], Any]) -> float:
-    """Records a second of processor time: there is nothing here to wait for."""
+    """Return records a second of processor time, because nothing here waits."""
     begun = time.process_time()
     call()
     return DECODE / (time.process_time() - begun)
@@ -167,7 +168,7 @@ def _avro() -> Loops:
 
 
 def _fields(message: Any) -> dict[str, Any]:
-    """As a loop would take it: presence where there is any, a datetime for a Timestamp."""
+    """Return the fields as a loop would: None for absent ones, a datetime for a Timestamp."""
     optional = ("dep_delay", "arr_delay", "distance", "tail", "cancelled")
     row = {name: getattr(message, name) for name in ("carrier", "origin", "dest", "number")}
     row["at"] = message.at.ToDatetime(tzinfo=dt.UTC)

@@ -1,4 +1,4 @@
-"""What test servers written in Java have in common: a Java, free ports, jars from Maven Central, an end."""
+"""Shared parts of test servers written in Java: Java itself, free ports, Maven's jars, stopping."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAVEN_SECONDS = 600.0
 
 
 def java(oldest: int, server: str) -> list[str]:
-    """The command of a Java that is new enough. Raises FileNotFoundError."""
+    """Return the command of a Java that is new enough. Raises FileNotFoundError."""
     if (found := shutil.which("java")) and _version(found) >= oldest:
         return [found]
     try:
@@ -32,10 +32,11 @@ def java(oldest: int, server: str) -> list[str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody uses now, and that the system gives to nobody by itself.
+    """Return ports of 127.0.0.1 that are unused and outside the range for outgoing connections.
 
-    So a server that is down for a while finds its own again. From the range for outgoing connections
-    one could be taken meanwhile; even by a client of the server's, which then talks to itself.
+    A server that is down for a while then finds its ports free again. A port in the range for
+    outgoing connections could be taken meanwhile, even by a client of the server's, which would
+    then talk to itself.
     """
     found: list[int] = []
     chance = random.Random(os.getpid())
@@ -49,7 +50,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End it, in order if it does."""
+    """End the process with SIGTERM, and kill it if it does not end in time."""
     process.terminate()
     if not ended(process, within=STOP_SECONDS):
         process.kill()
@@ -57,7 +58,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def ended(process: subprocess.Popen[bytes], within: float) -> bool:
-    """Whether it has ended, waited for."""
+    """Wait up to `within` seconds. Return True if the process has ended."""
     try:
         process.wait(within)
     except subprocess.TimeoutExpired:
@@ -66,12 +67,12 @@ def ended(process: subprocess.Popen[bytes], within: float) -> bool:
 
 
 def cached(name: str, fill: Callable[[Path], None]) -> Path:
-    """A folder of that name in the user's cache, made by `fill` if it is not there."""
+    """Return a folder in the user's cache, created by `fill` if it does not exist."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     place = cache / "strandline" / name
     if not place.is_dir():
         place.parent.mkdir(parents=True, exist_ok=True)
-        coming = Path(f"{place}.{os.getpid()}")  # renamed when all is there
+        coming = Path(f"{place}.{os.getpid()}")  # renamed once it is complete
         try:
             coming.mkdir()
             fill(coming)
@@ -85,7 +86,7 @@ def cached(name: str, fill: Callable[[Path], None]) -> Path:
 
 
 def maven(*arguments: str, otherwise: str) -> None:
-    """Run mvn quietly. Raises FileNotFoundError, which says what to do `otherwise`."""
+    """Run mvn quietly. Raises FileNotFoundError, which suggests `otherwise`."""
     if shutil.which("mvn") is None:
         raise FileNotFoundError(
             f"jars come by Maven, and there is no mvn: install it, or {otherwise}"
@@ -94,9 +95,9 @@ def maven(*arguments: str, otherwise: str) -> None:
 
 
 def copy_jars(place: Path, *artifacts: str, otherwise: str) -> None:
-    """Artifacts of Maven's, each `group:name:version`, with all that they need to run, into a folder.
+    """Copy Maven artifacts (`group:name:version`) with their runtime dependencies into a folder.
 
-    Raises FileNotFoundError, which says what to do `otherwise`.
+    Raises FileNotFoundError, which suggests `otherwise`.
     """
     needed = "".join(
         "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>".format(
@@ -116,7 +117,7 @@ def copy_jars(place: Path, *artifacts: str, otherwise: str) -> None:
 
 
 def _first_outgoing() -> int:
-    """The first port that the system gives to connections that go out."""
+    """Return the first port of the system's range for outgoing connections."""
     return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
 
 

@@ -1,8 +1,8 @@
-"""A batch read of a typed topic in Spark, against Spark reading the same rows from Parquet.
+"""Read a typed topic in a Spark batch, against Spark reading the same rows from Parquet.
 
-Both read 4 partitions, or files, and compute an aggregate over every column, so that none can
-be left out, in the same warm session. Parquet is what Spark reads best: its own columnar
-reader in the JVM, without a Python worker, and dictionaries where values repeat.
+Both read 4 partitions, or files, and compute an aggregate over every column, so that none can be
+left out, in the same warm session. Parquet is the format that Spark reads best: with its own
+columnar reader in the JVM, without a Python worker, and with dictionaries where values repeat.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 PARTITIONS = 4
 USERS = 100_000
 AT_ONCE = 50_000
-"""Rows of a batch in the log."""
+"""Number of rows of a batch in the log."""
 
 QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 SCHEMA = pa.schema([("user", pa.int64()), ("amount", pa.float64()), ("name", pa.string())])
 
 
 def run(*, quick: bool = False) -> list[Figure]:
-    """Rows per second (target: 0.5 of Parquet)."""
+    """Measure rows per second (target: 0.5 of Parquet)."""
     count = 400_000 if quick else 4_000_000
     spark = session("benchmarks", config=QUIET)
     try:

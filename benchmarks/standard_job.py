@@ -1,16 +1,16 @@
 """The standard job: 1,000,000 records of 100,000 users, a count per user, every update written out.
 
-Ours: the app below, exactly once, fsync, RocksDB, 4 partitions. Beside it bare Python loops over
-the same records in memory that decode every key and value, count in a dict, encode every update, and
-do nothing else: no log, no store, no transaction.
+Ours is the app below: exactly once, fsync, RocksDB, 4 partitions. The peers are bare Python loops
+over the same records in memory. They decode every key and value, count in a dict, encode every update,
+and do nothing else: no log, no store, no transaction.
 
 - Over frames: bytes in, bytes out, a record at a time (`struct` for lengths and time, the msgpack
-  package for values). It is what a program does by itself, and the one with a target.
-- Over the columns of our own batches, which have taken records apart before the loop begins: with
-  msgpack, and with a typed encoder and decoder of msgspec, which Strandline uses itself. Almost
-  nothing is left but the dict; they are the harder limits, and without a target.
+  package for values). A plain program does this, so this one has the target.
+- Over the columns of our own batches, in which records are already split into columns: with msgpack,
+  and with a typed encoder and decoder of msgspec, which Strandline uses itself. Little more than the
+  dict is left, so these are the harder limits, without a target.
 
-Records bear the present time: a topic keeps them for seven days.
+Records have the present time, because a topic keeps them for seven days.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from strandline.changelog.records import Batch, TopicPartition
 PARTITIONS = 4
 USERS = 100_000
 AT_ONCE = 1_000_000
-"""Records that `fill` makes and appends at a time."""
+"""Number of records that `fill` creates and appends at a time."""
 
 
 def run(*, quick: bool = False) -> list[Figure]:
-    """Records per second, per record in Python (target: 0.6 of the bare loop over frames)."""
+    """Measure records per second, record by record in Python (target: 0.6 of the loop over
+    frames)."""
     count = 200_000 if quick else 1_000_000
     rounds = 3 if quick else 5
     with folder() as input_folder:
@@ -79,7 +80,7 @@ def run(*, quick: bool = False) -> list[Figure]:
 
 
 def app_on(path: Path) -> sl.App:
-    """The job as a user writes it."""
+    """Return the job as a user writes it."""
     app = sl.App("standard", log=str(path))
     views = app.topic("views", key=str, value=int, partitions=PARTITIONS)
     updates = app.topic("counts", key=str, value=int, partitions=PARTITIONS)
@@ -95,7 +96,7 @@ def app_on(path: Path) -> sl.App:
 
 
 def fill(path: Path, count: int, *, at_once: int = AT_ONCE) -> None:
-    """Produce `views`."""
+    """Produce `count` records to `views`."""
     chance = random.Random(0)
     now = SystemClock().now_ms()
     with changelog.open(path) as log:
@@ -134,7 +135,7 @@ def _read(path: Path) -> list[Batch]:
 
 
 _HEAD = struct.Struct(">HIq")
-"""Of a frame: the lengths of key and value, and the timestamp."""
+"""Header of a frame: the lengths of key and value, and the timestamp."""
 
 
 def _framed(batch: Batch) -> bytes:

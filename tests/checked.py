@@ -1,4 +1,4 @@
-"""The check that follows every test: what users run on their folder, on each log of the test."""
+"""Run the check that users can run on their folder on every log of a test, after each test."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from strandline.changelog.storage import LocalStorage, Storage
 from strandline.statestore.checking import check_stores
 
 AT_MOST = 20
-"""Logs of one test that are checked: the last ones."""
+"""Maximum number of logs checked per test: the last ones opened."""
 
 
 class OpenedLogs:
-    """The logs that a test opens."""
+    """Logs that a test opens."""
 
     def __init__(self, ignored: Collection[str]) -> None:
         self._ignored = ignored
         self._owners: list[tuple[Owner, Storage, Any]] = []
 
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Note every owner from now on."""
+        """Note every owner that is opened from now on."""
         init = Owner.__init__
 
         def noting(owner: Owner, storage: Storage, **options: Any) -> None:
@@ -39,7 +39,7 @@ class OpenedLogs:
         monkeypatch.setattr(Owner, "__init__", noting)
 
     def check(self, folder: Path | None) -> None:
-        """Check them, and those in `folder` that other processes have opened."""
+        """Check the noted logs, and the logs in `folder` that other processes have opened."""
         seen = set()
         for owner, storage, clock in self._owners[-AT_MOST:]:
             if isinstance(storage, LocalStorage):
@@ -47,14 +47,14 @@ class OpenedLogs:
                 self._check_folder(storage.root, clock)
             elif getattr(owner, "_thread", None) is None or owner._closed:
                 if hasattr(storage, "power_cut"):
-                    storage.crash()  # what a hook of the test does is over
+                    storage.crash()  # the test's hooks no longer apply
                 self._verify(check_log(storage, clock=clock).report)
         for root in logs_in(folder):
             if root.resolve() not in seen:
                 self._check_folder(root, None)
 
     def _check_folder(self, root: Path, clock: Any) -> None:
-        """Check a real folder, unless somebody has it open still."""
+        """Check a folder on disk, unless a process still has it open."""
         storage = LocalStorage(root)
         if not (root / FOLDER_META).exists():
             return
@@ -70,7 +70,7 @@ class OpenedLogs:
             lock.release()
 
     def _verify(self, report: CheckReport) -> None:
-        """Fail with what was found, notes aside: a crash leaves those."""
+        """Fail with the findings. Notes are ignored, because every crash leaves some."""
         wrong = [
             found
             for found in report.findings
@@ -80,6 +80,6 @@ class OpenedLogs:
 
 
 def logs_in(folder: Path | None) -> Iterator[Path]:
-    """The log folders below a folder."""
+    """Yield the log folders below a folder."""
     if folder is not None:
         yield from (meta.parent for meta in folder.rglob(FOLDER_META))

@@ -1,4 +1,4 @@
-"""Cleaning when a test says so, for tests of those who read a topic while it is cleaned."""
+"""Clean a partition when a test says so, for tests that read a topic while it is cleaned."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tests.state.kit import Change, Changelog
 
 MEMORY = 1 << 20
 RETENTION_MS = 1_000
-"""`delete.retention.ms` of the topics that are cleaned here."""
+"""Milliseconds. `delete.retention.ms` of the topics that are cleaned here."""
 
 
 class CutShort(Exception):
-    """A pass ends before it is done."""
+    """Raised by a test to end a pass before it is complete."""
 
 
 def ignore(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
-    """The log does not tell how far that is."""
+    """Let the log report 0 for a field of PartitionOffsets, so that readers ignore it."""
     told = Owner.offsets
     monkeypatch.setattr(
         Owner,
@@ -40,9 +40,9 @@ def ignore(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
 
 @contextmanager
 def little_memory(memory: int) -> Iterator[None]:
-    """A log's cleaner has so many bytes for each pass, 48 a key, and bits enough to spill keys.
+    """Give each pass of a cleaner `memory` bytes, 48 per key, and few enough marks to spill keys.
 
-    A log cannot be told to have as little.
+    A log's settings do not allow so little memory.
     """
 
     def clean(partition: Partition, **given: Any) -> PassResult:
@@ -56,10 +56,10 @@ def little_memory(memory: int) -> Iterator[None]:
 
 
 def close_segment(owner: Owner, tp: TopicPartition) -> None:
-    """What has been appended by now is a segment of its own, and stays one."""
+    """Roll the partition, if its active segment is not empty, so that it can be cleaned."""
     partition = owner._partition(tp)
     with partition.lock:
-        # Each is rewritten by itself. A topic may not have so little.
+        # One byte per segment: each is rewritten by itself. Topic settings do not allow so little.
         partition.config = copy(partition.config)
         object.__setattr__(partition.config, "segment_bytes", 1)
         object.__setattr__(partition.config, "delete_retention_ms", RETENTION_MS)
@@ -70,10 +70,11 @@ def close_segment(owner: Owner, tp: TopicPartition) -> None:
 def clean(
     owner: Owner, tp: TopicPartition, *, purge: bool = False, frames: int | None = None
 ) -> PassResult:
-    """One pass over what is closed; see `changelog.embedded.cleaning.cleaner.clean`.
+    """Run one pass over the closed segments, with `changelog.embedded.cleaning.cleaner.clean`.
 
-    With `purge` it goes by a clock that is RETENTION_MS ahead, so the tombstones that earlier passes have
-    left are removed. After so many `frames` it is cut short. What was replaced is deleted at once.
+    `purge` runs it with a clock that is RETENTION_MS ahead, so that tombstones left by earlier
+    passes are removed. With `frames` the pass raises CutShort after that many frames. Replaced
+    segments are deleted at once.
     """
     partition = owner._partition(tp)
     left = iter(range(frames)) if frames is not None else None
@@ -96,17 +97,17 @@ def clean(
 
 
 class Segments(Changelog):
-    """A changelog with a segment for each commit, and what it comes to."""
+    """A changelog with one segment per commit, and a model of the state that it holds."""
 
     def __init__(self, owner: Owner | None = None) -> None:
         super().__init__(owner=owner)
         self.model: dict[str, int] = {}
         self.ends = [0]
         self.models: list[dict[str, int]] = [{}]
-        """As of each of `ends`."""
+        """State after each of `ends`."""
 
     def change(self, key: str, value: int | None) -> None:
-        """One commit."""
+        """Commit one change of a key; None deletes it."""
         data: Change = (b"Q" + key.encode(), None if value is None else bytes((value,)))
         end = self.append([data])
         close_segment(self.owner, self.partition)
@@ -118,23 +119,24 @@ class Segments(Changelog):
         self.models.append(dict(self.model))
 
     def abort_one(self) -> None:
-        """A transaction that comes to nothing."""
+        """Write a transaction and abort it."""
         self.append([(b"Qaborted", b"\x01")], commit=False)
         close_segment(self.owner, self.partition)
 
     def clean(self, *, purge: bool = False) -> int:
-        """How many tombstones were removed."""
+        """Run one pass. Return the number of tombstones removed."""
         return clean(self.owner, self.partition, purge=purge).tally.tombstones
 
     def delete_and_purge(self, key: str) -> None:
-        """A key is deleted, and delete.retention.ms passes."""
+        """Delete a key, and clean again after `delete.retention.ms`, so that its tombstone is
+        removed."""
         self.change(key, None)
         self.abort_one()
         self.clean()
         assert self.clean(purge=True) == 1
 
     def as_of(self, offset: int) -> dict[str, int]:
-        """What all that was committed before `offset` comes to."""
+        """Return the state as of an offset (exclusive)."""
         return self.models[bisect_right(self.ends, offset) - 1]
 
     @property

@@ -1,4 +1,4 @@
-"""What every test may use."""
+"""Fixtures for every test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ __all__ = ["kafka", "name", "now", "running", "system"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out long forms unless they are asked for, and say which tests share a process."""
+    """Leave out long forms unless they are asked for, and assign tests to processes.
+
+    Each file, and all tests that share a server, stay in one process.
+    """
     if not LONG:
         longer = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=longer)
@@ -40,8 +43,8 @@ def _group(item: pytest.Item) -> str:
 
 
 @pytest.fixture
-def groups_are_put_by_hand() -> bool:
-    """Whether tests commit offsets that nobody has read up to."""
+def offsets_may_exceed_the_end() -> bool:
+    """True if tests commit offsets beyond the end of the partition."""
     return False
 
 
@@ -50,13 +53,13 @@ def logs_are_checked(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     *,
-    groups_are_put_by_hand: bool,
+    offsets_may_exceed_the_end: bool,
 ) -> Iterator[None]:
-    """After every test, `check` finds nothing wrong in the logs that it has opened.
+    """Check, after every test, that the logs opened by it are sound.
 
-    A test that damages a log on purpose says so: `@pytest.mark.damages`.
+    A test that damages a log on purpose is marked with `@pytest.mark.damages`.
     """
-    logs = OpenedLogs(ignored={"group offset"} if groups_are_put_by_hand else set())
+    logs = OpenedLogs(ignored={"group offset"} if offsets_may_exceed_the_end else set())
     logs.watch(monkeypatch)
     yield
     monkeypatch.undo()
@@ -66,7 +69,7 @@ def logs_are_checked(
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """A clock that the test moves by hand, at 2023-11-14 22:13:20 UTC."""
+    """Manual clock that starts at 2023-11-14 22:13:20 UTC."""
     return ManualClock(now_ms=1_700_000_000_000)
 
 
@@ -78,7 +81,8 @@ def storage() -> MemoryStorage:
 
 @pytest.fixture
 def eventually() -> Callable[..., None]:
-    """Wait, with a bound, for a condition that another thread or process brings about."""
+    """Function that waits, up to `timeout` seconds, for a condition another thread or process
+    meets."""
 
     def wait(condition: Callable[[], object], *, timeout: float = 30.0, what: str = "it") -> None:
         deadline = time.monotonic() + timeout
@@ -92,13 +96,13 @@ def eventually() -> Callable[..., None]:
 
 @pytest.fixture(scope="session")
 def repository() -> Path:
-    """The folder that holds the project's source."""
+    """Folder that holds the project's source."""
     return Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(params=[True, False], ids=["looked at", "not looked at"])
 def guarded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether purged tombstones are looked at: where they are not, there must be zombies."""
+    """True if stores look at `purged_end`; False shows that deleted keys come back without it."""
     if not request.param:
         ignore(monkeypatch, "purged_end")
     return bool(request.param)

@@ -1,6 +1,6 @@
-"""The systems that may hold a log. What is promised on each of them is tested on each of them.
+"""Systems that can hold a log. Tests of a promise that holds on each of them run on each of them.
 
-Kafka is a real broker ([brokers.py](kafka/brokers.py)). A test that is about one of them says so:
+Kafka is a real broker ([brokers.py](kafka/brokers.py)). A test of one system only names it:
 
     @pytest.mark.parametrize("system", ["embedded"], indirect=True)
 """
@@ -27,9 +27,9 @@ class System:
     name: str
     url: str
     state: Path
-    """A folder for apps' stores; beside a log in a folder it is where they are by default."""
+    """Folder for apps' stores. For a log in a folder it is the default folder."""
     prefix: str
-    """What the names of apps and topics may begin with, so that no other test has them."""
+    """Prefix for names of apps and topics, unique to this test."""
     _opened: list[Log] = field(default_factory=list)
 
     @property
@@ -37,7 +37,7 @@ class System:
         return self.name == "kafka"
 
     def open(self, **options: Any) -> Log:
-        """One more client, closed after the test."""
+        """Open one more client, closed after the test."""
         self._opened.append(changelog.open(self.url, **options))
         return self._opened[-1]
 
@@ -60,6 +60,6 @@ def system(request: pytest.FixtureRequest, tmp_path: Path, name: str) -> Iterato
 
 
 def is_on_kafka(item: pytest.Item) -> bool:
-    """Whether a test gets `system`, and that is the cluster."""
+    """Return True if a test takes `system` and that is the Kafka cluster."""
     call = getattr(item, "callspec", None)
     return call is not None and call.params.get("system") == "kafka"

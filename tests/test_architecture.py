@@ -1,9 +1,10 @@
-"""The house rules: which module may import which, what importing costs, how large a module gets."""
+"""Rules for imports, their cost, the size of modules, and the words of docstrings."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -17,7 +18,7 @@ from strandline.changelog.records import CommittedOffset, TopicPartition
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("changelog", "statestore", "framework")
-"""The folders at the top; `strandline/` has links to them, by which alone they are imported."""
+"""Top folders. They are imported only through the links to them in `strandline/`."""
 FACE = "strandline/__init__.py"
 MODULES = sorted(
     [path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
@@ -31,12 +32,12 @@ MAY_IMPORT = {
     "strandline": {"changelog", "statestore", "framework"},
     "pyspark_strandline.py": {"framework"},
 }
-"""Imports point down only."""
+"""Packages that each package may import. Imports point down only."""
 
 OURS = {"strandline", "pyspark_strandline", "tests", "examples", "benchmarks"}
 
 CORE = {"pyarrow", "numpy", "msgspec", "rocksdict", "crc32c", "polars", "typer", "rich"}
-"""What every installation has."""
+"""Packages that every installation has."""
 
 EDGES = {
     "pyspark": ("framework/spark/", "pyspark_strandline.py"),
@@ -51,17 +52,17 @@ EDGES = {
     "typer": ("framework/cli/",),
     "click": ("framework/cli/",),
 }
-"""Where a package at the edge may be imported, and nowhere else."""
+"""Folders and modules that may import a package at the edge. No other module may."""
 
 MAX_MODULE_LINES = 450
 MAX_CLASS_LINES = 300
 """Lines of code: docstrings, comments and empty lines are not counted."""
 TOO_LARGE = {"Owner", "Partition", "TaskInstance"}
-"""Classes that are over it, to be split; no other may join them."""
+"""Classes that exceed the limit and are to be split. No other class may join them."""
 
 
 def imported(module: Path) -> Iterator[str]:
-    """Every module that `module` imports, at its top or in a function, by absolute name."""
+    """Yield every module that `module` imports, at its top or in a function, by absolute name."""
     for node in ast.walk(ast.parse((ROOT / module).read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -83,19 +84,19 @@ def called(node: ast.Call) -> str:
 
 
 def importing_upward(module: Path) -> set[str]:
-    """What `module` imports of ours that lies above it."""
+    """Return the imports of `module` that lie above it."""
     found = set()
     for name in imported(module):
         top, _, rest = name.partition(".")
         package = rest.partition(".")[0]
         if top in OURS and (top != "strandline" or package not in MAY_IMPORT[module.parts[0]]):
             found.add(name)
-    # `from strandline import changelog` names the package first, and what it takes from it next.
+    # `from strandline import changelog` yields the package `strandline` first, then its submodule.
     return found - {"strandline"} if module.parts[0] != "pyspark_strandline.py" else found
 
 
 def importing_an_edge(module: Path) -> set[str]:
-    """What `module` imports that belongs into another adapter's folder."""
+    """Return the imports of `module` that belong in another adapter's folder."""
     return {
         name
         for name in imported(module)
@@ -105,14 +106,14 @@ def importing_an_edge(module: Path) -> set[str]:
 
 
 def importing_undeclared(module: Path) -> set[str]:
-    """What `module` imports that pyproject.toml does not bring."""
+    """Return the imports of `module` that pyproject.toml does not declare."""
     roots = {name.partition(".")[0] for name in imported(module)}
     edges = {edge.partition(".")[0] for edge in EDGES}
     return roots - OURS - CORE - edges - set(sys.stdlib_module_names)
 
 
 def decoding_by_itself(module: Path) -> set[str]:
-    """Calls by which msgspec looks at a type for the first time on whatever thread comes along."""
+    """Return calls with which msgspec would compile a type on an arbitrary thread."""
     if module == DECODING:
         return set()
     found = set()
@@ -129,11 +130,11 @@ def decoding_by_itself(module: Path) -> set[str]:
 
 
 DECODING = Path("changelog/decoding.py")
-"""Where decoders are built, one at a time."""
+"""Module that builds decoders, one at a time."""
 
 
 def offenders(rule: Callable[[Path], set[str]]) -> dict[str, set[str]]:
-    """The modules that break a rule, and by what."""
+    """Return the modules that break a rule, with the details."""
     return {str(module): found for module in MODULES if (found := rule(module))}
 
 
@@ -172,7 +173,7 @@ def code_lines(node: ast.AST, source: str) -> int:
 
 
 def too_large(module: Path) -> set[str]:
-    """The module and its classes, as far as they have too many lines of code."""
+    """Return the names of the module and of its classes that have too many lines of code."""
     source = (ROOT / module).read_text()
     tree = ast.parse(source)
     found = {
@@ -189,8 +190,71 @@ def test_modules_and_classes_stay_small_enough_to_read() -> None:
     assert offenders(too_large) == {}
 
 
+DOCUMENTED = (
+    "changelog",
+    "statestore",
+    "framework",
+    "strandline",
+    "tests",
+    "benchmarks",
+    "examples",
+)
+"""Folders whose docstrings are read in an editor's hover, in `help()` and in search results."""
+
+CONTINUES_A_NAME = {
+    "What",
+    "Who",
+    "Whoever",
+    "Whether",
+    "Which",
+    "Where",
+    "Whatever",
+    "When",
+    "Why",
+    "That",
+    "Those",
+    "Of",
+    "So",
+    "How",
+}
+"""First words of a docstring that is only the second half of a sentence."""
+
+
+def documented_modules() -> list[Path]:
+    """Return every module whose docstrings must stand alone, each file once."""
+    # `strandline/` also holds links to the packages; glob, unlike rglob, does not enter them.
+    found = {
+        path for top in DOCUMENTED if top != "strandline" for path in (ROOT / top).rglob("*.py")
+    }
+    found |= {*(ROOT / "strandline").glob("*.py"), *ROOT.glob("pyspark_strandline.py")}
+    return sorted(path.relative_to(ROOT) for path in found)
+
+
+def docstrings_that_continue_a_name(module: Path) -> set[str]:
+    """Return the docstrings of `module` that begin neither with a noun nor with an imperative.
+
+    A string that is a statement documents the module, class or function that it opens, or the
+    attribute or constant before it.
+    """
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / module).read_text())):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                first = re.match(r"\s*([A-Za-z]+)", text)
+                if first is not None and first[1].capitalize() in CONTINUES_A_NAME:
+                    found.add(f"line {node.lineno}: {text.strip().splitlines()[0]}")
+    return found
+
+
+def test_docstrings_begin_with_a_noun_or_an_imperative() -> None:
+    broken = {
+        str(m): found for m in documented_modules() if (found := docstrings_that_continue_a_name(m))
+    }
+    assert broken == {}
+
+
 def test_the_rules_can_be_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checks above see imports in functions and by name."""
+    """Each rule reports a module that breaks it."""
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     (tmp_path / "changelog").mkdir()
     source = (
@@ -208,13 +272,24 @@ def test_the_rules_can_be_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert too_large(Path("changelog/bad.py")) == {"Large"}
     (tmp_path / "changelog/bad.py").write_text("x = 1\n" * 451)
     assert too_large(Path("changelog/bad.py")) == {"bad.py"}
+    (tmp_path / "changelog/bad.py").write_text(
+        '"""Number of keys."""\n\n\nclass Good:\n    """A reader of a log."""\n\n\n'
+        'def bad():\n    """What\'s left of it."""\n\n\nLIMIT = 1\n"""Of a segment."""\n\n\n'
+        'def worse(self):\n    self.end = 0\n    """that is reached"""\n'
+    )
+    assert documented_modules() == [Path("changelog/bad.py")]
+    assert docstrings_that_continue_a_name(Path("changelog/bad.py")) == {
+        "line 9: What's left of it.",
+        "line 13: Of a segment.",
+        "line 18: that is reached",
+    }
 
 
-# What `import strandline` does, seen from a process of its own ---------------------------------
+# Importing strandline, seen from a process of its own ----------------------------------------
 
 
 def python(code: str, *, cwd: Path = ROOT) -> str:
-    """Standard output of a fresh interpreter running `code`."""
+    """Run `code` in a fresh interpreter. Return its standard output."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         cwd=cwd,
@@ -275,7 +350,7 @@ def test_importing_strandline_imports_nothing_heavy_and_nothing_optional() -> No
 
 @pytest.mark.parametrize("owned", [True, False])
 def test_opening_a_log_does_not_import_pandas(owned: bool, tmp_path: Path) -> None:
-    """pyarrow imports it, where it is installed, for many a call; that takes half a second."""
+    """Many calls of pyarrow import pandas where it is installed, which takes half a second."""
     pytest.importorskip("pandas")
     folder = str(tmp_path / "log")
     log = changelog.open(folder)
@@ -304,8 +379,8 @@ def test_opening_a_log_does_not_import_pandas(owned: bool, tmp_path: Path) -> No
     assert loaded.strip() == "False"
 
 
-def test_folders_of_the_same_names_are_somebody_elses(tmp_path: Path) -> None:
-    """A Django app called `changelog`, a user's own `framework`."""
+def test_users_packages_may_have_the_names_of_our_folders(tmp_path: Path) -> None:
+    """A Django app may be called `changelog`, a user's own package `framework`."""
     for package in PACKAGES:
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text("mine = True\n")

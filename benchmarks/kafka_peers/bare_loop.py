@@ -1,9 +1,9 @@
-"""The limit for Python on Kafka: consume, count in a dict, produce, commit. Nothing is kept or restored.
+"""The limit for Python on Kafka: consume, count in a dict, produce, commit. Nothing is stored.
 
     python -m benchmarks.kafka_peers.bare_loop SERVERS NAME RECORDS
 
 One transaction covers the counts, the last count of each user as a changelog would have it, and the
-offsets; one is committed every half second. Prints records a second, from the first to the last.
+offsets; one is committed every half second. It prints records a second, from the first to the last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AT_ONCE = 20_000
 
 
 def main(servers: str, name: str, records: int) -> None:
-    """Count, and print."""
+    """Count all records and print the rate."""
     consumer, producer = _clients(servers, name)
     totals: dict[bytes, int] = {}
     changed: dict[bytes, int] = {}

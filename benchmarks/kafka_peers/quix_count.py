@@ -1,6 +1,7 @@
 """The standard job in Quix Streams, exactly once: quix_count.py SERVERS NAME RECORDS.
 
-Runs in an environment of its own. Prints records a second, from the first record to the last.
+It runs in an environment of its own, and prints records a second, from the first record to the
+last.
 """
 
 import sys
@@ -12,7 +13,7 @@ from quixstreams import Application, State
 
 
 def main(servers: str, name: str, records: int) -> None:
-    """Count, and print."""
+    """Count all records and print the rate."""
     with tempfile.TemporaryDirectory(prefix="strandline-quix-") as state:
         app = Application(
             broker_address=servers,

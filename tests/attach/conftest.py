@@ -1,4 +1,4 @@
-"""Processes that own or attach, and brokers over a socket in this one."""
+"""Processes that own or attach to a log, and brokers over a socket in this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKEN = "a token of the tests"
 
 
 class Process:
-    """A helper process, by its standard input and output."""
+    """A helper process, driven by its standard input and output."""
 
     def __init__(self, folder: Path, role: str, repository: Path) -> None:
         self._process = subprocess.Popen(
@@ -108,7 +108,7 @@ def target(endpoint: FlightEndpoint, tmp_path: Path) -> ConnectionTarget:
 
 @pytest.fixture
 def beside(target: ConnectionTarget, tmp_path: Path) -> Iterator[FlightBroker]:
-    """Attached where the log's files can be read."""
+    """A broker attached where the log's files can be read."""
     broker = FlightBroker(replace(target, folder=tmp_path / "log"), deadline=10)
     yield broker
     broker.close()
@@ -116,7 +116,7 @@ def beside(target: ConnectionTarget, tmp_path: Path) -> Iterator[FlightBroker]:
 
 @pytest.fixture
 def afar(target: ConnectionTarget) -> Iterator[FlightBroker]:
-    """Attached where they cannot."""
+    """A broker attached where the log's files cannot be read."""
     broker = FlightBroker(target, deadline=10)
     yield broker
     broker.close()
@@ -124,14 +124,14 @@ def afar(target: ConnectionTarget) -> Iterator[FlightBroker]:
 
 @pytest.fixture(params=["beside", "afar"])
 def attached(request: pytest.FixtureRequest) -> FlightBroker:
-    """Attached in either way."""
+    """A broker attached in either way."""
     broker: FlightBroker = request.getfixturevalue(request.param)
     return broker
 
 
 @pytest.fixture
 def columns() -> Callable[..., pa.RecordBatch]:
-    """`count` records with the numbers from `start` as keys and values, and the time as it is."""
+    """Function that returns `count` records, numbered from `start`, with the current time."""
     now = time.time_ns() // 1_000_000
 
     def make(count: int, start: int = 0) -> pa.RecordBatch:

@@ -1,4 +1,4 @@
-"""A process of the tests: opens a folder, says what it is, and does as it is told line by line.
+"""A process of the tests: it opens a folder, reports its role, and follows commands line by line.
 
 python helper.py DIR ROLE      then on standard input: append N | begin N | commit | topics |
     subscribe SESSION_MS [INSTANCE] | poll | commit-offsets | exit
@@ -21,7 +21,7 @@ from strandline.changelog.records import Append
 
 
 def columns(count: int, start: int = 0) -> pa.RecordBatch:
-    """`count` records with the numbers from `start` as values."""
+    """Return `count` records, numbered from `start` as values."""
     now = time.time_ns() // 1_000_000
     values = [str(start + n).encode() for n in range(count)]
     return pa.record_batch(
@@ -65,7 +65,7 @@ def main() -> None:
             say("subscribed")
         elif command == "poll":
             assert consumer is not None
-            with contextlib.suppress(Retriable):  # the log may have no owner this moment
+            with contextlib.suppress(Retriable):  # the log may have no owner at the moment
                 consumer.poll(0.05)
             say(" ".join(str(tp.partition) for tp in consumer.assignment()) or "-")
         elif command == "commit-offsets":
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def outcome_of(call: Callable[[], object]) -> str:
-    """The name of the error that a call ends with, or "done"."""
+    """Return the name of the error that a call raises, or "done"."""
     try:
         call()
     except StrandlineError as error:

@@ -70,7 +70,7 @@ def every_error():
 
 
 def test_settings_need_no_keyword(owner: Owner, attached: FlightBroker) -> None:
-    """As in `log.alter_topic("t", {"retention.ms": "5"})`, whatever stands behind the log."""
+    """`log.alter_topic("t", {"retention.ms": "5"})` works the same with every kind of log."""
     owner.create_topic("t")
     over = FailoverBroker(
         lambda _: LogLink(attached, lambda: False, lambda: None), deadline=10, name="t"
@@ -80,7 +80,7 @@ def test_settings_need_no_keyword(owner: Owner, attached: FlightBroker) -> None:
         assert broker.alter_topic("t", settings).config == settings
 
 
-def test_topics_are_administered(attached, owner):
+def test_topics_can_be_created_altered_and_deleted_attached(attached, owner):
     schema = pa.schema([pa.field("delay", pa.int64())])
     created = attached.create_topic("t", 3, config={"retention.ms": "1000"}, schema=schema)
     assert created == owner.topic("t") == attached.topic("t")
@@ -93,7 +93,7 @@ def test_topics_are_administered(attached, owner):
         attached.topic("t")
 
 
-def test_settings_of_the_log_are_administered(attached, owner):
+def test_settings_of_the_log_can_be_changed_attached(attached, owner):
     attached.create_topic("t")
     given = attached.alter_config({"log.retention.hours": "2", "log.cleaner.threads": "3"})
     assert given == owner.describe_config() == attached.describe_config()
@@ -105,7 +105,7 @@ def test_settings_of_the_log_are_administered(attached, owner):
     assert attached.alter_config({"log.retention.ms": None}) == {"log.cleaner.threads": "3"}
 
 
-def test_what_is_appended_attached_is_fetched_by_the_owner_and_the_other_way_round(
+def test_records_appended_attached_are_fetched_by_the_owner_and_the_other_way_round(
     attached, owner, columns
 ):
     owner.create_topic("t")
@@ -127,7 +127,7 @@ def test_what_is_appended_attached_is_fetched_by_the_owner_and_the_other_way_rou
     assert attached.delete_records(T0, 2) == owner.offsets([T0])[T0].log_start
 
 
-def test_how_far_a_partition_was_cleaned_is_told(attached, owner):
+def test_the_clean_end_of_a_partition_is_reported(attached, owner):
     changelog = Segments(owner)
     changelog.change("a", 1)
     changelog.delete_and_purge("a")
@@ -137,10 +137,10 @@ def test_how_far_a_partition_was_cleaned_is_told(attached, owner):
 
 
 @pytest.mark.parametrize("looked_at", [True, False])
-def test_a_deleted_key_does_not_come_back_in_a_store_that_is_restored_attached(
+def test_a_deleted_key_does_not_reappear_in_a_store_that_is_restored_attached(
     attached, owner, monkeypatch, looked_at
 ):
-    """The files that it reads are replaced, and gone, while it reads."""
+    """The files that the restore reads are replaced and removed meanwhile."""
     monkeypatch.setattr(restore, "FETCH_BYTES", 1)
     changelog = Segments(owner)
     for key in ("zombie", "a", "b", "c"):
@@ -182,7 +182,7 @@ def test_one_call_appends_to_topics_of_different_schemas_in_order(attached, owne
     ]
 
 
-def test_offsets_between_records_travel_after_compaction(columns):
+def test_gaps_between_offsets_are_transferred_after_compaction(columns):
     sparse = Batch("t", 0, 3, columns(3), 2, pa.array([3, 7, 8], pa.int64()))
     sent = {T0: Fetched([sparse], 9, 0, 9, 9)}
     received = batches.read_fetched(batches.fetched_rows(sent))
@@ -191,13 +191,13 @@ def test_offsets_between_records_travel_after_compaction(columns):
     assert received[T0].batches[0].columns.equals(sparse.columns)
 
 
-def test_a_slice_travels_without_the_rest(columns):
+def test_a_slice_is_sent_without_the_rest_of_its_batch(columns):
     part = columns(10_000).slice(5_000, 2)
     (_, row) = batches.append_rows([Append("t", 0, part, None, 0)])
     assert row.data.nbytes < 2_000
 
 
-def test_a_transaction_is_seen_when_it_commits(attached, owner, columns):
+def test_a_transaction_becomes_visible_when_it_commits(attached, owner, columns):
     owner.create_topic("t")
     producer = attached.init_producer("me")
     attached.append([Append("t", 0, columns(2), producer, 0, transactional=True)])
@@ -233,7 +233,7 @@ def test_a_fetch_waits_on_the_owners_side_until_there_is_something(attached, own
     thread.join()
 
 
-def test_a_fetch_with_nothing_new_answers_with_every_partition_when_the_time_is_up(attached, owner):
+def test_a_fetch_without_new_records_returns_every_partition_after_its_timeout(attached, owner):
     owner.create_topic("t", 2)
     positions = {T0: 0, TopicPartition("t", 1): 0}
     start = time.monotonic()
@@ -265,10 +265,11 @@ def test_an_error_of_an_append_or_a_fetch_arrives_too(attached, owner, columns):
         attached.append(
             [Append("t", 0, columns(1), producer, 0), Append("t", 0, columns(1), producer, 9)]
         )
-    assert attached.offsets([T0])[T0].high_watermark == 1  # what was before the refused one stands
+    # records before the refused ones are stored
+    assert attached.offsets([T0])[T0].high_watermark == 1
 
 
-def test_an_unexpected_failure_of_the_owner_is_said_to_be_one(attached, owner, monkeypatch):
+def test_an_unexpected_failure_of_the_owner_is_reported_as_one(attached, owner, monkeypatch):
     monkeypatch.setattr(owner, "topic", lambda name: 1 / 0)
     with pytest.raises(StrandlineError, match="owner failed: ZeroDivisionError"):
         attached.topic("t")
@@ -294,7 +295,9 @@ def test_closing_is_harmless_when_repeated_and_final(attached):
 # Sessions -------------------------------------------------------------------------------------
 
 
-def test_when_a_client_goes_its_open_transaction_is_aborted(attached, owner, columns, eventually):
+def test_the_open_transaction_of_a_client_that_leaves_is_aborted(
+    attached, owner, columns, eventually
+):
     owner.create_topic("t")
     producer = attached.init_producer("me", timeout_ms=60_000)
     attached.append([Append("t", 0, columns(2), producer, 0, transactional=True)])
@@ -303,7 +306,9 @@ def test_when_a_client_goes_its_open_transaction_is_aborted(attached, owner, col
     assert owner.fetch({T0: 0})[T0].batches == []
 
 
-def test_when_a_client_goes_what_it_committed_stays(attached, owner, endpoint, columns, eventually):
+def test_committed_records_of_a_client_that_leaves_stay(
+    attached, owner, endpoint, columns, eventually
+):
     owner.create_topic("t")
     producer = attached.init_producer("me")
     attached.append([Append("t", 0, columns(2), producer, 0, transactional=True)])
@@ -313,7 +318,7 @@ def test_when_a_client_goes_what_it_committed_stays(attached, owner, endpoint, c
     assert len(owner.fetch({T0: 0})[T0].batches[0]) == 2
 
 
-def test_an_owner_that_closes_says_goodbye(attached, endpoint, eventually):
+def test_an_owner_that_closes_notifies_its_clients(attached, endpoint, eventually):
     endpoint.close()
     eventually(lambda: attached.lost, timeout=5)
     with pytest.raises(OwnerUnavailable, match="has closed the log"):
@@ -339,11 +344,11 @@ def test_a_waiting_fetch_does_not_hold_up_closing(attached, owner, endpoint):
     assert time.monotonic() - start < 5
 
 
-# What is not believed -------------------------------------------------------------------------
+# Distrust of clients --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "a token of the testsX"])
-def test_without_the_token_nothing_is_answered(target, token):
+def test_calls_without_the_token_are_refused(target, token):
     with pytest.raises(Unauthenticated, match="token"):
         FlightBroker(ConnectionTarget(target.location, token, "x"), deadline=5)
     client = flight.connect(target.location)
@@ -388,20 +393,20 @@ def test_an_unknown_call_is_refused(attached):
         attached._ask(Format())
 
 
-def test_a_batch_with_lying_lengths_is_refused_before_it_is_used(attached, owner):
+def test_a_batch_with_wrong_lengths_is_refused_before_it_is_used(attached, owner):
     owner.create_topic("t")
     good = pa.array([b"x"], pa.binary())
     columns = pa.record_batch({"timestamp": pa.array([1], pa.int64()), "key": good, "value": good})
     (first, row) = batches.append_rows([Append("t", 0, columns, None, 0)])
     message = bytearray(row.data.column(0)[0].as_buffer())
-    at = message.rindex(b"\x01\0\0\0")  # the end of the last column's one value
+    at = message.rindex(b"\x01\0\0\0")  # end of the last column's one value
     message[at : at + 4] = b"\xff\xff\xff\x7f"
     with pytest.raises(InvalidRecord):
         batches.read_appends([first, batches.StreamMessage(a_row(message), row.header)])
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_bits_that_flip_on_the_way_never_crash_the_owner(seed, columns):
+def test_bits_flipped_in_transit_never_crash_the_owner(seed, columns):
     chance = random.Random(seed)
     (first, row) = batches.append_rows([Append("t", 0, columns(50), None, 0)])
     message = bytearray(row.data.column(0)[0].as_buffer())
@@ -421,7 +426,7 @@ def test_small_appends_are_checked_like_large_ones(columns):
     assert append.columns.equals(columns(2))
     ((header, message),) = sent.batches
     broken = bytearray(message)
-    at = broken.rindex(b"\x02\0\0\0")  # the end of the last column's values
+    at = broken.rindex(b"\x02\0\0\0")  # end of the last column's values
     broken[at : at + 4] = b"\xff\xff\xff\x7f"
     with pytest.raises(InvalidRecord):
         batches.read_small_append(messages.SmallAppend(sent.schemas, [(header, bytes(broken))]))
@@ -436,13 +441,13 @@ def test_too_much_in_one_call_is_refused(columns, monkeypatch):
         batches.read_appends(rows)
 
 
-def test_an_append_without_a_producer_is_the_logs_own_business(attached, owner, columns):
+def test_a_client_may_not_append_without_a_producer(attached, owner, columns):
     owner.create_topic("t")
     with pytest.raises(InvalidRequest, match="needs a producer"):
         attached.append([Append("t", 0, columns(1))])
 
 
-def test_a_session_that_has_ended_takes_no_more_calls(attached, endpoint, owner, eventually):
+def test_an_ended_session_refuses_calls(attached, endpoint, owner, eventually):
     session = endpoint.sessions.find(attached._connection.session.welcome.session)
     assert session.end(owner) == []
     with pytest.raises(OwnerUnavailable, match="session has ended"):
@@ -450,7 +455,7 @@ def test_a_session_that_has_ended_takes_no_more_calls(attached, endpoint, owner,
     assert attached.lost
 
 
-def test_creating_what_exists_is_still_an_error(attached):
+def test_creating_an_existing_topic_is_still_an_error(attached):
     attached.create_topic("t")
     with pytest.raises(TopicExists):
         attached.create_topic("t")
@@ -468,7 +473,7 @@ def test_two_endpoints_can_serve_one_owner(owner, endpoint, attached, tmp_path):
 
 
 class ClosedUnderIt:
-    """A client that another thread closes, with its session, when a call is under way."""
+    """A client that another thread closes, with its session, while a call is in progress."""
 
     def __init__(self, broker):
         self.broker = broker
@@ -484,10 +489,10 @@ class ClosedUnderIt:
 
 
 @pytest.mark.parametrize("call", ["topics", "append", "large append", "fetch"])
-def test_a_call_under_which_another_thread_closes_the_connection_may_be_repeated(
+def test_a_call_may_be_repeated_if_another_thread_closes_its_connection(
     call, attached, owner, columns, monkeypatch
 ):
-    """It has found the owner gone; so must this call, or the one that repeats it would not."""
+    """The call must raise OwnerUnavailable, or it is not repeated at the next owner."""
     owner.create_topic("t")
     producer = owner.init_producer()
     count = 100_000 if call == "large append" else 1

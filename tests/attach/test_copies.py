@@ -1,4 +1,4 @@
-"""A copy of a folder that is in use is another log: nothing done to it befalls the original."""
+"""A copy of a folder in use is another log: changes to it never affect the original."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.attach.conftest import Process
 
 
 def copied(folder: Path, *how: str) -> Path:
-    """A copy of everything, sockets and times too."""
+    """Copy a folder with everything, including sockets and times."""
     copy = folder.with_name("copy")
     subprocess.run(["cp", *(how or ["-a"]), str(folder), str(copy)], check=True)
     return copy
@@ -44,7 +44,7 @@ def meta(folder: Path) -> FolderMeta:
 
 
 def stamps(folder: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Every file but the lock, which names the process that holds it."""
+    """Return inode, time and content of every file but the lock, which names its holder."""
     return {
         str(path): (path.stat().st_ino, path.stat().st_mtime_ns, path.read_bytes())
         for path in sorted(folder.rglob("*"))
@@ -88,7 +88,7 @@ def test_opening_a_copy_leaves_the_sockets_of_the_original(name: str, tmp_path: 
     assert not socket.exists()
 
 
-def test_what_a_killed_owner_left_is_cleared_in_the_folder_and_not_by_a_copy(
+def test_leftovers_of_a_killed_owner_are_removed_by_its_folder_and_not_by_a_copy(
     tmp_path: Path, start: Callable[..., Process]
 ) -> None:
     folder = tmp_path / ("x" * 150)
@@ -101,7 +101,7 @@ def test_what_a_killed_owner_left_is_cleared_in_the_folder_and_not_by_a_copy(
     assert not private.exists()
 
 
-def test_a_copy_gets_an_id_of_its_own_once_and_says_so(
+def test_a_copy_gets_its_own_id_once_and_logs_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "data"
@@ -130,7 +130,7 @@ def test_a_moved_folder_keeps_its_id(tmp_path: Path) -> None:
 
 
 def test_a_copy_in_place_of_the_removed_original_is_a_copy(tmp_path: Path) -> None:
-    """File systems give the numbers of removed folders again; the birth time tells."""
+    """File systems reuse inode numbers of removed folders; only the birth time differs."""
     folder = tmp_path / "data"
     changelog.open(folder).close()
     before = meta(folder)
@@ -147,12 +147,12 @@ def test_a_copy_in_place_of_the_removed_original_is_a_copy(tmp_path: Path) -> No
     ("known", "here", "same"),
     [
         ((1, 2, 3), (1, 2, 3), True),
-        ((1, 2, 3), (9, 2, 3), True),  # a boot may number devices anew
-        ((1, 2, 3), (1, 2, 4), False),  # a removed folder's number came again
+        ((1, 2, 3), (9, 2, 3), True),  # device numbers may change with a boot
+        ((1, 2, 3), (1, 2, 4), False),  # the inode number of a removed folder was reused
         ((1, 2, 3), (1, 5, 3), False),
         ((1, 2, 0), (1, 2, 0), True),
-        ((1, 2, 0), (9, 2, 0), False),  # without a birth time the device counts
-        (None, (1, 2, 3), True),  # a log of an older version takes the folder it is in
+        ((1, 2, 0), (9, 2, 0), False),  # without a birth time the device decides
+        (None, (1, 2, 3), True),  # a log of an older version adopts the folder it is in
     ],
 )
 def test_a_folder_is_the_same_by_inode_and_birth(
@@ -162,7 +162,7 @@ def test_a_folder_is_the_same_by_inode_and_birth(
     assert FolderMeta("id", 0, folder=folder).is_of(Identity(*here)) == same
 
 
-def test_a_log_of_an_older_version_keeps_its_id_and_then_knows_its_folder(tmp_path: Path) -> None:
+def test_a_log_of_an_older_version_keeps_its_id_and_records_its_folder(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path / "data")
     storage.make_dir("")
     body = b'{"log_id": "0123", "created_ms": 1}'
@@ -218,7 +218,7 @@ def test_a_copy_by_hard_links_is_refused(tmp_path: Path) -> None:
         assert log.read("t")["value"].to_pylist() == [b"a"]
 
 
-def test_an_owner_that_lost_its_folder_leaves_what_came_to_its_path(tmp_path: Path) -> None:
+def test_an_owner_that_lost_its_folder_does_not_touch_a_new_one_at_its_path(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     first = attach_or_own(folder)
     folder.rename(tmp_path / "old")
@@ -230,7 +230,7 @@ def test_an_owner_that_lost_its_folder_leaves_what_came_to_its_path(tmp_path: Pa
     second.close()
 
 
-def test_the_id_of_a_storage_that_has_no_copies_stays() -> None:
+def test_the_id_of_a_storage_without_copies_stays() -> None:
     from strandline.changelog.clock import SystemClock
     from strandline.changelog.storage import MemoryStorage
 
@@ -238,7 +238,7 @@ def test_the_id_of_a_storage_that_has_no_copies_stays() -> None:
     assert folder_meta(environment) == folder_meta(environment)
 
 
-def test_an_endpoint_of_an_older_version_counts_where_its_socket_is(tmp_path: Path) -> None:
+def test_an_endpoint_of_an_older_version_is_valid_next_to_its_socket(tmp_path: Path) -> None:
     for name in ("data", "copy"):
         (tmp_path / name).mkdir()
     location = f"grpc+unix://{tmp_path}/data/owner.sock"

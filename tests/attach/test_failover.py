@@ -1,4 +1,4 @@
-"""When the owner dies: never half in, half out, and nothing twice."""
+"""Death of the owner: nothing is half done, and nothing is done twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ T0 = TopicPartition("t", 0)
 
 
 class Folder:
-    """A folder whose owner can be lost: before a call is carried out, or after it, before the answer."""
+    """A folder whose owner can be lost before a call is carried out, or after it but before the
+    answer."""
 
     def __init__(self, *, reopened):
         self.storage = MemoryStorage()
@@ -68,12 +69,12 @@ class Line:
     def break_off(self):
         self.lost = True
         if not self.folder.reopened:
-            return_what_was_open(self.folder)
+            abort_open_transaction(self.folder)
         raise OwnerUnavailable("lost")
 
 
-def return_what_was_open(folder):
-    """What an owner that lives does when a session ends (sessions.py)."""
+def abort_open_transaction(folder):
+    """Abort the open transaction, as a living owner does when a session ends (sessions.py)."""
     if folder.open_producer is not None:
         try:
             folder.owner.end_transaction(folder.open_producer, commit=False)
@@ -141,7 +142,7 @@ def test_a_transaction_open_at_the_loss_is_aborted_whole(
         broker.end_transaction(producer, commit=True)
     assert committed(broker) == []
     assert broker.committed("g") == {}
-    goes_on(broker, columns)
+    check_continues(broker, columns)
 
 
 @pytest.mark.parametrize("moment", ["lose_before", "lose_after"])
@@ -151,7 +152,7 @@ def test_the_first_append_of_a_transaction_lost_on_the_way_aborts_it(
     setattr(folder, moment, "append")
     with pytest.raises(TransactionAborted):
         broker.append([Append("t", 0, columns(2), producer, 0, transactional=True)])
-    goes_on(broker, columns)
+    check_continues(broker, columns)
 
 
 def test_a_commit_that_did_not_arrive_is_an_abort(folder, broker, producer, columns):
@@ -160,7 +161,7 @@ def test_a_commit_that_did_not_arrive_is_an_abort(folder, broker, producer, colu
     with pytest.raises(TransactionAborted):
         broker.end_transaction(producer, commit=True)
     assert committed(broker) == []
-    goes_on(broker, columns)
+    check_continues(broker, columns)
 
 
 def test_a_commit_whose_answer_was_lost_is_answered_as_committed(folder, broker, producer, columns):
@@ -177,17 +178,17 @@ def test_a_commit_whose_answer_was_lost_is_answered_as_committed(folder, broker,
 def test_an_abort_lost_on_the_way_is_an_abort(folder, broker, producer, columns, moment):
     broker.append([Append("t", 0, columns(2), producer, 0, transactional=True)])
     setattr(folder, moment, "end_transaction")
-    with contextlib.suppress(TransactionAborted):  # which is what was asked for
+    with contextlib.suppress(TransactionAborted):  # the request was an abort
         broker.end_transaction(producer, commit=False)
     assert committed(broker) == []
-    goes_on(broker, columns)
+    check_continues(broker, columns)
 
 
 def test_a_fenced_producer_stays_fenced_after_a_loss(folder, broker, producer, columns):
     broker.append([Append("t", 0, columns(2), producer, 0, transactional=True)])
     folder.lose_before = "topics"
     broker.topics()
-    broker.init_producer("me")  # another instance takes its place
+    broker.init_producer("me")  # another instance replaces it
     with pytest.raises(TransactionAborted):
         broker.end_transaction(producer, commit=True)
     with pytest.raises((ProducerFenced, TransactionAborted)):
@@ -210,7 +211,7 @@ def test_topics_are_created_and_deleted_once(folder, broker, moment):
 
 
 @pytest.mark.parametrize("moment", ["lose_before", "lose_after"])
-def test_settings_of_the_log_are_changed_whoever_owns_it(folder, broker, moment):
+def test_settings_of_the_log_can_be_changed_across_owners(folder, broker, moment):
     setattr(folder, moment, "alter_config")
     assert broker.alter_config({"log.retention.ms": "5"}) == {"log.retention.ms": "5"}
     folder.lose_before = "describe_config"
@@ -218,13 +219,13 @@ def test_settings_of_the_log_are_changed_whoever_owns_it(folder, broker, moment)
     assert broker.topic("t").effective.retention_ms == 5
 
 
-def test_a_topic_that_was_there_in_another_form_is_not_taken_for_the_new_one(folder, broker):
+def test_an_existing_topic_with_other_settings_is_not_mistaken_for_the_new_one(folder, broker):
     folder.lose_before = "create_topic"
     with pytest.raises(TopicExists):
         broker.create_topic("t", 5)
 
 
-def test_an_owner_that_is_slow_but_there_is_not_asked_twice(folder, broker):
+def test_a_slow_but_living_owner_does_not_get_a_call_twice(folder, broker):
     def stuck():
         raise OwnerUnavailable("process 7 did not answer")
 
@@ -234,7 +235,7 @@ def test_an_owner_that_is_slow_but_there_is_not_asked_twice(folder, broker):
     assert folder.connections == 1
 
 
-def test_the_time_that_is_told_is_that_of_all_attempts():
+def test_a_timeout_reports_the_time_of_all_attempts():
     clock = ManualClock()
 
     class Dying:
@@ -265,8 +266,8 @@ def test_a_closed_log_stays_closed(broker):
         broker.topics()
 
 
-def goes_on(broker, columns):
-    """The producer starts anew, and its next transaction commits whole."""
+def check_continues(broker, columns):
+    """Check that the producer starts anew, and its next transaction commits whole."""
     producer = broker.init_producer("me")
     broker.append([Append("t", 0, columns(3), producer, 0, transactional=True)])
     broker.end_transaction(producer, commit=True)
@@ -274,7 +275,7 @@ def goes_on(broker, columns):
 
 
 @pytest.mark.parametrize("moment", ["lose_before", "lose_after"])
-def test_how_far_a_partition_was_cleaned_is_known_to_every_owner(folder, broker, moment):
+def test_every_owner_knows_the_clean_end_of_a_partition(folder, broker, moment):
     broker.topics()
     changelog = Segments(folder.owner)
     changelog.change("a", 1)

@@ -1,4 +1,4 @@
-"""A process beside the log reads its files, and sees what the owner would give it."""
+"""An attached process reads the log's files, and sees the same records as the owner sends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SMALL = {"segment.bytes": "4096", "file.delete.delay.ms": "0", "index.interval.b
 
 @pytest.fixture
 def requests(beside, monkeypatch):
-    """The fetches for which the owner was asked for the records themselves."""
+    """Fetches in which the owner was asked to send records."""
     seen = []
     fetch = beside._connection.fetch
 
@@ -46,7 +46,8 @@ def requests(beside, monkeypatch):
 
 @pytest.fixture
 def between(beside, monkeypatch):
-    """Have something done once between the owner's answer and the reading of the files."""
+    """Function that runs an action once, between the owner's answer and the reading of the
+    files."""
     locate = beside._connection.locate
 
     def do(act):
@@ -86,7 +87,7 @@ def values(broker, position=0):
         position = fetched.next_offset
 
 
-def test_no_record_crosses_the_socket(beside, owner, columns, requests):
+def test_no_record_is_sent_over_the_socket(beside, owner, columns, requests):
     owner.create_topic("t")
     owner.create_topic("typed", schema=pa.schema([pa.field("n", pa.int64())]))
     number = pa.struct([pa.field("n", pa.int64())])
@@ -105,7 +106,7 @@ def test_no_record_crosses_the_socket(beside, owner, columns, requests):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_any_history_is_seen_as_the_owner_sees_it(seed, beside, owner, columns, requests):
+def test_any_history_reads_the_same_as_from_the_owner(seed, beside, owner, columns, requests):
     chance = random.Random(seed)
     owner.create_topic("t", config=SMALL)
     plain, sequence, end = owner.init_producer(), 0, 0
@@ -137,7 +138,7 @@ def test_any_history_is_seen_as_the_owner_sees_it(seed, beside, owner, columns, 
     assert requests == []
 
 
-def test_aborted_records_are_passed_over_however_many_there_are(beside, owner, columns):
+def test_any_number_of_aborted_records_is_skipped(beside, owner, columns):
     owner.create_topic("t", config=SMALL)
     producer = owner.init_producer("me")
     for n in range(20):
@@ -170,17 +171,18 @@ def test_a_marker_alone_does_not_end_the_waiting(attached, owner, columns, event
     assert [record.value for record in batch.records()] == [b"7"]
 
 
-# The files are gone, or not what they should be ---------------------------------------------------
+# Files that are missing or damaged
+# -----------------------------------------------------------------
 
 
-def test_what_was_located_is_read_though_the_owner_has_gone(beside, endpoint, filled, between):
+def test_located_records_are_read_even_if_the_owner_has_gone(beside, endpoint, filled, between):
     between(endpoint.close)
     assert len(beside.fetch({T0: 0})[T0].batches) == 40
     with pytest.raises(OwnerUnavailable):
         beside.fetch({T0: 0})
 
 
-def test_retention_that_is_faster_than_the_reader_is_no_damage(
+def test_records_deleted_before_they_are_read_are_no_damage(
     beside, owner, filled, between, requests
 ):
     def drop():
@@ -213,7 +215,7 @@ def test_damage_is_named_by_the_owner(beside, owner, filled, tmp_path, requests)
 
 
 class HalfStorage(LocalStorage):
-    """Files end early."""
+    """A storage whose files end early."""
 
     def open(self, path, *, writable=False):
         file = super().open(path, writable=writable)
@@ -222,15 +224,13 @@ class HalfStorage(LocalStorage):
 
 
 @pytest.mark.parametrize("kind", [HalfStorage, lambda _: MemoryStorage()])
-def test_where_the_files_cannot_be_read_the_records_are_sent(
-    kind, beside, filled, requests, tmp_path
-):
+def test_records_are_sent_if_the_files_cannot_be_read(kind, beside, filled, requests, tmp_path):
     beside._reader = FileReader(kind(tmp_path / "log"), beside._connection)
     assert values(beside) == list(range(200))
     assert requests
 
 
-def test_an_endpoint_that_gives_no_places_gives_records(owner, filled, target, tmp_path):
+def test_an_endpoint_that_cannot_locate_records_sends_them(owner, filled, target, tmp_path):
     location = f"grpc+unix://{tmp_path}/s2"
     other = FlightEndpoint(owner, location, token=target.token)
     broker = FlightBroker(replace(target, location=location, folder=tmp_path / "log"), deadline=5)
@@ -241,8 +241,8 @@ def test_an_endpoint_that_gives_no_places_gives_records(owner, filled, target, t
     other.close()
 
 
-def test_an_answer_stays_small_however_long_the_log_is(beside, owner, filled):
-    """It names what one fetch reads, and not the rest."""
+def test_the_size_of_an_answer_does_not_grow_with_the_log(beside, owner, filled):
+    """The answer lists only the files of one fetch."""
     request = FetchRequest({T0: 0}, 1500, "read_committed", 0.0)
     (view,) = beside._connection.locate(request).values()
     assert sum(piece.size for piece in view.pieces) <= 1500 + 1024

@@ -1,4 +1,4 @@
-"""The endpoint file, who is alive, and which file systems are local."""
+"""The endpoint file, the life of processes, and local file systems."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from strandline.changelog.flight import endpoint as endpoints
 from strandline.changelog.processes import state_of
 
 
-def test_an_endpoint_file_is_read_as_written_and_withdrawn_only_by_its_own(tmp_path):
+def test_an_endpoint_file_is_read_as_written_and_removed_only_by_its_owner(tmp_path):
     mine = endpoints.new_endpoint(tmp_path)
     endpoints.publish(tmp_path, mine)
     assert endpoints.read(tmp_path) == mine
@@ -33,7 +33,7 @@ def test_an_endpoint_file_is_read_as_written_and_withdrawn_only_by_its_own(tmp_p
     assert os.listdir(tmp_path) == []
 
 
-def test_an_endpoint_file_of_the_future_or_of_no_kind_is_refused():
+def test_an_endpoint_file_of_a_future_version_or_another_kind_is_refused():
     with pytest.raises(FutureFormat, match="version 2"):
         endpoints.parse(b'{"version": 2, "anything": []}')
     for broken in (b"", b"{}", b"[1]", b'{"version": 1, "pid": "x"}'):
@@ -41,7 +41,7 @@ def test_an_endpoint_file_of_the_future_or_of_no_kind_is_refused():
             endpoints.parse(broken)
 
 
-def test_life_is_told_from_pid_and_start(tmp_path, eventually):
+def test_a_process_is_identified_by_pid_and_start_time(tmp_path, eventually):
     mine = endpoints.new_endpoint(tmp_path)
     assert mine.life() == "alive"
     fields = {name: getattr(mine, name) for name in mine.__struct_fields__}
@@ -55,7 +55,7 @@ def test_life_is_told_from_pid_and_start(tmp_path, eventually):
     child.send_signal(19)
     eventually(lambda: theirs.life() == "stopped", timeout=5)
     child.kill()
-    eventually(lambda: theirs.life() == "dead", timeout=5)  # a zombie as yet
+    eventually(lambda: theirs.life() == "dead", timeout=5)  # a zombie at first
     child.communicate()
     assert theirs.life() == "dead"
 
@@ -83,7 +83,7 @@ not a mount
         ("/mnt/usb/log", "fuseblk", False),
     ],
 )
-def test_the_deepest_mount_decides(folder, kind, remote):
+def test_the_deepest_mount_decides_about_a_path(folder, kind, remote):
     mount = mount_of(folder, parse_mountinfo(MOUNTINFO))
     assert mount is not None
     assert (mount.kind, mount.remote) == (kind, remote)
@@ -94,7 +94,7 @@ def test_the_last_of_several_mounts_on_one_folder_decides():
     assert mount_of("/a/b", stacked) == stacked[1]
 
 
-def test_macos():
+def test_file_systems_are_recognised_on_macos():
     text = (
         "/dev/disk1s1 on / (apfs, sealed, local, read-only, journaled)\n"
         "//me@nas/share on /Volumes/share (smbfs, nodev, nosuid, mounted by me)\n"

@@ -15,7 +15,7 @@ ALL = {"0", "1", "2", "3"}
 
 
 def with_topic(folder: Path) -> changelog.Log:
-    """The log, owned by the test, with the topic that the helpers subscribe to."""
+    """Open the log, owned by the test, with the topic that the helpers subscribe to."""
     log = changelog.open(folder)
     log.create_topic("t", 4)
     log.append("t", [{"key": b"%d" % n, "value": b""} for n in range(100)])
@@ -27,12 +27,12 @@ def assigned(process: Process) -> set[str]:
 
 
 def shared(*processes: Process) -> bool:
-    """Whether all partitions are theirs, each one's, and as many to each."""
+    """Return True if the processes own all partitions, each one once, in equal numbers."""
     shares = [assigned(process) for process in processes]
     return sorted(p for share in shares for p in share) == sorted(ALL) and all(shares)
 
 
-def test_processes_share_and_a_killed_ones_part_goes_to_the_other_at_once(
+def test_the_partitions_of_a_killed_member_are_assigned_to_the_other_at_once(
     tmp_path: Path, start: Start, eventually: Eventually
 ) -> None:
     with with_topic(tmp_path / "log"):
@@ -43,11 +43,11 @@ def test_processes_share_and_a_killed_ones_part_goes_to_the_other_at_once(
         begun = time.monotonic()
         one.kill()
         eventually(lambda: assigned(other) == ALL, timeout=20, what="taking over")
-        assert time.monotonic() - begun < 20  # not the session timeout of a minute
+        assert time.monotonic() - begun < 20  # sooner than the session timeout of a minute
         assert other.ask("commit-offsets") == "done"
 
 
-def test_one_that_stalls_past_its_session_is_fenced_and_joins_again(
+def test_a_member_that_stalls_past_its_session_is_fenced_and_rejoins(
     tmp_path: Path, start: Start, eventually: Eventually
 ) -> None:
     with with_topic(tmp_path / "log"):
@@ -63,7 +63,7 @@ def test_one_that_stalls_past_its_session_is_fenced_and_joins_again(
         assert one.ask("commit-offsets") == other.ask("commit-offsets") == "done"
 
 
-def test_a_static_member_may_be_away_for_a_session_and_nothing_moves(
+def test_a_static_member_keeps_its_partitions_while_it_is_away_for_less_than_a_session(
     tmp_path: Path, start: Start, eventually: Eventually
 ) -> None:
     with with_topic(tmp_path / "log"):
@@ -79,7 +79,7 @@ def test_a_static_member_may_be_away_for_a_session_and_nothing_moves(
         assert assigned(other) == before[1]
 
 
-def test_members_go_on_under_another_owner(
+def test_members_continue_under_another_owner(
     tmp_path: Path, start: Start, eventually: Eventually
 ) -> None:
     with with_topic(tmp_path / "log"):
@@ -93,7 +93,7 @@ def test_members_go_on_under_another_owner(
     owner.kill()
 
     def share_again() -> bool:
-        """They may not have noticed yet that they are members of nothing."""
+        """Retry, because the members may not have noticed yet that their membership is lost."""
         return shared(one, other) and {one.ask("commit-offsets"), other.ask("commit-offsets")} == {
             "done"
         }

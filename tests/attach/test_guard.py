@@ -1,4 +1,4 @@
-"""A transaction lives and dies with the connection it began on."""
+"""A transaction is bound to the connection on which it began."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def guard():
     return guard
 
 
-def test_on_one_connection_everything_passes(guard):
+def test_all_calls_on_one_connection_pass(guard):
     guard.sending(ME, 1)
     assert guard.ending(ME, 1, commit=True) == "pass on"
     assert guard.ending(ME, 1, commit=True) == "pass on"
     assert guard.ending(ME, 1, commit=False) == "pass on"
 
 
-def test_on_another_it_is_lost_until_it_is_aborted(guard):
+def test_calls_on_another_connection_fail_until_the_transaction_is_aborted(guard):
     for _ in range(2):
         with pytest.raises(TransactionAborted, match="epoch 0.*call init_producer"):
             guard.sending(ME, 2)
@@ -37,7 +37,7 @@ def test_on_another_it_is_lost_until_it_is_aborted(guard):
     guard.sending(ME, 2)
 
 
-def test_a_commit_in_doubt_is_resolved_and_takes_no_more_records(guard):
+def test_a_commit_in_doubt_is_resolved_and_accepts_no_more_records(guard):
     guard.ending(ME, 1, commit=True)
     assert guard.ending(ME, 2, commit=True) == "resolve"
     assert guard.ending(ME, 3, commit=True) == "resolve"
@@ -45,13 +45,13 @@ def test_a_commit_in_doubt_is_resolved_and_takes_no_more_records(guard):
         guard.sending(ME, 2)
 
 
-def test_an_ended_transaction_says_nothing_about_the_next(guard):
+def test_an_ended_transaction_does_not_affect_the_next(guard):
     guard.ended(ME)
     guard.sending(NEXT, 2)
     assert guard.ending(NEXT, 2, commit=True) == "pass on"
 
 
-def test_a_new_identity_is_a_new_start(guard):
+def test_a_new_identity_starts_anew(guard):
     guard.sending(NEXT, 2)
     guard.ended(ME)
     assert guard.ending(NEXT, 2, commit=True) == "pass on"
@@ -59,5 +59,5 @@ def test_a_new_identity_is_a_new_start(guard):
         guard.sending(NEXT, 3)
 
 
-def test_a_transaction_that_sent_nothing_is_the_owners_to_judge(guard):
+def test_the_end_of_an_empty_transaction_is_passed_to_the_owner(guard):
     assert guard.ending(NEXT, 5, commit=True) == "pass on"

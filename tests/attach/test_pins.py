@@ -1,4 +1,4 @@
-"""Pins of a log that another process owns: kept by it, read where the files are."""
+"""Pins of a log that another process owns: kept by the owner, read from the files."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SMALL = {
     "segment.bytes": "4096",
     "index.interval.bytes": "512",
     "cleanup.policy": "compact",
-    "min.cleanable.dirty.ratio": "1",  # it is cleaned when the test says so
+    "min.cleanable.dirty.ratio": "1",  # cleaned only on request
 }
 
 
 @pytest.fixture
 def span(owner, columns):
-    """All of topic t: 400 records of five keys, in several segments."""
+    """Range of all of topic t: 400 records of five keys, in several segments."""
     owner.create_topic("t", config=SMALL)
     producer = owner.init_producer()
     for n in range(80):
@@ -34,7 +34,7 @@ def span(owner, columns):
 
 
 def pinned(broker, name=PIN, max_bytes=1 << 20):
-    """Offsets of what is pinned."""
+    """Return the offsets of a pinned range."""
     found = broker.pins.use(name)[T0]
     position, seen = found.start, []
     while position < found.end:
@@ -46,7 +46,7 @@ def pinned(broker, name=PIN, max_bytes=1 << 20):
 
 @pytest.fixture
 def asked(beside, monkeypatch):
-    """The fetches with which the owner was asked for records."""
+    """Fetches in which the owner was asked to send records."""
     seen = []
     fetch = beside._connection.fetch
     monkeypatch.setattr(
@@ -66,7 +66,7 @@ def test_an_attached_process_pins_reads_and_releases(attached, owner, span):
             call(PIN)
 
 
-def test_errors_are_the_owners(attached, span):
+def test_an_attached_process_gets_the_owners_errors(attached, span):
     attached.pins.hold(PIN, span, timeout_ms=HOUR)
     with pytest.raises(OffsetOutOfRange, match="pinned from 0 to 400"):
         attached.pins.fetch(PIN, T0, 401, max_bytes=1)
@@ -74,20 +74,20 @@ def test_errors_are_the_owners(attached, span):
         attached.pins.hold(PinName("../..", "a", "b"), span, timeout_ms=HOUR)
 
 
-def test_beside_the_log_no_record_crosses_the_socket(beside, span, asked):
+def test_pinned_records_are_read_from_the_files(beside, span, asked):
     beside.pins.hold(PIN, span, timeout_ms=HOUR)
     assert pinned(beside) == list(range(400))
     assert asked == []
 
 
-def test_where_the_files_cannot_be_read_the_owner_is_asked(beside, span, asked, tmp_path):
+def test_pinned_records_are_sent_if_the_files_cannot_be_read(beside, span, asked, tmp_path):
     beside.pins.hold(PIN, span, timeout_ms=HOUR)
     beside.pins._reader._storage = LocalStorage(tmp_path / "elsewhere")
     assert pinned(beside) == list(range(400))
     assert asked
 
 
-def test_a_name_that_is_no_name_reads_nothing_beside_the_log(beside, span, tmp_path):
+def test_an_invalid_pin_name_cannot_read_files_outside_of_the_pins(beside, span, tmp_path):
     beside.pins.hold(PIN, span, timeout_ms=HOUR)
     name = PinName(str(tmp_path / "log/pins/query"), "a", "b")
     with pytest.raises(UnknownPin):

@@ -1,4 +1,4 @@
-"""Real processes: kill -9, SIGSTOP, forks, and background owners."""
+"""Separate processes: kill -9, SIGSTOP, forks, and background owners."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T0 = TopicPartition("t", 0)
 
 @pytest.fixture
 def attached(start, tmp_path):
-    """This process, attached to an owner that is another; and that owner."""
+    """This process, attached to an owner in another process, and that owner."""
     owner = start()
     assert owner.state == "owning"
     broker = attach_or_own(tmp_path / "log", deadline=10)
@@ -40,7 +40,7 @@ def attached(start, tmp_path):
 
 
 def prepared(tmp_path):
-    """Topic t, and a producer for it."""
+    """Create topic t, and return a producer for it."""
     broker = attach_or_own(tmp_path / "log")
     broker.create_topic("t")
     producer = broker.init_producer()
@@ -64,7 +64,7 @@ def test_the_first_owns_and_the_others_attach(attached, start):
     assert owner.ask("topics") == "t"
 
 
-def test_when_the_owner_is_killed_one_of_the_attached_takes_over_and_the_others_follow(
+def test_one_attached_process_takes_over_from_a_killed_owner_and_the_others_follow(
     attached, start, columns
 ):
     broker, owner = attached
@@ -81,7 +81,7 @@ def test_when_the_owner_is_killed_one_of_the_attached_takes_over_and_the_others_
     assert start().state == "attached"
 
 
-def test_when_the_owner_is_killed_an_open_transaction_surfaces_as_aborted(attached, columns):
+def test_a_transaction_open_when_the_owner_is_killed_is_reported_as_aborted(attached, columns):
     broker, owner = attached
     producer = broker.init_producer("me", timeout_ms=60_000)
     broker.append([Append("t", 0, columns(3), producer, 0, transactional=True)])
@@ -109,9 +109,7 @@ def test_two_owners_killed_in_a_row_lose_nothing(attached, start, columns):
     assert values(broker) == [0, 1, 2]
 
 
-def test_when_an_attached_client_is_killed_its_transaction_is_aborted_at_once(
-    attached, start, eventually
-):
+def test_the_transaction_of_a_killed_client_is_aborted_at_once(attached, start, eventually):
     broker, _ = attached
     client = start()
     client.ask("begin 5")  # its transaction.timeout.ms is a minute
@@ -145,14 +143,14 @@ def test_a_stopped_owner_is_named_within_the_deadline(start, tmp_path, records, 
     assert time.monotonic() - begin < 4
     owner.go_on()
     broker.close()
-    # What was given up may have happened: only the sequence numbers tell, and they do.
+    # The abandoned append may have been carried out. The sequence numbers detect the repetition.
     again = attach_or_own(tmp_path / "log", deadline=30)
     again.append([Append("t", 0, columns(records), producer, 0)])
     assert len(values(again)) == records
     again.close()
 
 
-def test_a_process_ends_though_the_owner_is_stopped_in_the_middle_of_an_append(
+def test_a_process_can_end_while_the_owner_is_stopped_in_the_middle_of_an_append(
     start, tmp_path, repository
 ):
     owner = start()
@@ -189,7 +187,7 @@ except OwnerUnavailable as error:
 """
 
 
-def test_an_owner_ends_though_a_client_is_stopped(start):
+def test_an_owner_can_end_while_a_client_is_stopped(start):
     owner, client = start(), start()
     client.stop()
     begin = time.monotonic()
@@ -230,7 +228,7 @@ def test_a_second_opening_in_one_process_attaches_to_the_first(tmp_path):
     second.close()
 
 
-def test_the_endpoint_is_for_this_user_only_and_goes_with_its_owner(tmp_path):
+def test_the_endpoint_is_for_this_user_only_and_is_removed_with_its_owner(tmp_path):
     broker = attach_or_own(tmp_path / "log")
     made = [*(tmp_path / "log").glob("owner*")]
     assert sorted(path.suffix for path in made) == [".json", ".sock"]
@@ -241,7 +239,9 @@ def test_the_endpoint_is_for_this_user_only_and_goes_with_its_owner(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["x" * 150, "a b%20c#ü"])
-def test_a_folder_whose_name_no_socket_can_have_is_served_from_a_private_one(tmp_path, name):
+def test_a_folder_whose_path_is_too_long_for_a_socket_is_served_from_a_private_folder(
+    tmp_path, name
+):
     folder = tmp_path / name
     first, second = attach_or_own(folder), attach_or_own(folder)
     location = json.loads((folder / "owner.json").read_text())["location"]
@@ -279,7 +279,7 @@ broker.close()
 
 
 @pytest.mark.parametrize("other_owns", [False, True], ids=["owner forks", "attached forks"])
-def test_a_forked_child_is_refused_and_leaves_its_parents_log_alone(
+def test_a_forked_child_is_refused_and_does_not_affect_its_parents_log(
     start, tmp_path, repository, other_owns
 ):
     if other_owns:
@@ -332,11 +332,11 @@ def test_many_tools_at_once_get_one_background_owner(start, tmp_path, eventually
         tools = list(pool.map(lambda _: start("attach_or_spawn"), range(3)))
     assert {tool.state for tool in tools} == {"attached"}
     assert [tool.ask("topics") for tool in tools] == ["-"] * 3
-    eventually(lambda: owners(tmp_path), timeout=60)  # it says so once it serves
+    eventually(lambda: owners(tmp_path), timeout=60)  # it logs this once it serves
     assert len(set(owners(tmp_path))) == 1
 
 
-def test_a_tool_goes_on_when_its_background_owner_is_killed(tmp_path):
+def test_a_tool_continues_when_its_background_owner_is_killed(tmp_path):
     tool = attach_or_own(tmp_path / "log", role="attach_or_spawn", idle=0.2)
     tool.create_topic("t")
     os.kill(json.loads((tmp_path / "log/owner.json").read_text())["pid"], signal.SIGKILL)
@@ -346,7 +346,7 @@ def test_a_tool_goes_on_when_its_background_owner_is_killed(tmp_path):
 
 
 @pytest.mark.damages
-def test_a_background_owner_that_cannot_open_the_log_says_why(tmp_path):
+def test_a_background_owner_that_cannot_open_the_log_reports_why(tmp_path):
     folder = tmp_path / "log"
     attach_or_own(folder).close()
     (folder / "strandline.meta").write_bytes(b"not what was written")
@@ -355,7 +355,7 @@ def test_a_background_owner_that_cannot_open_the_log_says_why(tmp_path):
     assert "strandline.meta" in (folder / "owner.log").read_text()
 
 
-def test_a_background_owner_gives_way_to_one_that_is_there(attached, tmp_path):
+def test_a_background_owner_gives_way_to_an_existing_owner(attached, tmp_path):
     spawner = background.Spawner(tmp_path / "log", 1, "os")
     spawner.ensure()
     assert spawner._process is not None
@@ -367,7 +367,9 @@ def owners(tmp_path):
     return [line.split("process ")[1].split()[0] for line in text.splitlines() if " owns " in line]
 
 
-def test_a_child_finds_the_packages_and_its_standard_library_first(monkeypatch, repository):
+def test_a_child_process_imports_the_packages_and_the_standard_library_first(
+    monkeypatch, repository
+):
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     assert background.environment()["PYTHONPATH"] == f"{repository}{os.pathsep}elsewhere"
     monkeypatch.setattr("site.getsitepackages", lambda: [str(repository)])

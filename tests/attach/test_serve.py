@@ -55,32 +55,32 @@ def test_the_token_may_be_an_argument(served):
         assert log.topics() == []
 
 
-def test_a_url_of_another_kind_is_no_folder(tmp_path, monkeypatch):
+def test_a_url_of_another_kind_is_not_taken_for_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidConfig, match="a log is a folder, strandline://"):
         changelog.open("http://127.0.0.1:1")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_token_and_a_wrong_one_get_nothing(served):
+def test_calls_with_a_missing_or_wrong_token_are_refused(served):
     with pytest.raises(Unauthenticated, match="STRANDLINE_TOKEN"):
         connect(served.url, deadline=5)
     with pytest.raises(Unauthenticated, match="does not accept"):
         connect(f"{served.url}?token=wrong", deadline=5)
 
 
-def test_a_token_is_made_when_none_is_given(tmp_path):
+def test_a_token_is_created_if_none_is_given(tmp_path):
     served = serve(tmp_path / "log", listen="localhost:0")
     assert len(served.token) > 40
     served.close()
 
 
-def test_nobody_at_home(tmp_path):
+def test_connecting_without_a_server_is_an_error(tmp_path):
     with pytest.raises(OwnerUnavailable, match="strandline://127.0.0.1:1"):
         connect("strandline://127.0.0.1:1?token=x", deadline=2)
 
 
-def test_beyond_this_machine_tls_is_asked_for(tmp_path):
+def test_addresses_beyond_this_machine_require_tls(tmp_path):
     with pytest.raises(InvalidConfig, match="plaintext=True"):
         serve(tmp_path / "log", listen="0.0.0.0:0")
     with pytest.raises(InvalidConfig, match="both tls_certificate and tls_key"):
@@ -91,13 +91,13 @@ def test_beyond_this_machine_tls_is_asked_for(tmp_path):
         serve(tmp_path / "log", listen="127.0.0.1:0", token="short")
 
 
-def test_a_port_that_is_taken_is_said_to_be(served, tmp_path):
+def test_a_port_in_use_is_reported(served, tmp_path):
     with pytest.raises(InvalidConfig, match="cannot listen"):
         serve(tmp_path / "other", listen=served.url.removeprefix("strandline://"))
-    attach_or_own(tmp_path / "other", role="own").close()  # and the folder is free again
+    attach_or_own(tmp_path / "other", role="own").close()  # the folder is free again
 
 
-def test_a_folder_that_another_owns_is_served_through_its_owner(start, tmp_path, columns):
+def test_a_folder_owned_by_another_process_is_served_through_its_owner(start, tmp_path, columns):
     owner = start()
     served = serve(tmp_path / "log", listen="127.0.0.1:0", token=TOKEN)
     assert not served.broker.owning
@@ -108,7 +108,7 @@ def test_a_folder_that_another_owns_is_served_through_its_owner(start, tmp_path,
     served.close()
 
 
-def test_a_connection_is_made_anew_when_the_server_comes_back(tmp_path):
+def test_a_client_reconnects_when_the_server_is_back(tmp_path):
     served = serve(tmp_path / "log", listen="127.0.0.1:0", token=TOKEN)
     client = connect(f"{served.url}?token={TOKEN}".replace(" ", "%20"), deadline=10)
     client.create_topic("t")
@@ -120,7 +120,7 @@ def test_a_connection_is_made_anew_when_the_server_comes_back(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
-def test_tls(tmp_path):
+def test_a_log_is_served_over_tls(tmp_path):
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
@@ -141,7 +141,7 @@ def test_tls(tmp_path):
     client = connect(f"{served.url}?token={token}&ca={certificate}", deadline=10)
     client.create_topic("t")
     client.close()
-    with pytest.raises(StrandlineError):  # a certificate that nobody vouches for
+    with pytest.raises(StrandlineError):  # an untrusted certificate
         connect(f"{served.url}?token={token}", deadline=2)
     plain = served.url.replace("+tls", "")
     with pytest.raises(StrandlineError):
@@ -157,7 +157,7 @@ def test_tls(tmp_path):
         ("grpc+tls://[::1]:9", "grpc+tls://[::1]:9"),
     ],
 )
-def test_urls(url, location):
+def test_valid_urls_are_parsed(url, location):
     assert is_served(url)
     assert parse_url(url, {}).location == location
 
@@ -166,19 +166,19 @@ def test_urls(url, location):
     "url",
     ["strandline://", "strandline://h/p", "strandline://h?tls=1", "strandline://h?ca=x", "x://h"],
 )
-def test_urls_that_are_not(url):
+def test_invalid_urls_are_refused(url):
     with pytest.raises(InvalidConfig):
         parse_url(url, {})
 
 
-def test_the_token_is_in_no_error(served):
+def test_errors_never_contain_the_token(served):
     with pytest.raises(OwnerUnavailable) as caught:
         connect("strandline://127.0.0.1:1?token=secretsecret", deadline=1)
     assert "secretsecret" not in str(caught.value)
 
 
 ALONE = ["unshare", "--user", "--map-root-user", "--net"]
-"""Runs a program in a network of its own, where that is allowed."""
+"""Command prefix that runs a program in its own network, where that is allowed."""
 
 VANISHING = """
 import os, subprocess, sys, time

@@ -1,4 +1,4 @@
-"""A backup shows the whole log at one moment, and a restored log is that log under an id of its own."""
+"""A backup has the whole log at one moment, and a restored log is that log under its own id."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def meta(folder: Path) -> FolderMeta:
 
 
 def values(log: Log, topic: str) -> list[list[bytes]]:
-    """By partition, what a reader of committed records sees."""
+    """Return the values that a read_committed reader sees, by partition."""
     table = log.read(topic)
     numbers, found = table["partition"].to_pylist(), table["value"].to_pylist()
     return [
@@ -77,7 +77,7 @@ class Load:
 
 
 def check_moment(folder: Path, at_least: int, at_most: int) -> None:
-    """The log in `folder` shows so many transactions, each whole."""
+    """Check that the log in `folder` has `at_least` to `at_most` transactions, each whole."""
     checked = check_log(LocalStorage(folder)).report
     assert [finding for finding in checked.findings if finding.severity.name == "DAMAGE"] == []
     with changelog.open(folder) as log:
@@ -167,7 +167,7 @@ def test_an_open_transaction_is_aborted_in_the_restored_log(
     check_moment(tmp_path / "again", 1, 1)
 
 
-def test_what_is_there_already_is_not_copied_again(tmp_path: Path, log: Log, load: Load) -> None:
+def test_existing_blocks_are_not_copied_again(tmp_path: Path, log: Log, load: Load) -> None:
     for _ in range(80):
         load.once()
     to = tmp_path / "to"
@@ -176,7 +176,7 @@ def test_what_is_there_already_is_not_copied_again(tmp_path: Path, log: Log, loa
     assert first.copied_bytes > 80 * 200 * 2 * PARTITIONS
     load.once()
     third = changelog.backup(tmp_path / "data", to)
-    for later in (again, third):  # of what is written to, the last block is new
+    for later in (again, third):  # a file that was written to has a new last block
         assert later.copied_bytes < first.copied_bytes / 2
     assert [*BackupStore(LocalStorage(to)).names()] == [first.name, again.name, third.name]
     for report, count in ((first, 80), (again, 80), (third, 81)):
@@ -184,7 +184,7 @@ def test_what_is_there_already_is_not_copied_again(tmp_path: Path, log: Log, loa
         check_moment(tmp_path / report.name, count, count)
 
 
-def test_a_log_that_nobody_writes_to_is_copied_once(tmp_path: Path, log: Log) -> None:
+def test_a_log_without_new_records_is_copied_once(tmp_path: Path, log: Log) -> None:
     log.create_topic("t", config={"segment.bytes": "16384"})
     for number in range(50):
         log.append("t", [{"value": b"%d" % number * 1000}])
@@ -196,7 +196,7 @@ def test_a_log_that_nobody_writes_to_is_copied_once(tmp_path: Path, log: Log) ->
     assert {path: path.stat().st_ino for path in blocks(tmp_path / "to")} == before
 
 
-def test_a_log_that_nobody_has_open_is_backed_up(tmp_path: Path) -> None:
+def test_a_closed_log_can_be_backed_up(tmp_path: Path) -> None:
     with changelog.open(tmp_path / "data") as log:
         load = Load(log)
         load.once()
@@ -242,9 +242,7 @@ def test_a_damaged_block_is_found_at_restore_and_written_again_by_a_backup(
     check_moment(tmp_path / "again", 1, 1)
 
 
-def test_a_log_that_was_damaged_when_it_was_backed_up_is_not_put_in_place(
-    tmp_path: Path, log: Log, load: Load
-) -> None:
+def test_a_backup_of_a_damaged_log_is_not_restored(tmp_path: Path, log: Log, load: Load) -> None:
     for _ in range(60):
         load.once()
     changelog.backup(tmp_path / "data", tmp_path / "to")
@@ -264,7 +262,7 @@ def test_a_log_that_was_damaged_when_it_was_backed_up_is_not_put_in_place(
 @pytest.mark.parametrize(
     "path", ["../outside", "/tmp/x", "lock", "owner.json", "topics/x/0/manifest.meta", "state/a"]
 )
-def test_a_backup_from_somebody_else_writes_no_other_file(path: str, tmp_path: Path) -> None:
+def test_a_forged_backup_cannot_write_other_files(path: str, tmp_path: Path) -> None:
     store = BackupStore(LocalStorage(tmp_path / "to"))
     store.begin("0")
     file = BackupFile(path=path, size=1, content=b"x")
@@ -274,7 +272,7 @@ def test_a_backup_from_somebody_else_writes_no_other_file(path: str, tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["to"]
 
 
-# What is refused --------------------------------------------------------------------------
+# Refusals ---------------------------------------------------------------------------------
 
 
 def test_only_folders_with_a_log_are_backed_up(tmp_path: Path, log: Log) -> None:
@@ -295,7 +293,7 @@ def test_only_folders_with_a_log_are_backed_up(tmp_path: Path, log: Log) -> None
     assert os.listdir(tmp_path / "other") in (["file"], ["lock", "file"], ["file", "lock"])
 
 
-def test_a_restore_goes_where_nothing_is(tmp_path: Path, log: Log, load: Load) -> None:
+def test_a_restore_needs_an_empty_target(tmp_path: Path, log: Log, load: Load) -> None:
     load.once()
     to = tmp_path / "to"
     with pytest.raises(InvalidConfig, match="not a backup folder"):
@@ -316,7 +314,7 @@ def test_a_restore_goes_where_nothing_is(tmp_path: Path, log: Log, load: Load) -
     check_moment(tmp_path / "empty", 1, 1)
 
 
-def test_two_do_not_back_up_into_one_folder_at_a_time(tmp_path: Path, log: Log) -> None:
+def test_only_one_backup_at_a_time_writes_to_a_folder(tmp_path: Path, log: Log) -> None:
     storage = LocalStorage(tmp_path / "to")
     storage.make_dir("")
     with BackupStore(storage).locked("another"), pytest.raises(LogLocked):
@@ -337,7 +335,7 @@ def filled(world: World) -> Client:
 
 
 @pytest.mark.parametrize("kind", ["link", "create", "append", "fsync", "rename", "sync_dir"])
-def test_a_snapshot_that_fails_leaves_nothing_and_the_log_goes_on(kind: str) -> None:
+def test_a_failed_snapshot_leaves_nothing_and_the_log_works(kind: str) -> None:
     world = PowerWorld()
     client = filled(world)
     world.storage.hook = failing(kind, "snapshots/")  # type: ignore[arg-type]
@@ -351,7 +349,7 @@ def test_a_snapshot_that_fails_leaves_nothing_and_the_log_goes_on(kind: str) -> 
     world.owner.snapshots.release(world.owner.snapshots.take())
 
 
-def test_a_snapshot_goes_with_its_time_and_with_its_owner() -> None:
+def test_a_snapshot_is_removed_after_its_timeout_and_with_its_owner() -> None:
     world = PowerWorld()
     filled(world)
     name = world.owner.snapshots.take()
@@ -386,13 +384,13 @@ def test_a_crash_at_any_step_of_a_snapshot_loses_nothing() -> None:
 
 
 def saved(store: BackupStore, number: int) -> str:
-    """A backup with blocks of its own and one that all have."""
+    """Save a backup with one block of its own and one that all backups share."""
     blocks = [store.put(b"shared"), store.put(b"%d" % number * 100)]
     file = BackupFile(path="x", size=0, blocks=blocks)
     return store.save(Backup(taken_ms=number, log=FolderMeta("0", 0), files=[file]))
 
 
-def test_a_power_cut_at_any_step_leaves_whole_backups_only() -> None:
+def test_a_power_cut_at_any_step_leaves_only_whole_backups() -> None:
     count = 0
     while True:
         storage = PowerStorage()
@@ -418,7 +416,7 @@ def test_a_power_cut_at_any_step_leaves_whole_backups_only() -> None:
 
 
 @pytest.mark.parametrize("step", ["create", "rename", "make_dir", "sync_dir"])
-def test_a_restore_that_fails_leaves_nothing_behind(
+def test_a_failed_restore_leaves_nothing(
     step: str, tmp_path: Path, log: Log, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load.once()
@@ -446,7 +444,7 @@ def test_a_restore_that_fails_leaves_nothing_behind(
     check_moment(tmp_path / "again", 1, 1)
 
 
-def test_a_file_of_many_blocks_comes_back_whole(tmp_path: Path) -> None:
+def test_a_file_of_many_blocks_is_restored_whole(tmp_path: Path) -> None:
     with changelog.open(tmp_path / "data") as log:
         log.create_topic("t")
         given = [os.urandom(700_000) for _ in range(10)]

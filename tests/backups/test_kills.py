@@ -1,4 +1,4 @@
-"""Backups and restores that are killed at any moment, and owners that are killed meanwhile."""
+"""Backups and restores killed at any moment, and owners killed meanwhile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BOUND_S = 60
 
 @contextmanager
 def process(repository: Path, script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """A process of the test, which does not outlive it."""
+    """Start a process that does not outlive the test."""
     command = [sys.executable, str(repository / "tests/backups" / script), *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(repository)}
     started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
@@ -39,7 +39,7 @@ def process(repository: Path, script: str, *arguments: object) -> Iterator[subpr
 
 
 def lines(started: subprocess.Popen[str], count: int) -> list[str]:
-    """The next `count` lines of it, or fewer if it ends."""
+    """Return the next `count` lines of its output, or fewer if it ends."""
     assert started.stdout is not None
     found = []
     for _ in range(count):
@@ -60,7 +60,7 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
-def test_a_backup_that_is_killed_leaves_whole_backups_and_the_log_goes_on(
+def test_a_killed_backup_leaves_whole_backups_and_a_working_log(
     seed: int, tmp_path: Path, data: Path, repository: Path
 ) -> None:
     chance, to = random.Random(seed), tmp_path / "to"
@@ -78,7 +78,7 @@ def test_a_backup_that_is_killed_leaves_whole_backups_and_the_log_goes_on(
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
-def test_an_owner_that_is_killed_during_a_backup_makes_no_half_of_one(
+def test_an_owner_killed_during_a_backup_leaves_no_partial_backup(
     seed: int, tmp_path: Path, data: Path, repository: Path
 ) -> None:
     chance, to = random.Random(seed), tmp_path / "to"
@@ -98,7 +98,7 @@ def test_an_owner_that_is_killed_during_a_backup_makes_no_half_of_one(
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
-def test_a_restore_that_is_killed_leaves_nothing_or_the_whole_log(
+def test_a_killed_restore_leaves_nothing_or_the_whole_log(
     seed: int, tmp_path: Path, data: Path, repository: Path
 ) -> None:
     chance, to, again = random.Random(seed), tmp_path / "to", tmp_path / "again"

@@ -1,4 +1,4 @@
-"""A process that backs up, restores, or writes, and says how far it is, until it is killed."""
+"""A process that backs up, restores, or writes, and prints its progress, until it is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The cleaner's benchmark compares what it says it compares, and runs; without Kafka, and tiny."""
+"""The cleaner's benchmark compares the right work, and runs; without Kafka, and with little
+data."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ SAID = """\
 \tEnd size: 58.2 MB (100 messages)
 \t87.5% size reduction (87.5% fewer messages)
 """
-"""As Kafka 4.1.1 says it; the sizes are another log's."""
+"""Log lines of Kafka 4.1.1, with the sizes of another log."""
 
 
 @pytest.mark.parametrize("keys", [None, 1, 100, 50_000])
@@ -56,14 +57,14 @@ def test_everything_but_the_last_record_is_in_closed_segments(tmp_path: Path) ->
     owner.close()
 
 
-def test_a_log_that_is_not_clean_is_noticed(tmp_path: Path) -> None:
+def test_a_log_that_is_not_clean_is_detected(tmp_path: Path) -> None:
     records = KeyedRecords(COUNT, 100)
     fill(tmp_path, records)
     with pytest.raises(AssertionError, match=f"{COUNT + 1} records left, not 101"):
         check_cleaned(tmp_path, records)
 
 
-def test_kafkas_figures_are_read_from_what_it_says() -> None:
+def test_kafkas_figures_are_read_from_its_log() -> None:
     said = re.search(pass_over("compacted4"), SAID)
     assert said is not None
     records_per_second, mib_per_second = rates(said, KeyedRecords(COUNT, 100))
@@ -71,12 +72,12 @@ def test_kafkas_figures_are_read_from_what_it_says() -> None:
     assert records_per_second == pytest.approx(COUNT * 116.3 / 1465.4)
 
 
-def test_kafkas_figures_are_not_read_before_all_is_said_of_this_topic() -> None:
+def test_kafkas_figures_are_not_read_before_the_log_lines_of_the_topic_are_complete() -> None:
     assert re.search(pass_over("compacted4"), SAID[: SAID.index("End size")]) is None
     assert re.search(pass_over("compacted"), SAID) is None
 
 
-def test_a_pass_of_kafkas_over_anything_else_is_no_figure() -> None:
+def test_a_pass_of_kafka_over_other_records_is_refused() -> None:
     said = re.search(pass_over("compacted4"), SAID)
     assert said is not None
     with pytest.raises(AssertionError, match="cleaned log compacted4-0"):
@@ -86,7 +87,7 @@ def test_a_pass_of_kafkas_over_anything_else_is_no_figure() -> None:
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc, and pins processes to a core")
-def test_it_runs() -> None:
+def test_the_benchmark_runs() -> None:
     found = list(cleaning.figures(Plan(records=3 * BATCH, largest=4, rounds=1, kafka=False)))
     assert {figure.unit for figure in found} == {"ns/record", "MiB", "s"}
     assert all(np.isfinite(figure.ratio) and figure.ours > 0 for figure in found)

@@ -1,4 +1,5 @@
-"""The benchmark of commits beside a cleaning log runs, with a cleaner at work where it says so; tiny."""
+"""The benchmark of commits during cleaning runs, with a cleaner at work where needed; little
+data."""
 
 from __future__ import annotations
 
@@ -13,22 +14,22 @@ from benchmarks.keyed_records import BATCH
 from strandline import changelog
 
 
-def test_what_is_told_of_a_run() -> None:
+def test_a_run_has_percentiles_and_a_rate() -> None:
     run = Run([float(n) for n in range(101)], 2.0)
     assert (run.at(50), run.at(99), run.rate) == (50.0, 99.0, 50.5)
 
 
-def test_a_commit_is_of_so_many_records_in_all_partitions(tmp_path: Path) -> None:
+def test_a_commit_writes_its_records_to_all_partitions(tmp_path: Path) -> None:
     with changelog.open(tmp_path, role="own") as log:
         log.create_topic(TOPIC, PARTITIONS)
         with log.producer(transactional_id="commits") as producer:
-            left = iter(range(2))  # besides the first
+            left = iter(range(2))  # after the first
             times = commits.as_fast_as_it_can(producer, lambda: next(left, None) is not None)
         assert len(times) == 3
         assert log.read(TOPIC).num_rows == 3 * RECORDS
 
 
-def test_a_commit_that_is_late_is_timed_from_when_it_was_due(
+def test_a_late_commit_is_timed_from_its_due_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Watch:
@@ -46,16 +47,14 @@ def test_a_commit_that_is_late_is_timed_from_when_it_was_due(
     monkeypatch.setattr(commits, "Stopwatch", lambda: watch)
     monkeypatch.setattr(commits, "_commit", commit)
     monkeypatch.setattr(commits.time, "sleep", sleep)
-    left = iter(range(2))  # besides the first
+    left = iter(range(2))  # after the first
     producer: commits.Producer = object()  # type: ignore[assignment]
     times = commits.steadily(producer, lambda: next(left, None) is not None)
     assert times == [pytest.approx(100.0), pytest.approx(80.0), pytest.approx(60.0)]
 
 
 @pytest.mark.parametrize("cleaning", [True, False])
-def test_the_topic_is_cleaned_if_it_is_to_be_and_else_is_not(
-    cleaning: bool, tmp_path: Path
-) -> None:
+def test_the_topic_is_cleaned_only_if_requested(cleaning: bool, tmp_path: Path) -> None:
     with changelog.open(tmp_path, role="own") as log:
         commits._prepare(log, Plan(dirty=3 * BATCH), cleaning, None)
         assert commits._is_cleaned(log) is None
@@ -66,7 +65,7 @@ def test_the_topic_is_cleaned_if_it_is_to_be_and_else_is_not(
 
 
 @pytest.mark.slow
-def test_it_runs() -> None:
+def test_the_benchmark_runs() -> None:
     found = list(commits.figures(Plan(dirty=3 * BATCH, seconds=0.2, rounds=1)))
     assert len(found) == 2 * 2 * 4
     assert {figure.unit for figure in found} == {"ms", "commits/s"}

@@ -1,4 +1,4 @@
-"""Blows: what strikes the workers, whatever their log is."""
+"""Blows that strike the workers of any log."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.chaos.report import Report
 
 PAUSES = (0.2, 0.5, 1.0, 2.0)
 FREEZE = (0.5, 1.5, 3.5)
-"""Seconds; the session is 2 s long."""
+"""Seconds. The session timeout is 2 s."""
 
 
 class Blows:
-    """What may strike any log and its workers. One blow after another, as the seed says."""
+    """Blows for any log and its workers, one after another, drawn from the seed."""
 
     def __init__(self, on: Field, report: Report, seed: int, only: str) -> None:
         self.field = on
@@ -33,7 +33,7 @@ class Blows:
             raise SystemExit(f"--only {only}: no blow has that in its name; there are {names}")
 
     def kinds(self) -> list[tuple[int, Callable[[], None]]]:
-        """All there are, and how often each comes."""
+        """Return all blows with their weights."""
         return [
             (5, self.kill_worker),
             (2, self.kill_in_a_commit),
@@ -44,14 +44,14 @@ class Blows:
         ]
 
     def strike(self) -> None:
-        """The next blow, and what has gone is there again."""
+        """Strike the next blow. Afterwards everything runs again."""
         weights = [weight for weight, _ in self._kinds]
         [(_, blow)] = self.chance.choices(self._kinds, weights)
         self._do(blow)
         pause(self.chance.choice(PAUSES))
 
     def every_kind(self) -> None:
-        """One of each."""
+        """Strike one blow of each kind."""
         for _, blow in self._kinds:
             self._do(blow)
 
@@ -66,12 +66,13 @@ class Blows:
         self.field.start(slot)
 
     def kill_in_a_commit(self) -> None:
-        """When outputs are written, and the offsets of what they came from are not committed yet."""
+        """Kill a worker after its outputs are written and before the input offsets are
+        committed."""
         slot = self.chance.choice(self.field.running())
         process = self.field.process(slot)
-        with contextlib.suppress(TimeoutError):  # how many it was is counted
+        with contextlib.suppress(TimeoutError):  # the report counts how often it worked
             wait_for(lambda: process.has_stores or not process.is_running, 20, "a worker's stores")
-            process.doom()
+            process.send_usr1()
             wait_for(lambda: not process.is_running, 5, "its next commit")
             self.report.killed_in_a_commit += 1
         process.kill()
@@ -89,7 +90,7 @@ class Blows:
         self.field.start(slot)
 
     def come_or_go(self) -> None:
-        """One worker more for a while, or one fewer."""
+        """Add a worker for a while, or stop one for a while."""
         if len(self.field.slots) > 2 and self.chance.random() < 0.5:
             slot = self.chance.choice(self.field.running())
             self.report.wrong += self.field.end(slot)
@@ -107,5 +108,5 @@ class Blows:
 
 
 def pause(seconds: float) -> None:
-    """What is between two blows is not waited for: it is the length of a blow."""
+    """Wait for a fixed time, which is the length of the blow."""
     threading.Event().wait(seconds)

@@ -1,11 +1,11 @@
-"""Workers, and the log that they work on, are struck at random while producers write; then everything is counted.
+"""Strike workers and their log at random while producers write, then count everything.
 
     python -m tests.chaos.chaos [--minutes M] [--seed N] [--workers N] [--guarantee G] [--kafka]
 
-One blow after another, as the seed says. The log is in a small file system of its own (tmpfs, for
-which the program runs itself again in a mount namespace), so that its disk can be full; with
-`--kafka` it is a cluster of three brokers, which are struck in turn. Ends with 1 if a promise was
-broken; with `--guarantee at_least_once` the same run doubles records.
+One blow follows another, drawn from the seed. The log is in a small file system of its own, so that
+its disk can be full: tmpfs, for which the program runs itself again in a mount namespace. With
+`--kafka` the log is a cluster of three brokers, which are struck in turn. The exit status is 1 if a
+promise was broken. With `--guarantee at_least_once` the same run doubles records.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from tests.kafka.brokers import SETTINGS, SOON_NOTICED
 from tests.workers.pipeline import Pipeline, pipeline
 
 WITHIN = "STRANDLINE_CHAOS_FOLDER"
-"""The folder that is a file system of its own."""
+"""Environment variable with the folder that is a file system of its own."""
 OUTSIDE = "STRANDLINE_CHAOS_OUTSIDE"
-"""One that is not: what workers say goes there, also when the disk is full."""
+"""Environment variable with a folder on the large disk, for the workers' logs."""
 NO_SMALL_DISK = "without a small file system"
 PREFIX = "strandline-chaos-"
 
 
 def run(on: Field, blows: Blows, *, seconds: float, begun: float) -> Report:
-    """Blows until so many seconds have gone by since it has `begun`, and the count."""
+    """Strike for `seconds` since `begun`, wait until all input is handled, and count."""
     report = blows.report
     try:
         wait_for(lambda: on.scribe.records > 1_000, 60, "the first records")
@@ -53,7 +53,7 @@ def run(on: Field, blows: Blows, *, seconds: float, begun: float) -> Report:
             if report.wrong:
                 break
             blows.strike()
-        on.settle(180)
+        on.finish(180)
         report.wrong += on.left_open()
         committed = on.committed()
         report.wrong += on.close()
@@ -68,7 +68,7 @@ def run(on: Field, blows: Blows, *, seconds: float, begun: float) -> Report:
 
 
 def count(on: Field, report: Report) -> None:
-    """Hold what came out against what went in."""
+    """Compare outputs with inputs."""
     scribe, said = on.scribe, on.text()
     acknowledged = Counter(value for pen in on.pens for value in pen.acknowledged)
     more, fewer = scribe.values - acknowledged, acknowledged - scribe.values
@@ -93,7 +93,7 @@ def count(on: Field, report: Report) -> None:
 
 
 def at_rest(on: Field, committed: Mapping[TopicPartition, int]) -> list[str]:
-    """What is wrong with what is left: the log, the stores, their content, the offsets."""
+    """Return what is wrong with the log, the stores and the offsets after the run."""
     found = on.check()
     for machine in on.machines():
         found += differences(on, machine / "state", committed)
@@ -101,7 +101,7 @@ def at_rest(on: Field, committed: Mapping[TopicPartition, int]) -> list[str]:
 
 
 def differences(on: Field, state: Path, committed: Mapping[TopicPartition, int]) -> list[str]:
-    """How stores, brought up to the end of their changelogs, and offsets differ from what they should be."""
+    """Return the differences of stores, restored to the end, and offsets from the expected ones."""
     made = pipeline(on.address, recent=True, typed=on.typed, state_dir=state)
     assert made.recent is not None
     with made.app:
@@ -116,7 +116,7 @@ def differences(on: Field, state: Path, committed: Mapping[TopicPartition, int])
 
 
 def compare(made: Pipeline, store: Store[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """How a store differs from what should be in it."""
+    """Return the differences of a store from its expected content."""
     held: dict[str, Any] = made.app.query(store).to_dict()
     off = sorted(key for key in wanted if held.get(key) != wanted[key])
     back = sorted(held.keys() - wanted.keys())
@@ -131,7 +131,7 @@ def compare(made: Pipeline, store: Store[str, Any], wanted: Mapping[str, Any]) -
 
 
 def within_small_disk(arguments: list[str], size: str) -> int:
-    """Run again where a folder is a file system of its own; without it, where that is not allowed."""
+    """Run again with a folder in a small file system, or without one if mounting is not allowed."""
     again = [sys.executable, "-m", "tests.chaos.chaos", *arguments]
     with (
         tempfile.TemporaryDirectory(prefix=PREFIX) as folder,
@@ -149,7 +149,7 @@ def within_small_disk(arguments: list[str], size: str) -> int:
 
 
 def mount_namespace() -> list[str] | None:
-    """How a program is run that may mount; None if it cannot be."""
+    """Return a command prefix that allows mounting; None if there is none."""
     for options in (["--mount"], ["--mount", "--map-root-user"]):
         command = ["unshare", *options]
         with contextlib.suppress(OSError):
@@ -160,7 +160,7 @@ def mount_namespace() -> list[str] | None:
 
 
 def main() -> int:
-    """Run it; 1 if a promise was broken."""
+    """Run the program. Return 1 if a promise was broken."""
     parser = argparse.ArgumentParser(description="Blows at random, and a count.")
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
@@ -184,7 +184,7 @@ def main() -> int:
 
 
 def in_folder(options: argparse.Namespace) -> Report:
-    """On a log in the small file system."""
+    """Run on a log in the small file system."""
     from tests.chaos.folder import FolderBlows, FolderField
 
     begun = time.monotonic()
@@ -201,7 +201,7 @@ def in_folder(options: argparse.Namespace) -> Report:
 
 
 def on_kafka(options: argparse.Namespace) -> Report:
-    """On three brokers of its own."""
+    """Run on three brokers of its own."""
     from tests.chaos.kafka import KafkaBlows, KafkaField
 
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
@@ -216,7 +216,7 @@ def on_kafka(options: argparse.Namespace) -> Report:
 
 
 def field_options(options: argparse.Namespace) -> dict[str, Any]:
-    """What every field wants to know."""
+    """Return the options common to every field."""
     return {
         "workers": options.workers,
         "seed": options.seed,

@@ -1,6 +1,6 @@
-"""The field on which it happens: a log, workers, pens, a scribe.
+"""The field of a run: a log, workers, pens (producers), and a scribe (reader).
 
-What kind of log it is, is the business of those who know it (folder.py, kafka.py).
+Subclasses in folder.py and kafka.py know the kind of log.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tests.workers.processes import Process
 INPUTS = ("words", "pipeline-letter-repartition")
 OUTPUTS = ("figures", "letters")
 AHEAD = 40_000
-"""So many records may wait for the workers before the pens do."""
+"""Maximum number of records that wait for the workers before the pens pause."""
 
 
 class Field:
-    """Everything that runs, on a log that is open here already."""
+    """All parts of a run, on a log that is already open here."""
 
     def __init__(
         self,
@@ -62,34 +62,34 @@ class Field:
         self.scribe = Scribe(self.made)
         self.pens = [Pen(self.made, number, seed, self.is_far_behind) for number in range(2)]
 
-    # What depends on the kind of log --------------------------------------------------
+    # Overridden for each kind of log --------------------------------------------------
 
     def prepare(self) -> None:
-        """Set up what is there, before anybody works on it."""
+        """Set up the log before workers start."""
 
     def machine(self, slot: int) -> Path:
-        """Where a worker keeps its stores."""
+        """Return the folder of a worker's machine, which holds its stores."""
         raise NotImplementedError
 
     def machines(self) -> list[Path]:
-        """All that there were; the stores are in `state`."""
+        """Return all machines so far. Their stores are in `state`."""
         raise NotImplementedError
 
     def is_excused(self, process: Process) -> bool:
-        """Whether a worker has ended for a reason that the field has given it."""
+        """Return True if a worker has ended for a reason that the field caused."""
         return False
 
-    def mend(self) -> None:
-        """Take back what has been done to the log."""
+    def repair(self) -> None:
+        """Undo what was done to the log."""
 
     def come_to_rest(self) -> None:
-        """When all is handled: let the log finish."""
+        """Let the log finish its background work, after all input was handled."""
 
     def count(self, report: Report) -> None:
-        """Add what only this kind of log knows of."""
+        """Add the counts that only this kind of log has."""
 
     def check(self) -> list[str]:
-        """When nobody works any more: what is wrong with the log."""
+        """Return what is wrong with the log after all workers have ended."""
         raise NotImplementedError
 
     # Workers --------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class Field:
         self.starts += 1
 
     def running(self) -> list[int]:
-        """Slots of workers that are there and not frozen."""
+        """Return the slots of workers that run and are not frozen."""
         return [
             slot
             for slot, process in enumerate(self.slots)
@@ -115,15 +115,15 @@ class Field:
         return process
 
     def end(self, slot: int) -> list[str]:
-        """End a worker in order; what was wrong with that.
+        """End a worker with SIGTERM. Return what was wrong with that.
 
-        It may have only just been started, and know no better than to die.
+        A worker that was only just started may die of the signal.
         """
         process = self.process(slot)
         try:
             status: int | None = process.end(60)
         except subprocess.TimeoutExpired:
-            os.kill(process.pid, signal.SIGUSR2)  # what its threads are doing
+            os.kill(process.pid, signal.SIGUSR2)  # makes it print the stacks of its threads
             wait_for(lambda: "Current thread" in process.text(), 5, "its word")
             status = None
             process.kill()
@@ -139,7 +139,7 @@ class Field:
         self.frozen.clear()
 
     def tend(self) -> list[str]:
-        """Workers that are excused are started again; why others have ended."""
+        """Restart excused workers. Return the reasons why others have ended."""
         wrong = []
         for slot, process in enumerate(self.slots):
             if process is not None and not process.is_running:
@@ -151,7 +151,7 @@ class Field:
         return wrong
 
     def text(self) -> str:
-        """All that workers have logged."""
+        """Return all log messages of workers."""
         return "".join(path.read_text(errors="replace") for path in sorted(self._said.iterdir()))
 
     # The log --------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class Field:
         return sum(e - committed.get(tp, 0) for tp, e in ends.items() if tp.topic in INPUTS) > AHEAD
 
     def is_settled(self) -> bool:
-        """Whether all input is committed, and the scribe has read all that came of it."""
+        """Return True once all input is committed and the scribe has read all outputs."""
         with contextlib.suppress(StrandlineError):
             ends, committed = self.ends(), self.committed()
             done = all(
@@ -186,7 +186,7 @@ class Field:
         return False
 
     def left_open(self) -> list[str]:
-        """Partitions with a transaction that nobody has ended."""
+        """Return partitions with a transaction that was never ended."""
         broker = self.made.app.broker
         every = [
             TopicPartition(info.name, number)
@@ -200,7 +200,7 @@ class Field:
         ]
 
     def delete_read(self) -> int:
-        """Delete input that is committed, and output that the scribe has read; how many records."""
+        """Delete committed input and read output. Return the number of records deleted."""
         broker, committed = self.made.app.broker, self.committed()
         before = {tp: min(committed.get(tp, 0), at) for tp, at in self.scribe.positions.items()}
         deleted = 0
@@ -213,9 +213,9 @@ class Field:
 
     # The end --------------------------------------------------------------------------
 
-    def settle(self, timeout: float) -> None:
-        """Let the pens finish, and everybody catch up."""
-        self.mend()
+    def finish(self, timeout: float) -> None:
+        """Stop the pens, and wait until all input is handled."""
+        self.repair()
         self.thaw()
         for slot, process in enumerate(self.slots):
             if process is None or not process.is_running:
@@ -227,7 +227,7 @@ class Field:
         self.come_to_rest()
 
     def close(self) -> list[str]:
-        """End the workers, in order; what was wrong with that."""
+        """End the workers with SIGTERM. Return what was wrong with that."""
         wrong = []
         for slot, process in enumerate(self.slots):
             if process is not None and process.is_running:
@@ -238,7 +238,7 @@ class Field:
         return wrong
 
     def kill_all(self) -> None:
-        """Leave nothing that runs."""
+        """Kill every running process."""
         for process in self.slots:
             if process is not None and process.is_running:
                 process.thaw()
@@ -246,7 +246,7 @@ class Field:
 
 
 def wait_for(condition: Callable[[], bool], timeout: float, what: str) -> float:
-    """Seconds until it held. Raises TimeoutError."""
+    """Wait until the condition holds. Return the seconds it took. Raises TimeoutError."""
     begun = time.monotonic()
     pause = threading.Event()
     while not condition():

@@ -1,6 +1,6 @@
-"""The field on a log in a folder: in a small file system, with an owner that can be struck, and a cleaner.
+"""The field on a log in a folder: in a small file system, with an owner and a cleaner.
 
-The process that is here only attaches: it can own nothing.
+This process only attaches, so that the owner is always another one that can be killed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FULL_SECONDS = 2.5
 
 
 class FolderField(Field):
-    """On the log that is made in `folder`."""
+    """The field on a log created in `folder`."""
 
     def __init__(self, folder: Path, said: Path, **options: Any) -> None:
         self.log = folder / "log"
@@ -49,17 +49,17 @@ class FolderField(Field):
         self.sweeps = Sweeps(self.made.app.broker, self.log)
 
     def machine(self, slot: int) -> Path:
-        """One in two has a disk of its own, others share one."""
+        """Return a folder: odd slots have a disk of their own, even ones share one."""
         return self.log.with_name(f"machine-{slot}") if slot % 2 else self.log
 
     def machines(self) -> list[Path]:
         return [self.log, *sorted(self.log.parent.glob("machine-*"))]
 
     def is_excused(self, process: Process) -> bool:
-        """Whether it has ended because the disk was full."""
+        """Return True if the worker ended because the disk was full."""
         return process.status == 1 and "DiskFull" in (process.text().splitlines() or [""])[-1]
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         self.free_disk()
 
     def come_to_rest(self) -> None:
@@ -71,7 +71,7 @@ class FolderField(Field):
         report.tombstones = self.sweeps.tombstones
 
     def check(self) -> list[str]:
-        """The log, the stores."""
+        """Check the log and the stores."""
         wait_for(lambda: self.owner() is None, 60, "the last owner to leave")
         checked = check_log(LocalStorage(self.log))
         for machine in self.machines():
@@ -84,7 +84,7 @@ class FolderField(Field):
         ]
 
     def _circumstances(self, finding: Finding, checked: CheckedLog) -> str:
-        """Of a store that is wrong: where each machine's copy is, and how far its changelog was cleaned."""
+        """Return the position of each machine's copy of a wrong store, and its changelog's ends."""
         scanned = checked.named(*finding.partition) if finding.partition else None
         if scanned is None or finding.kind != "store":
             return ""
@@ -102,7 +102,7 @@ class FolderField(Field):
     # The owner, the cleaner, the disk -------------------------------------------------
 
     def owner(self) -> int | None:
-        """Process id of the log's owner, if it is none of ours to spare."""
+        """Return the process id of the log's owner; None if it is dead or this process."""
         with contextlib.suppress(OSError):
             found = re.match(r"pid (\d+)", (self.log / "lock").read_text())
             if found and int(found[1]) != os.getpid() and _is_alive(int(found[1])):
@@ -110,19 +110,19 @@ class FolderField(Field):
         return None
 
     def changelogs(self) -> dict[TopicPartition, int]:
-        """The end of each changelog from which keys are deleted."""
+        """Return the end of each changelog from which keys are deleted."""
         recent = [TopicPartition("pipeline-recent-changelog", n) for n in range(PARTITIONS)]
         return {tp: e.high_watermark for tp, e in self.made.app.broker.offsets(recent).items()}
 
     def is_purged(self, ends: Mapping[TopicPartition, int]) -> bool:
-        """Whether deletions up to these ends have been removed."""
+        """Return True if tombstones up to these ends have been removed."""
         with contextlib.suppress(StrandlineError):
             now = self.made.app.broker.offsets(list(ends))
             return all(now[tp].purged_end >= end for tp, end in ends.items())
         return False
 
     def is_cleaned(self) -> bool:
-        """Whether no pass has failed that was not done since."""
+        """Return True if no partition's last pass has failed."""
         with contextlib.suppress(StrandlineError):
             return not self.sweeps.failing()
         return False
@@ -132,7 +132,7 @@ class FolderField(Field):
         with contextlib.suppress(OSError), self.ballast.open("ab") as file:
             os.posix_fallocate(file.fileno(), 0, free)
         with contextlib.suppress(OSError), self.ballast.open("ab") as file:
-            while True:  # what is left after rounding
+            while True:  # the rest after rounding
                 file.write(b"\0" * 4096)
                 file.flush()
 
@@ -147,7 +147,7 @@ class FolderField(Field):
 
 
 class FolderBlows(Blows):
-    """Those for a log in a folder: its owner, its cleaner, its disk."""
+    """Blows for a log in a folder: its owner, its cleaner, its disk."""
 
     def __init__(
         self, on: FolderField, report: Report, seed: int, only: str, *, full_disk: bool
@@ -167,7 +167,7 @@ class FolderBlows(Blows):
         ]
 
     def take_away(self) -> None:
-        """A worker, with its disk, for longer than deletions stay in the changelogs."""
+        """Take a worker with its disk away for longer than tombstones stay in the changelogs."""
         apart = [slot for slot in self.field.running() if slot % 2]
         if not apart:
             return
@@ -177,16 +177,16 @@ class FolderBlows(Blows):
         pause(max(PAUSES))
         process.kill()
         since = self.folder.changelogs()
-        with contextlib.suppress(TimeoutError):  # how many stores it was for is counted
+        with contextlib.suppress(TimeoutError):  # the report counts for how many stores it worked
             wait_for(lambda: self.folder.is_purged(since), 20, "deletions to be removed")
         self.field.start(slot)
 
     def kill_owner(self) -> None:
-        """Whoever it is: a worker, or a process that has nothing else to do."""
+        """Kill the owner: a worker, or a process that only owns the log."""
         self._kill_owner(tries=1)
 
     def kill_in_a_pass(self) -> None:
-        """The owner, when the cleaner has done a part of what it is at."""
+        """Kill the owner in the middle of a pass of the cleaner."""
         self._kill_owner(tries=300)
 
     def _kill_owner(self, tries: int) -> None:

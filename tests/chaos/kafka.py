@@ -1,4 +1,4 @@
-"""The field on a Kafka cluster: three brokers, three replicas, of which two have what is acknowledged."""
+"""The field on a Kafka cluster of three brokers, with three replicas and two in sync for acks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.chaos.report import Report
 
 
 class KafkaField(Field):
-    """On the cluster of these brokers; stores are in `folder`."""
+    """The field on a cluster of these brokers; stores are in `folder`."""
 
     def __init__(self, brokers: Sequence[Broker], folder: Path, said: Path, **options: Any) -> None:
         self.brokers = brokers
@@ -28,13 +28,13 @@ class KafkaField(Field):
         super().__init__(changelog.open(url), url, said, typed=False, **options)
 
     def machine(self, slot: int) -> Path:
-        """One in two has a disk of its own, others share one."""
+        """Return a folder: odd slots have a disk of their own, even ones share one."""
         return self._folder / (f"machine-{slot}" if slot % 2 else "machine")
 
     def machines(self) -> list[Path]:
         return sorted(self._folder.glob("machine*"))
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         for broker in self.brokers:
             if broker.process.poll() is None:
                 broker.thaw()
@@ -43,11 +43,11 @@ class KafkaField(Field):
         self.wait_for_replicas(60)
 
     def check(self) -> list[str]:
-        """Whether all replicas are there; what else there is to find only Kafka could."""
+        """Check that all replicas are in sync. Kafka itself would have to find anything else."""
         return [] if self.is_replicated() else ["there are replicas that have fallen behind"]
 
     def wait_for_outputs(self, timeout: float) -> None:
-        """Until something new is committed in both stages."""
+        """Wait until both stages have committed new outputs."""
         before = [stage.count for stage in self.scribe.stages.values()]
 
         def is_more() -> bool:
@@ -57,11 +57,11 @@ class KafkaField(Field):
         wait_for(is_more, timeout, "outputs")
 
     def wait_for_replicas(self, timeout: float) -> None:
-        """Until another broker may be struck."""
+        """Wait until another broker may be struck."""
         wait_for(self.is_replicated, timeout, "replicas that have caught up")
 
     def is_replicated(self) -> bool:
-        """Whether each partition has all of its replicas."""
+        """Return True if all replicas of each partition are in sync."""
         try:
             topics = self._admin.list_topics(timeout=10).topics.values()
         except KafkaException:
@@ -74,7 +74,7 @@ class KafkaField(Field):
 
 
 class KafkaBlows(Blows):
-    """Those for a cluster of three brokers, of which one at a time may be away."""
+    """Blows for a cluster of three brokers, one of which may be away at a time."""
 
     def __init__(self, on: KafkaField, report: Report, seed: int, only: str) -> None:
         self.cluster = on
@@ -89,7 +89,7 @@ class KafkaBlows(Blows):
         ]
 
     def kill_broker(self) -> None:
-        """At once; and nobody has what it led for a moment."""
+        """Kill a broker. The partitions that it led have no leader for a moment."""
         broker = self.chance.choice(self.cluster.brokers)
         broker.kill()
         gone = time.monotonic()
@@ -99,7 +99,7 @@ class KafkaBlows(Blows):
         self.cluster.wait_for_replicas(60)
 
     def restart_broker(self) -> None:
-        """In order."""
+        """Stop a broker in order and start it again."""
         broker = self.chance.choice(self.cluster.brokers)
         broker.stop()
         pause(self.chance.choice(PAUSES))
@@ -107,7 +107,7 @@ class KafkaBlows(Blows):
         self.cluster.wait_for_replicas(60)
 
     def freeze_broker(self) -> None:
-        """Until the others take it for dead, or not quite."""
+        """Freeze a broker for longer or shorter than the others take it for dead."""
         broker = self.chance.choice(self.cluster.brokers)
         broker.freeze()
         pause(2 * self.chance.choice(FREEZE))

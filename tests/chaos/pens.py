@@ -1,4 +1,4 @@
-"""Producers that write while everything around them breaks, and know what was acknowledged."""
+"""Producers that write while everything around them breaks, and record what was acknowledged."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tests.workers.pipeline import Pipeline
 
 LETTERS = "abcdefgh"
 WORDS = 25
-"""Of each letter."""
+"""Number of different words per letter."""
 PAUSE_SECONDS = 0.05
 
 
 class Pen:
-    """Writes transactions, each over and over until it is known to be committed, and once."""
+    """Writes transactions. Each is repeated until it is known to be committed, and only then."""
 
     def __init__(self, made: Pipeline, number: int, seed: int, wait: Callable[[], bool]) -> None:
         self.acknowledged: list[int] = []
         self.repeats = 0
-        """Transactions that were aborted, and written again."""
+        """Number of transactions that were aborted and written again."""
         self._made = made
         self._broker: Broker = made.app.broker
         self._id = f"pen-{number}"
@@ -42,7 +42,7 @@ class Pen:
         self._thread.start()
 
     def stop(self) -> None:
-        """End when what is being written is committed."""
+        """Stop after the current transaction is committed."""
         self._stop.set()
         self._thread.join(120)
         assert not self._thread.is_alive(), f"{self._id} does not come to an end"
@@ -66,7 +66,7 @@ class Pen:
             self.acknowledged += values
 
     def _try(self, producer: Producer, words: list[str], values: list[int]) -> bool:
-        """Write one transaction; whether it is committed. False: it is not, and never will be."""
+        """Write one transaction. Return True if it is committed, False if it never will be."""
         topic = self._made.words
         now = self._made.app.clock.now_ms()
         keys = topic.keys.encode([topic.keys.item(word) for word in words]).to_pylist()
@@ -77,10 +77,10 @@ class Pen:
             producer.commit_transaction()
             return True
         except StrandlineError:
-            return self._settle(producer)
+            return self._resolve(producer)
 
-    def _settle(self, producer: Producer) -> bool:
-        """Find out what became of the transaction."""
+    def _resolve(self, producer: Producer) -> bool:
+        """Find out whether the transaction was committed."""
         while producer.state is ProducerPhase.IN_DOUBT:
             try:
                 producer.commit_transaction()
@@ -92,7 +92,7 @@ class Pen:
         return False
 
     def _producer(self) -> Producer:
-        """A new one, which aborts what the one before left open."""
+        """Return a new producer. It aborts the open transaction of the previous one."""
         while True:
             try:
                 return Producer(self._broker, transactional_id=self._id)

@@ -1,4 +1,4 @@
-"""What a run of chaos comes to."""
+"""Report of a run of chaos."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Report:
-    """What happened."""
+    """Counts and times of a run."""
 
     seed: int
     seconds: float = 0.0
@@ -24,12 +24,12 @@ class Report:
     replayed: int = 0
     passes: int = 0
     removed: int = 0
-    """Records, by cleaning; tombstones are among them."""
+    """Number of records removed by cleaning, tombstones included."""
     tombstones: int = 0
     killed_in_a_pass: int = 0
     killed_in_a_commit: int = 0
     made_anew: int = 0
-    """Stores, since deletions had been removed from their changelogs."""
+    """Number of stores rebuilt because tombstones had been removed from their changelogs."""
     pens_repeated: int = 0
     lost: int = 0
     doubled: int = 0

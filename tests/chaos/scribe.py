@@ -1,8 +1,8 @@
-"""Reads everything as it is committed, and holds each output against those before it.
+"""Read everything as it is committed, and compare each output with those before it.
 
-Input records have values that are never used twice, so one that is lost or doubled on its way in
-shows. Of each output topic the figures of a key must go 1, 2, 3 …, each by one value; at the end
-they must be those of all values of the key.
+Input records have values that are never used twice, so a lost or doubled one shows. The figures of
+a key in an output topic must count 1, 2, 3 …, each adding one value. At the end they must be those
+of all values of the key.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ EXAMPLES = 10
 
 @dataclass
 class Stage:
-    """The outputs of one stage."""
+    """Outputs of one stage."""
 
     key_of: Callable[[str], str]
-    """What it counts a word by."""
+    """Function from a word to the key that the stage counts by."""
     given: dict[str, Figures] = field(default_factory=lambda: defaultdict(Figures))
-    """What the input makes of each key, whatever the order."""
+    """Expected final figures of each key. They do not depend on the order."""
     last: dict[str, Figures] = field(default_factory=lambda: defaultdict(Figures))
     repeated: int = 0
     skipped: int = 0
@@ -52,7 +52,7 @@ class Stage:
 
     @property
     def count(self) -> int:
-        """Values that have come out."""
+        """Number of values that have come out."""
         return sum(figures.n for figures in self.last.values())
 
     @property
@@ -66,7 +66,7 @@ class Stage:
         return self.repeated + sum(more)
 
     def wrong(self) -> list[str]:
-        """What does not hold, besides numbers lost and doubled."""
+        """Return what is wrong besides lost and doubled values."""
         different = [
             f"{key}: {self.last[key]}, should be {wanted}"
             for key, wanted in self.given.items()
@@ -82,7 +82,7 @@ class Scribe:
     def __init__(self, made: Pipeline) -> None:
         self.stages = {"figures": Stage(str), "letters": Stage(lambda word: word[0])}
         self.recent: dict[str, int] = {}
-        """The last values of each word, as they should be in the store."""
+        """Expected content of the store of last values."""
         self.values: Counter[int] = Counter()
         self.wrong: list[str] = []
         self.positions: dict[TopicPartition, int] = {}
@@ -101,7 +101,7 @@ class Scribe:
 
     @property
     def records(self) -> int:
-        """Input records seen."""
+        """Number of input records seen."""
         return sum(self.values.values())
 
     def is_at(self, ends: Mapping[TopicPartition, int]) -> bool:

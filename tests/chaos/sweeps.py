@@ -1,7 +1,7 @@
-"""What the cleaner does meanwhile: how often, how much, and whether it was in the middle of it.
+"""Observation of the cleaner during a run: its passes, their size, and whether one is under way.
 
-Settings are so that every partition of a compacted topic is cleaned every few seconds, and
-tombstones go soon after; what a pass reads and writes is bounded, so that there is a middle.
+The settings let every partition of a compacted topic be cleaned every few seconds, and remove
+tombstones soon after. Bytes per second are bounded, so that a pass can be caught in the middle.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOG_SETTINGS = {
     "log.segment.delete.delay.ms": "2000",
 }
 TOPIC_SETTINGS = {"segment.bytes": str(64 << 10), "segment.ms": "1000"}
-"""Of compacted topics."""
+"""Settings of compacted topics."""
 
 
 class Sweeps:
@@ -39,7 +39,7 @@ class Sweeps:
         self._broker = broker
         self._storage = LocalStorage(log)
         self._passes: dict[tuple[str, int, int], CleanedPartition] = {}
-        """Those that were seen; of two between two looks it is the last."""
+        """Passes seen. Of several passes between two looks only the last is seen."""
         broker.alter_config(LOG_SETTINGS)
         compacted = [topic for topic in broker.topics() if topic.effective.compact]
         for topic in compacted:
@@ -59,16 +59,16 @@ class Sweeps:
 
     @property
     def tombstones(self) -> int:
-        """Removed."""
+        """Number of tombstones removed."""
         return sum(done.tombstones for done in self._passes.values())
 
     @property
     def removed(self) -> int:
-        """Records, of all kinds."""
+        """Number of records removed, tombstones included."""
         return sum(done.read - done.kept for done in self._passes.values())
 
     def failing(self) -> list[str]:
-        """Partitions whose last pass failed, and why."""
+        """Return the partitions whose last pass failed, with the reasons."""
         return [
             f"cleaning {status.topic}-{status.partition}: {status.reason}"
             for status in self._broker.cleaning()
@@ -80,7 +80,8 @@ class Sweeps:
         self._thread.join(60)
 
     def catch(self, pid: int, tries: int) -> bool:
-        """Stop the owner, up to so often, in the middle of a pass; whether it was, and stands still."""
+        """Stop the owner up to `tries` times until a pass is half done. If one is, leave it
+        stopped."""
         pause = threading.Event()
         for _ in range(tries):
             os.kill(pid, signal.SIGSTOP)
@@ -93,7 +94,8 @@ class Sweeps:
         return False
 
     def _is_half_done(self, folder: str) -> bool:
-        """Whether a pass has written what is not in the log yet, or put a part of it there."""
+        """Return True if a pass has written files that are not in the log yet, or not all of
+        them."""
         try:
             manifest = Manifest.load(self._storage, folder)
         except FileNotFoundError:
@@ -121,7 +123,7 @@ class Sweeps:
 
 
 def _stands(pid: int) -> bool:
-    """Whether a process is stopped, or gone."""
+    """Return True if a process is stopped or gone."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -1,4 +1,4 @@
-"""A minute of it; `make chaos MINUTES=30` is the same for longer."""
+"""A minute of chaos. `make chaos MINUTES=30` runs the same for longer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 def chaos(repository: Path, *arguments: str) -> tuple[int, str]:
-    """Exit status, and what was printed."""
+    """Run chaos. Return its exit status and output."""
     command = [sys.executable, "-m", "tests.chaos.chaos", "--size", "1g", *arguments]
     done = subprocess.run(
         command, cwd=repository, capture_output=True, text=True, timeout=400, check=False
@@ -50,7 +50,7 @@ def test_nothing_is_lost_and_nothing_doubled(repository: Path) -> None:
 
 @pytest.mark.timeout(900)
 def test_nothing_is_lost_and_nothing_doubled_on_kafka(repository: Path, running: Running) -> None:
-    """On three brokers of its own. (The shared one is asked for since that skips it without Kafka.)"""
+    """This runs its own three brokers. It requests the shared one to be skipped without Kafka."""
     status, said = chaos(repository, "--kafka", "--minutes", "0.3", "--only", "kill")
     assert status == 0, said
     assert "lost 0, doubled 0" in said
@@ -61,10 +61,10 @@ def test_nothing_is_lost_and_nothing_doubled_on_kafka(repository: Path, running:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_keys_come_back_to_workers_that_overlook_that_their_deletions_were_removed(
+def test_deleted_keys_reappear_in_workers_that_do_not_check_for_removed_tombstones(
     repository: Path,
 ) -> None:
-    """It can find what it looks for. Something must be deleted and purged meanwhile, so it has three tries."""
+    """Counter-example. A key must be deleted and purged meanwhile, so there are three tries."""
     for seed in ("1", "2", "3"):
         arguments = ("--minutes", "0.3", "--seed", seed, "--only", "take_away", "--careless")
         status, said = chaos(repository, *arguments)
@@ -76,7 +76,7 @@ def test_keys_come_back_to_workers_that_overlook_that_their_deletions_were_remov
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_at_least_once_the_same_run_doubles_records_and_loses_none(repository: Path) -> None:
-    """It can find what it looks for."""
+    """Counter-example: the run can detect doubled records."""
     arguments = ("--minutes", "0.1", "--only", "kill_in_a_commit")
     status, said = chaos(repository, "--guarantee", "at_least_once", *arguments)
     found = re.search(r"lost (\d+), doubled (\d+)", said)
@@ -87,7 +87,7 @@ def test_at_least_once_the_same_run_doubles_records_and_loses_none(repository: P
 
 
 def number_of(what: str, said: str) -> int:
-    """How many of it the report tells of."""
+    """Return a number from the report."""
     found = re.search(rf"([\d,]+) {re.escape(what)}", said)
     assert found is not None, said
     return int(found[1].replace(",", ""))

@@ -1,10 +1,11 @@
 """A worker of the pipeline, with a store from which keys are deleted all the time.
 
-python -m tests.chaos.worker LOG STATE GUARANTEE [careless]      runs it until it is told to stop; one
-    that is careless does not look whether deletions were removed from a changelog
+    python -m tests.chaos.worker LOG STATE GUARANTEE [careless]      runs it until SIGTERM
 
-SIGUSR1 dooms it: it kills itself in its next commit, when outputs are written and the offsets are not
-committed yet. SIGUSR2 makes it say what its threads are doing.
+A careless worker does not check whether tombstones were removed from a changelog.
+
+After SIGUSR1 the worker kills itself in its next commit, after outputs are written and before the
+offsets are committed. On SIGUSR2 it prints the stacks of its threads.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ def main() -> None:
     log, state, guarantee, *care = sys.argv[1:]
     if care == ["careless"]:
         PartitionOffsets.must_start_over = lambda *_: False  # type: ignore[method-assign]
-    doom_before("commit_until_known" if guarantee == "exactly_once" else "_commit_offsets")
+    die_before("commit_until_known" if guarantee == "exactly_once" else "_commit_offsets")
     work(log, guarantee, recent=True, state_dir=state)
 
 
-def doom_before(step: str) -> None:
-    """A worker that is doomed does not take this step of the commit."""
+def die_before(step: str) -> None:
+    """Kill the process before this step of its next commit, once SIGUSR1 has arrived."""
     take = getattr(commit, step)
-    doomed = False
+    armed = False
 
-    def doom(*_: Any) -> None:
-        nonlocal doomed
-        doomed = True
+    def arm(*_: Any) -> None:
+        nonlocal armed
+        armed = True
 
     def taken(*arguments: Any, **named: Any) -> None:
-        if doomed:
+        if armed:
             os.kill(os.getpid(), signal.SIGKILL)
         take(*arguments, **named)
 
     setattr(commit, step, taken)
-    signal.signal(signal.SIGUSR1, doom)
+    signal.signal(signal.SIGUSR1, arm)
 
 
 if __name__ == "__main__":

@@ -4,5 +4,5 @@ import pytest
 
 
 @pytest.fixture
-def groups_are_put_by_hand() -> bool:
+def offsets_may_exceed_the_end() -> bool:
     return True

@@ -1,4 +1,4 @@
-"""What a cleaned partition must hold, in plain Python: a list of records and what became of each."""
+"""A plain model of a cleaned partition: a list of records and the fate of each."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ FOREVER = 1 << 62
 
 @dataclass(eq=False)
 class Fate:
-    """How a transaction has ended: shared by its records. Plain records share one that is committed."""
+    """Fate of a transaction, shared by its records. All plain records share a committed one."""
 
     state: str = "open"
     markers: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By partition, between which offsets its marker is: after an opening it is not known exactly."""
+    """Range of offsets of the marker, by partition. After an opening it is not known exactly."""
 
 
 PLAIN = Fate("committed")
@@ -29,7 +29,7 @@ PLAIN = Fate("committed")
 
 @dataclass(eq=False)
 class Written:
-    """A record, and what became of it."""
+    """A record and its fate."""
 
     offset: int
     timestamp: int
@@ -38,7 +38,7 @@ class Written:
     headers: Headers
     fate: Fate
     batch_end: int
-    """Last offset of the batch that it came with."""
+    """Last offset of the batch in which the record was written."""
     horizon: int = -1
     gone: bool = False
 
@@ -49,16 +49,16 @@ class Written:
 
 @dataclass
 class Follower:
-    """Builds state by reading on, and starts over only when it is told to."""
+    """A reader that builds state, and starts over only if the log's ends require it."""
 
     position: int = 0
     began: int = 0
-    """The log's start when it last started over."""
+    """Log start when the reader last started over."""
     settled_end: int = 0
     state: dict[bytes, Any] = field(default_factory=dict)
 
     def looks(self, ends: PartitionOffsets) -> None:
-        """Is told of the ends before it goes on."""
+        """Look at the ends of the partition, as before each fetch, and start over if necessary."""
         told = ends.must_start_over(self.position, self.settled_end)
         if told or self.position < ends.log_start:
             self.position = self.began = ends.log_start
@@ -73,7 +73,7 @@ class Follower:
 
 
 class PartitionModel:
-    """One partition."""
+    """Model of one partition."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -83,7 +83,7 @@ class PartitionModel:
         self.purged_end = 0
         self.follower = Follower()
 
-    # What readers see -----------------------------------------------------------------
+    # Readers ------------------------------------------------------------------------------
 
     @property
     def first_open(self) -> int:
@@ -91,12 +91,12 @@ class PartitionModel:
         return min((r.offset for r in self.records if r.fate.state == "open"), default=FOREVER)
 
     def committed(self) -> list[Written]:
-        """What a reader of committed records gets from the log's start."""
+        """Return the records for a read_committed reader from the log's start."""
         end = self.first_open
         return [r for r in self._there() if r.committed and r.offset < end]
 
     def uncommitted(self) -> tuple[list[Written], set[int]]:
-        """What a reader of all records gets, but for some offsets that may be there or not."""
+        """Return the records for a read_uncommitted reader, and offsets that may be missing."""
         there = list(self._there())
         return there, {r.offset for r in there if self._aborted_below(r, self.clean_end) is None}
 
@@ -104,21 +104,21 @@ class PartitionModel:
         return (r for r in self.records if not r.gone and r.offset >= self.log_start)
 
     def folded(self, began: int, end: int) -> dict[bytes, Any]:
-        """The state that a log that was never cleaned would give in [`began`, `end`)."""
+        """Return the state that a log without cleaning would give in [`began`, `end`)."""
         state = dict[bytes, Any]()
         for r in self.records:
             if began <= r.offset < end and r.committed and r.key is not None:
                 state[r.key] = r.value
         return {key: value for key, value in state.items() if value is not None}
 
-    # What a pass does -----------------------------------------------------------------
+    # Passes -------------------------------------------------------------------------------
 
     def start(self, log_end: int) -> int:
         """First dirty offset."""
         return self.clean_end if self.log_start <= self.clean_end <= log_end else self.log_start
 
     def keys(self, start: int, end: int) -> dict[bytes, int]:
-        """The last committed offset of each key in [start, end)."""
+        """Return the last committed offset of each key in [start, end)."""
         return {
             r.key: r.offset
             for r in self._there()
@@ -126,7 +126,7 @@ class PartitionModel:
         }
 
     def fates(self, start: int, end: int, now: int) -> dict[Written, str]:
-        """What a pass that has looked at [start, end) does to each record that it does not leave."""
+        """Return the changes that a pass over [start, end) makes, by record."""
         latest, fates = self.keys(start, end), dict[Written, str]()
         for r in self._there():
             if r.offset >= end or r.fate.state == "open":
@@ -146,7 +146,7 @@ class PartitionModel:
         return fates
 
     def clean(self, start: int, end: int, now: int, retention: int) -> Counter[str]:
-        """A pass: what it does, how often."""
+        """Apply a pass. Return the number of changes by kind."""
         fates = self.fates(start, end, now)
         for r, fate in fates.items():
             if fate == "stamped":
@@ -159,7 +159,8 @@ class PartitionModel:
         return Counter(fates.values())
 
     def _aborted_below(self, r: Written, end: int) -> bool | None:
-        """Whether an aborted record's marker is below an offset; None: not known."""
+        """Return True if an aborted record's marker is below an offset; None if that is not
+        known."""
         if r.fate.state != "aborted":
             return False
         low, high = r.fate.markers[self.number]
@@ -175,7 +176,7 @@ class OnDisk:
 
 
 def on_disk(partition: Partition) -> Iterator[OnDisk]:
-    """All records in the segments of a partition, whoever may see them."""
+    """Yield all records in the segments of a partition, visible or not."""
     for segment in partition.segments:
         for frame in segment.frames(0, 1 << 20):
             if not frame.header.control and frame.header.record_count:

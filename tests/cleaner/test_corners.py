@@ -1,4 +1,4 @@
-"""Corners of cleaning, each a story of its own: batches seen in part, passes cut short, old producers."""
+"""Corner cases of cleaning: batches seen in part, passes cut short, forgotten producers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.log.power import PowerWorld
 T0 = TopicPartition("t", 0)
 DAY_MS = 24 * 60 * 60 * 1000
 ONE_KEY = 1
-"""Bytes for a map with room for one key."""
+"""Bytes of memory for a map with room for one key."""
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def world() -> PowerWorld:
 
 
 def send(client: Client, *records: tuple[bytes | None, bytes | None]) -> Appended:
-    """A batch of (key, value)."""
+    """Append a batch of (key, value)."""
     keys, values = zip(*records, strict=True)
     columns = pa.record_batch(
         {
@@ -61,7 +61,7 @@ def partition_of(world: World) -> Partition:
 
 
 def pass_of(world: World, memory: int) -> PassResult:
-    """One pass, with so much memory for keys, over all that there is."""
+    """Run one pass with `memory` bytes for keys over all records."""
     partition = partition_of(world)
     if partition.segments[-1].size:
         partition.roll()
@@ -70,7 +70,7 @@ def pass_of(world: World, memory: int) -> PassResult:
 
 
 def left(world: World, start: int = 0) -> list[tuple[int, bytes | None, bytes | None]]:
-    """What a reader gets from an offset on: offsets, keys, values."""
+    """Return offsets, keys and values that a reader gets from an offset on."""
     found = []
     while True:
         fetched = world.owner.fetch({T0: start})[T0]
@@ -80,12 +80,12 @@ def left(world: World, start: int = 0) -> list[tuple[int, bytes | None, bytes | 
         start = fetched.next_offset
 
 
-def test_a_reader_behind_the_last_record_left_of_a_batch_goes_on_at_the_next_batch(
+def test_a_reader_after_the_last_remaining_record_of_a_batch_continues_at_the_next_batch(
     world: PowerWorld,
 ) -> None:
     send(
         Client(world), (b"a", b"1"), (b"b", b"1"), (b"c", b"1")
-    )  # stays a batch: the producer's last
+    )  # the batch stays, because it is the producer's last
     send(Client(world), (b"b", b"2"), (b"c", b"2"))
     world.owner.clean(["t"])
     rest = [(3, b"b", b"2"), (4, b"c", b"2")]
@@ -94,7 +94,7 @@ def test_a_reader_behind_the_last_record_left_of_a_batch_goes_on_at_the_next_bat
     assert world.owner.offset_for_time(T0, START_MS) == 0
 
 
-def test_a_tombstone_that_a_pass_has_not_come_to_gets_its_time_from_the_pass_that_has(
+def test_a_tombstone_gets_its_horizon_from_the_pass_that_reaches_it(
     world: PowerWorld,
 ) -> None:
     send(Client(world), (b"b", b"1"))
@@ -110,10 +110,10 @@ def test_a_tombstone_that_a_pass_has_not_come_to_gets_its_time_from_the_pass_tha
     assert left(world) == []
 
 
-def test_an_emptied_batch_of_a_pass_that_was_cut_short_waits_for_nothing(
+def test_a_batch_emptied_by_an_interrupted_pass_has_no_horizon(
     world: PowerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send(Client(world), (b"a", None))  # stays a batch: the producer's last
+    send(Client(world), (b"a", None))  # the batch stays, because it is the producer's last
     with monkeypatch.context() as patch:
         patch.setattr(Partition, "note_cleaned", _failing)
         with pytest.raises(StorageFailed):
@@ -129,7 +129,7 @@ def _failing(*_: Any) -> None:
     raise StorageFailed("the disk fails")
 
 
-def test_what_an_open_transaction_has_written_across_the_logs_start_stays_in_it(
+def test_records_of_an_open_transaction_across_the_log_start_stay_in_the_transaction(
     world: PowerWorld,
 ) -> None:
     client = Client(world, "tx")
@@ -145,14 +145,14 @@ def test_what_an_open_transaction_has_written_across_the_logs_start_stays_in_it(
     assert left(world, 1) == []
 
 
-def test_the_logs_start_moves_to_where_it_is_told_though_nothing_is_left_there(
+def test_the_log_start_moves_to_the_requested_offset_even_if_its_records_are_gone(
     world: PowerWorld,
 ) -> None:
     world.owner.alter_topic("t", config={"cleanup.policy": "delete"})
     send(Client(world), (b"a", b"1"), (None, b"1"), (None, b"2"))
     world.owner.alter_topic("t", config={"cleanup.policy": "compact"})
     world.clock.advance(DAY_MS + 1)
-    world.owner.tick()  # the producer is forgotten, so nothing of its batch has to stay
+    world.owner.tick()  # the producer is forgotten, so that its batch need not stay
     world.owner.clean(["t"])
     assert partition_of(world).segments[0].end_offset == 1
     assert [world.owner.delete_records(T0, to) for to in (1, 2, 3)] == [1, 2, 3]
@@ -160,7 +160,7 @@ def test_the_logs_start_moves_to_where_it_is_told_though_nothing_is_left_there(
 
 @pytest.fixture
 def emptied(world: PowerWorld) -> PowerWorld:
-    """A log whose first segment was emptied by cleaning, and which has records after it."""
+    """A log whose first segment was emptied by cleaning, with records after it."""
     both = {"cleanup.policy": "compact,delete", "retention.ms": "-1", "file.delete.delay.ms": "0"}
     world.owner.alter_topic("t", both)
     for key, value in ((b"a", b"1"), (b"c", b"2"), (b"a", b"3")):
@@ -172,7 +172,8 @@ def emptied(world: PowerWorld) -> PowerWorld:
 
 
 def send_and_clean(world: PowerWorld, key: bytes, value: bytes) -> None:
-    """A segment of one record, whose producer is forgotten: nothing of its batch has to stay."""
+    """Write and clean a segment of one record whose producer is forgotten, so its batch need not
+    stay."""
     send(Client(world), (key, value))
     partition_of(world).roll()
     world.clock.advance(DAY_MS + 1)
@@ -180,7 +181,7 @@ def send_and_clean(world: PowerWorld, key: bytes, value: bytes) -> None:
     pass_of(world, 1 << 16)
 
 
-def test_retention_without_a_limit_never_moves_the_logs_start(emptied: PowerWorld) -> None:
+def test_retention_without_a_limit_never_moves_the_log_start(emptied: PowerWorld) -> None:
     emptied.clock.advance(DAY_MS)
     emptied.owner.tick()
     assert emptied.owner.offsets([T0])[T0].log_start == 0
@@ -206,7 +207,7 @@ def test_empty_segments_do_not_hold_up_retention_by_size(emptied: PowerWorld) ->
     assert [value for _, _, value in left(emptied, 3)] == [b"4"]
 
 
-def test_empty_segments_that_follow_one_another_become_one(emptied: PowerWorld) -> None:
+def test_neighbouring_empty_segments_become_one(emptied: PowerWorld) -> None:
     partition_of(emptied).roll()
     for number in range(5):
         send_and_clean(emptied, b"a", b"%d" % number)
@@ -237,16 +238,16 @@ def test_records_without_a_key_are_counted_by_the_pass_that_removes_them(
     assert [one.tally.superseded for one in passes] == [0, 0, 0]
 
 
-def test_check_takes_an_older_marker_for_what_cleaning_has_left_of_a_forgotten_producer(
+def test_check_accepts_an_older_marker_that_cleaning_has_left_of_a_forgotten_producer(
     world: PowerWorld,
 ) -> None:
     client = Client(world, "tx")
     send(client, (b"a", b"1"))
     client.commit()
-    pass_of(world, 1 << 16)  # the marker stays, because it is the last thing known of the producer
+    pass_of(world, 1 << 16)  # the marker stays, because it is the producer's last
     send(client, (b"a", b"2"))
     client.abort()
-    partition_of(world).roll()  # the snapshot knows the producer
+    partition_of(world).roll()  # the snapshot has the producer
     world.clock.advance(DAY_MS + 1)
     world.owner.tick()
     done = pass_of(world, 1 << 16)
@@ -257,7 +258,7 @@ def test_check_takes_an_older_marker_for_what_cleaning_has_left_of_a_forgotten_p
 
 
 def test_a_cleaned_segment_is_as_old_as_its_records(world: PowerWorld) -> None:
-    # check takes a producer that is missing in a snapshot for forgotten only if it was idle for a day.
+    # check takes a producer that is missing in a snapshot for forgotten only after a day idle
     send(Client(world), (b"a", b"1"))
     partition_of(world).roll()
     made = partition_of(world).segments[0].created_ms
@@ -269,7 +270,7 @@ def test_a_cleaned_segment_is_as_old_as_its_records(world: PowerWorld) -> None:
     assert (first.created_ms, left(world)) == (made, [(1, b"a", b"2")])
 
 
-def test_the_files_that_a_failed_pass_has_replaced_are_removed_in_time(world: PowerWorld) -> None:
+def test_files_replaced_by_a_failed_pass_are_removed_after_the_delay(world: PowerWorld) -> None:
     clients = [Client(world) for _ in range(3)]
     for number in range(9):  # a segment each, of which two thirds stay
         send(clients[number % 3], (b"a", bytes(800)), (b"%d" % number, bytes(2400)))
@@ -295,7 +296,7 @@ def _second_manifest_finds_no_room() -> Any:
             count[0] += operation.path.endswith("manifest.meta")
             if count[0] == 3 and operation.path.endswith(
                 "manifest.meta"
-            ):  # the first is the roll's
+            ):  # the first manifest is the roll's
                 raise DiskFull("no room")
 
     return hook
@@ -303,7 +304,7 @@ def _second_manifest_finds_no_room() -> Any:
 
 @pytest.mark.parametrize("rolled", [False, True])
 @pytest.mark.parametrize("death", ["kill", "power"])
-def test_after_a_swap_that_nobody_knows_of_whether_it_took_place_the_log_goes_on(
+def test_the_log_recovers_from_a_swap_whose_sync_failed(
     world: PowerWorld, death: str, *, rolled: bool
 ) -> None:
     for value in (b"1", b"2"):
@@ -338,10 +339,10 @@ def _folder_is_not_synced_after_the_rename() -> Any:
     return hook
 
 
-def test_one_that_is_less_dirty_does_not_wait_for_ever(
+def test_a_partition_that_is_less_dirty_does_not_wait_for_ever(
     world: PowerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While another one is as dirty again each time somebody looks."""
+    """Another partition is as dirty again whenever the cleaner looks."""
     owner, client = world.owner, Client(world)
     owner.create_topic("busy", config={"cleanup.policy": "compact", "segment.bytes": "4096"})
     for number in range(80):
@@ -368,10 +369,11 @@ def test_one_that_is_less_dirty_does_not_wait_for_ever(
     assert "t" in chosen
 
 
-def test_what_is_written_goes_to_the_disk_bit_by_bit(
+def test_a_rewritten_segment_is_synced_piece_by_piece(
     world: PowerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the end of a segment would keep the disk busy, and every commit waiting."""
+    """Otherwise the sync at the end of a segment would keep the disk busy and delay every
+    commit."""
     monkeypatch.setattr(rewriting, "WRITE_BACK_BYTES", 1_000)
     monkeypatch.setattr(rewriting, "MAX_WRITE_BACKS", 3)
     monkeypatch.setattr(rewriting, "MERGED_BYTES", 400)
@@ -389,7 +391,7 @@ def test_what_is_written_goes_to_the_disk_bit_by_bit(
 
 
 class Disk:
-    """Watches how much of a new file is written and not synced yet."""
+    """Watches the bytes of a new file that are written and not yet synced."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.written = self.synced = self.most_unsynced = 0

@@ -1,4 +1,4 @@
-"""Every number that can be set, at its largest: the log works, and no arithmetic overflows."""
+"""The largest value of every number setting works: no arithmetic overflows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMPACTED = {"cleanup.policy": "compact", "segment.bytes": "4096"}
 
 
 def ranges(config: type, prefix: str = "") -> list[Any]:
-    """Names of number settings with their ranges."""
+    """Return the number settings with their ranges."""
     found = []
     for attribute, hint in get_type_hints(config, include_extras=True).items():
         for limits in getattr(hint, "__metadata__", ()):
@@ -40,7 +40,7 @@ CLEANER = ranges(CleanerConfig, "log.cleaner.")
 
 
 def story(world: World) -> None:
-    """Values and tombstones are written, cleaned, and retained or not, over a reopening."""
+    """Write values and tombstones, and apply cleaning and retention, across a reopening."""
     client = Client(world)
     for number in range(6):
         client.append(b"v%d" % number * 100, topic="c", key=b"a")
@@ -57,7 +57,7 @@ def story(world: World) -> None:
 
 
 @pytest.mark.parametrize(("name", "limits"), TOPIC)
-def test_a_topics_setting_may_be_as_large_as_it_may_be(name: str, limits: SettingRange) -> None:
+def test_a_topic_setting_works_at_its_largest_value(name: str, limits: SettingRange) -> None:
     world = World()
     largest = int(limits.high) if name != "min.cleanable.dirty.ratio" else limits.high
     world.owner.create_topic("c", config={**COMPACTED, name: str(largest)})
@@ -71,7 +71,7 @@ def test_a_topics_setting_may_be_as_large_as_it_may_be(name: str, limits: Settin
 
 
 @pytest.mark.parametrize(("name", "limits"), CLEANER)
-def test_a_cleaners_setting_may_be_as_large_as_it_may_be(name: str, limits: SettingRange) -> None:
+def test_a_cleaner_setting_works_at_its_largest_value(name: str, limits: SettingRange) -> None:
     world = World()
     world.owner.alter_config({name: str(int(limits.high))})
     world.owner.create_topic("c", config=COMPACTED)
@@ -79,7 +79,9 @@ def test_a_cleaners_setting_may_be_as_large_as_it_may_be(name: str, limits: Sett
 
 
 @pytest.mark.parametrize(("name", "limits"), TOPIC)
-def test_a_larger_one_is_refused(name: str, limits: SettingRange) -> None:
+def test_a_topic_setting_above_its_largest_value_is_refused(
+    name: str, limits: SettingRange
+) -> None:
     world = World()
     larger = str(int(limits.high) + 1)
     with pytest.raises(InvalidConfig, match=f"{name} must be"):
@@ -90,12 +92,14 @@ def test_a_larger_one_is_refused(name: str, limits: SettingRange) -> None:
 
 
 @pytest.mark.parametrize(("name", "limits"), CLEANER)
-def test_a_larger_one_of_the_cleaner_is_refused(name: str, limits: SettingRange) -> None:
+def test_a_cleaner_setting_above_its_largest_value_is_refused(
+    name: str, limits: SettingRange
+) -> None:
     with pytest.raises(InvalidConfig, match=f"{name} must be"):
         LogConfig().altered({name: str(int(limits.high) + 1)})
 
 
-def test_what_earlier_versions_stored_counts_as_the_largest_allowed() -> None:
+def test_a_larger_topic_setting_stored_by_an_earlier_version_counts_as_the_largest() -> None:
     world = World()
     world.owner.create_topic("c", config=COMPACTED)
     world.owner.close()
@@ -114,7 +118,7 @@ def test_what_earlier_versions_stored_counts_as_the_largest_allowed() -> None:
         world.owner.alter_topic("c", {"delete.retention.ms": str(LONG_MAX)})
 
 
-def test_what_earlier_versions_stored_for_the_log_does_so_too() -> None:
+def test_a_larger_log_setting_stored_by_an_earlier_version_counts_as_the_largest() -> None:
     world = World()
     world.owner.alter_config({"log.cleaner.backoff.ms": "5"})
     world.owner.close()
@@ -143,7 +147,7 @@ def test_every_setting_has_a_largest_value() -> None:
 @pytest.mark.parametrize(
     "name", [one.name for one in dataclasses.fields(Options) if "int" in str(one.type)]
 )
-def test_a_number_of_an_app_has_a_largest_value(name: str) -> None:
+def test_a_number_option_of_an_app_has_a_largest_value(name: str) -> None:
     with pytest.raises(InvalidConfig, match=name):
         Options(**{name: 2**63})  # type: ignore[arg-type]
     with pytest.raises(InvalidConfig, match=name):
@@ -158,7 +162,7 @@ def test_a_limit_of_a_store_has_a_largest_value(name: str) -> None:
         StoreLimits(**{name: -1})
 
 
-def test_a_time_to_live_has_a_largest_value_and_that_one_works() -> None:
+def test_a_time_to_live_has_a_largest_value_that_works() -> None:
     with pytest.raises(InvalidConfig, match="ttl_ms must be"):
         StoreSpec("s", ttl_ms=LONGEST_MS + 1)
     app = sl.App("app")
@@ -178,12 +182,12 @@ def test_a_time_to_live_has_a_largest_value_and_that_one_works() -> None:
 @pytest.mark.parametrize(
     "name", ["linger_ms", "batch_bytes", "buffer_bytes", "delivery_timeout_ms"]
 )
-def test_a_number_of_a_producer_has_a_largest_value(name: str) -> None:
+def test_a_number_option_of_a_producer_has_a_largest_value(name: str) -> None:
     with pytest.raises(InvalidConfig, match=name):
         Producer(World().owner, **{name: 2**63})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["max_bytes", "max_partition_bytes", "max_poll_interval_ms"])
-def test_a_number_of_a_consumer_has_a_largest_value(name: str) -> None:
+def test_a_number_option_of_a_consumer_has_a_largest_value(name: str) -> None:
     with pytest.raises(InvalidConfig, match=name):
         Consumer(World().owner, **{name: 2**63})  # type: ignore[arg-type]

@@ -1,9 +1,10 @@
-"""The cleaner against a plain model: any sequence of appends, transactions, passes, failures, deaths.
+"""The cleaner against a plain model, for any sequence of appends, transactions, passes and deaths.
 
-Every pass is watched. A whole one must have done exactly what the model says: which records stay, until when
-tombstones do, how far the log is clean. One that was cut short may have done a part of it.
+Every pass is watched. A whole pass must have done exactly what the model says: the records that
+stay, the horizons of tombstones, the end of the clean part. A pass that was cut short may have done
+a part of it.
 
-STRANDLINE_CLEANER_EXAMPLES=10000 tries so many.
+STRANDLINE_CLEANER_EXAMPLES=10000 sets the number of examples.
 """
 
 from __future__ import annotations
@@ -72,12 +73,12 @@ ROWS = st.lists(
     max_size=5,
 )
 TIMES = st.sampled_from([1, 1, 1, 12])
-"""How often the rows of a batch are repeated: few are kept as rows, many as columns."""
+"""Number of repetitions of a batch's rows: few rows are kept as rows, many as columns."""
 
 
 @dataclass
 class Sent:
-    """A batch that the log has taken."""
+    """A batch that the log has accepted."""
 
     sequence: int
     columns: pa.RecordBatch
@@ -86,7 +87,7 @@ class Sent:
 
 
 class Sender(Client):
-    """A producer that remembers what it has sent, by partition."""
+    """A producer that remembers its batches, by partition."""
 
     def __init__(self, world: PowerWorld, transactional_id: str | None = None) -> None:
         super().__init__(world, transactional_id, TIMEOUT_MS)
@@ -110,17 +111,17 @@ class Sender(Client):
         return appended
 
     def ended(self) -> None:
-        """The next transaction numbers its batches anew."""
+        """Forget the batches, because the next transaction starts at sequence 0."""
         self.sent = {}
 
 
 class Endless(BaseException):
-    """Passes do not come to an end."""
+    """Raised when passes do not come to an end."""
 
 
 class CleaningMachine(RuleBasedStateMachine):
     schemas: tuple[pa.Schema, ...] = ()
-    """Of a typed topic; the second one comes later."""
+    """Schemas of a typed topic. The second one is added later."""
 
     @initialize(
         segment=st.sampled_from([4096, 4096, 10_000, 1 << 20]),
@@ -262,7 +263,7 @@ class CleaningMachine(RuleBasedStateMachine):
         if len(sent) >= back:
             again = sent[-back]
             if again.columns.column("key").null_count and "compact" in self.policy:
-                return  # it would not be taken now
+                return  # the log would not accept it now
             repeated = client.send(tp, again.columns, again.schema_id, again.sequence)
             assert repeated.duplicate
             assert repeated[:2] == again.appended[:2]
@@ -306,7 +307,7 @@ class CleaningMachine(RuleBasedStateMachine):
         self.transactional[who].ended()
 
     def _marking(self) -> ExitStack:
-        """Transactions that end in this block have their markers in what the logs grow by."""
+        """Note the range of offsets for markers of transactions that end in this block."""
         open_ = [fate for fate in self.fates if fate.state == "open"]
         before = self._ends()
 
@@ -379,7 +380,7 @@ class CleaningMachine(RuleBasedStateMachine):
         self.world.clock.advance(ms)
         with self._retaining():
             self.world.owner.tick()
-        if ms > DAY_MS:  # idle producers are forgotten, though an old snapshot may know them
+        if ms > DAY_MS:  # idle producers are forgotten, though an old snapshot may have them
             for n in range(PARTITIONS):
                 self.idle |= set(idle[n])
             self.plain = [Sender(self.world) for _ in range(2)]
@@ -395,7 +396,7 @@ class CleaningMachine(RuleBasedStateMachine):
         self.touched.add(partition)
 
     def _retained(self, partition: Partition) -> None:
-        """Retention may have moved a log's start, if there is any."""
+        """Follow the partition's log start, which only retention may have moved."""
         number = partition.topic_partition.partition
         model = self.models[number]
         assert partition.log_start == model.log_start or "delete" in self.policy
@@ -403,7 +404,7 @@ class CleaningMachine(RuleBasedStateMachine):
         self.touched.add(number)
 
     def _retaining(self) -> ExitStack:
-        """Retention may move the logs' starts, if there is any."""
+        """Follow the log starts after this block, which only retention may move."""
 
         def note() -> None:
             for n in range(PARTITIONS):
@@ -428,7 +429,7 @@ class CleaningMachine(RuleBasedStateMachine):
         before = self._ends()
         self._clean(everything=everything)
         for n, ends in enumerate(self._ends()):
-            # A segment that is closed for it is durable, so what is in an open transaction is seen.
+            # Cleaning closes and syncs a segment, so records of open transactions become visible.
             assert ends.high_watermark >= before[n].high_watermark
             seen = replace(before[n], high_watermark=ends.high_watermark)
             assert ends == cleaned(seen, ends)
@@ -452,7 +453,7 @@ class CleaningMachine(RuleBasedStateMachine):
         full=st.booleans(),
     )
     def clean_on_a_bad_disk(self, count: int, kind: Any, *, full: bool) -> None:
-        full = full and "sync" not in kind  # a sync never says that there is no room
+        full = full and "sync" not in kind  # a sync never fails for lack of space
         error = DiskFull if full else StorageFailed
         self.world.storage.hook = _after(count, failing(kind, error=error(REFUSED), times=1))
         with suppress(StrandlineError):
@@ -490,7 +491,7 @@ class CleaningMachine(RuleBasedStateMachine):
 
     @contextmanager
     def _noting_problems(self) -> Iterator[None]:
-        """An error in here is raised later, since the cleaner takes those of a pass for its own."""
+        """Keep an error to raise it later, because the cleaner handles errors of a pass itself."""
         try:
             yield
         except Exception as error:
@@ -498,7 +499,8 @@ class CleaningMachine(RuleBasedStateMachine):
             raise
 
     def _bounds(self, partition: Partition, now_ms: int) -> tuple[int, int]:
-        """What a pass may clean: from the first dirty offset on, and up to where."""
+        """Return the range that a pass may clean: from the first dirty offset to the end
+        (exclusive)."""
         model = self.models[partition.topic_partition.partition]
         stable = max(model.log_start, min(model.first_open, partition.high_watermark))
         lag = partition.config.min_compaction_lag_ms
@@ -529,7 +531,7 @@ class CleaningMachine(RuleBasedStateMachine):
             told = tally.tombstones, tally.keyless, tally.superseded
             assert told == tuple(counts[k] for k in ("tombstone", "keyless", "superseded"))
             assert 0 <= tally.aborted - counts["aborted"] <= counts["perhaps"]
-        else:  # what was below the log's start may have been purged as well
+        else:  # records below the log start may have been purged as well
             assert model.purged_end <= manifest.purged_end <= max(model.purged_end, model.log_start)
             model.purged_end = manifest.purged_end
 
@@ -542,14 +544,14 @@ class CleaningMachine(RuleBasedStateMachine):
             assert there == (not r.gone), r
 
     def _cut_short(self, partition: Partition, start: int, end: int, now_ms: int) -> None:
-        """Not all was done: what was done is part of what was to be done."""
+        """Note an interrupted pass: its changes must be a part of the expected ones."""
         self.interrupted = partition.topic_partition.partition, start, end, now_ms
         if not partition._manifest_in_doubt and not self.world.storage._dead:
             with self._noting_problems():
-                self._settle_interrupted()
+                self._finalize_interrupted()
 
-    def _settle_interrupted(self) -> None:
-        """Find out what a pass that was cut short has done."""
+    def _finalize_interrupted(self) -> None:
+        """Find out the changes of a pass that was cut short."""
         if self.interrupted is None:
             return
         (number, start, end, now_ms), self.interrupted = self.interrupted, None
@@ -582,7 +584,7 @@ class CleaningMachine(RuleBasedStateMachine):
             model.clean_end = manifest.clean_end
         self.touched.add(number)
 
-    # Death and life -------------------------------------------------------------------
+    # Deaths and openings --------------------------------------------------------------
 
     @rule(
         how=st.sampled_from(["close", "kill", "power"]),
@@ -615,14 +617,14 @@ class CleaningMachine(RuleBasedStateMachine):
         for who in range(2):
             self.transactional[who] = Sender(world, f"tx-{who}")
             self._ended(who, committed=False)
-        self._settle_interrupted()
+        self._finalize_interrupted()
         self.touched = set(range(PARTITIONS))
         for n, before in enumerate(known):
             self._check_producers(n, before, lost=bool(lost))
         self._forget_what_was_lost(lost=bool(lost), power=how == "power")
 
     def _forget_what_is_gone(self, n: int, aborting: list[Fate]) -> None:
-        """A power cut takes what open transactions have written."""
+        """Drop records of open transactions that a power cut has taken."""
         model, found = self.models[n], {one.record.offset for one in on_disk(self._partition(n))}
         lost = [r for r in model.records if r.fate in aborting and r.offset not in found]
         assert not [r for r in lost if r.offset < model.clean_end]
@@ -647,7 +649,8 @@ class CleaningMachine(RuleBasedStateMachine):
                 assert lost or entry.batches == batches
 
     def _forget_what_was_lost(self, *, lost: bool, power: bool) -> None:
-        """Without a snapshot the last batch is known, if its segment is there."""
+        """Adapt to lost files: without a snapshot only the last batch is known, if its segment
+        exists."""
         for client in self.plain:
             for tp, sent in client.sent.items():
                 if lost:
@@ -656,7 +659,7 @@ class CleaningMachine(RuleBasedStateMachine):
                     self.plain = [Sender(self.world) for _ in range(2)]
                     return
 
-    # What must hold -------------------------------------------------------------------
+    # Invariants -----------------------------------------------------------------------
 
     @rule(partition=PARTITION, share=SHARE, size=st.sampled_from([1, 1 << 20]))
     def fetch_from_anywhere(self, partition: int, share: float, size: int) -> None:
@@ -727,7 +730,7 @@ class CleaningMachine(RuleBasedStateMachine):
 
     @staticmethod
     def _check_prefix(model: PartitionModel, end: int) -> None:
-        """Nothing below the end is gone because of what is above it."""
+        """Check that no record below the end was removed because of a record at or after it."""
         folded = {r.key: r.value for r in model.committed() if r.offset < end and r.key is not None}
         alive = {key: value for key, value in folded.items() if value is not None}
         assert alive == model.folded(model.log_start, end)
@@ -783,14 +786,14 @@ class CleaningMachine(RuleBasedStateMachine):
         return {key: self._full_value(value) for key, value in state.items()}
 
     def _full_value(self, value: Any) -> Any:
-        """A value as the latest schema has it."""
+        """Return a value as read with the latest schema."""
         if value is None or not self.schemas:
             return value
         return {**({"x": None} if self.schema_id == 2 else {}), **value}
 
 
 def cleaned(before: PartitionOffsets, after: PartitionOffsets) -> PartitionOffsets:
-    """Ends of a partition, as they are after cleaning that has come as far as in `after`."""
+    """Return the ends of a partition after cleaning that has come as far as in `after`."""
     return replace(
         before,
         purged_end=after.purged_end,
@@ -800,7 +803,7 @@ def cleaned(before: PartitionOffsets, after: PartitionOffsets) -> PartitionOffse
 
 
 def _after(count: int, hook: Hook) -> Hook:
-    """A hook that begins after so many operations."""
+    """Return a hook that begins after `count` operations."""
     left = [count]
 
     def later(operation: Any) -> None:
@@ -812,7 +815,7 @@ def _after(count: int, hook: Hook) -> Hook:
 
 
 class TypedCleaningMachine(CleaningMachine):
-    """The same on a typed topic whose schema is extended."""
+    """The same machine on a typed topic whose schema is extended."""
 
     schemas = (
         pa.schema([pa.field("n", pa.int64())]),

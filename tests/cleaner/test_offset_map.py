@@ -1,4 +1,4 @@
-"""The map of keys to last offsets, against a dict."""
+"""The map from keys to last offsets, against a dict."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def expected(numbers: list[int], offsets: list[int]) -> dict[int, int]:
 
 
 def judge(latest: LatestOffsets, wanted: dict[int, int], asked: range) -> None:
-    """Hold it against what it should know."""
+    """Compare the map with the expected content."""
     assert latest.keys == len(wanted)
     answers = latest.of(pa.array([key_of(n) for n in asked], pa.binary()))
     assert answers.tolist() == [wanted.get(number, ABSENT) for number in asked]
@@ -41,7 +41,7 @@ def judge(latest: LatestOffsets, wanted: dict[int, int], asked: range) -> None:
 
 
 def ascending(generator: np.random.Generator, count: int) -> list[int]:
-    """So many offsets, with gaps."""
+    """Return ascending offsets with gaps."""
     return (BASE - 1 + np.cumsum(generator.integers(1, 4, count))).tolist()
 
 
@@ -54,7 +54,7 @@ def ascending(generator: np.random.Generator, count: int) -> list[int]:
         (96 << 20, 300_000, 250_000),
     ],
 )
-def test_it_knows_the_last_offset_of_every_key(memory: int, records: int, keys: int) -> None:
+def test_the_map_has_the_last_offset_of_every_key(memory: int, records: int, keys: int) -> None:
     generator = np.random.default_rng(records)
     numbers, offsets = (
         generator.integers(0, keys, records).tolist(),
@@ -62,7 +62,7 @@ def test_it_knows_the_last_offset_of_every_key(memory: int, records: int, keys: 
     )
     known = OffsetMap(memory, base=BASE, seed=SEED)
     column, done = pa.array([key_of(number) for number in numbers]), 0
-    while done < records:  # in several goes
+    while done < records:  # in several steps
         count = min(records - done, 70_001)
         piece = np.array(offsets[done : done + count])
         assert known.put(column.slice(done, count), piece) == count
@@ -76,9 +76,7 @@ def test_it_knows_the_last_offset_of_every_key(memory: int, records: int, keys: 
 
 @pytest.mark.parametrize("memory", [1, 200, 5_000, 100_000, 4 << 20])
 @pytest.mark.parametrize("repetitions", [1, 3])
-def test_one_that_is_full_knows_all_it_has_taken_and_nothing_else(
-    memory: int, repetitions: int
-) -> None:
+def test_a_full_map_has_all_accepted_keys_and_no_others(memory: int, repetitions: int) -> None:
     generator = np.random.default_rng(memory)
     known = OffsetMap(memory, base=BASE, seed=SEED)
     records = 2 * known.capacity * repetitions + 10
@@ -93,7 +91,7 @@ def test_one_that_is_full_knows_all_it_has_taken_and_nothing_else(
     assert 0.9 < latest.use <= 1.0
 
 
-def test_one_that_is_full_takes_nothing_more() -> None:
+def test_a_full_map_accepts_no_more_keys() -> None:
     known = OffsetMap(5_000, base=BASE, seed=SEED)
     records = 3 * known.capacity
     column = pa.array([key_of(number) for number in range(records)])
@@ -112,7 +110,7 @@ def test_offsets_that_are_too_far_apart_wait_for_the_next_pass() -> None:
     assert latest.within(BASE + 1, 1 << 60).tolist() == [far[1]]
 
 
-def test_nothing_is_known_of_nothing() -> None:
+def test_an_empty_map_has_no_keys() -> None:
     latest = OffsetMap(4 << 20, base=BASE, seed=SEED).latest()
     assert (latest.keys, latest.use) == (0, 0.0)
     assert latest.of(pa.array([b"a"])).tolist() == [ABSENT]
@@ -121,22 +119,22 @@ def test_nothing_is_known_of_nothing() -> None:
 
 
 def near(number: int) -> tuple[int, int]:
-    """First hashes that differ in the last bits only, in the wrong order."""
+    """Hashes whose first half differs in the last bits only, in descending order."""
     return (7 << 60) + 1_000 - number, number
 
 
 def alike(number: int) -> tuple[int, int]:
-    """The same first hash for several keys."""
+    """Hashes whose first half is the same for several keys."""
     return number // 7 * (1 << 40), number
 
 
 def at_the_ends(number: int) -> tuple[int, int]:
-    """The first hashes are the least and the greatest."""
+    """Hashes whose first halves are the smallest and the largest."""
     return (0 if number % 2 else (1 << 64) - 1), number
 
 
 def by_the_second(number: int) -> tuple[int, int]:
-    """All keys have the same second hash."""
+    """Hashes whose second half is the same for all keys."""
     return number << 50, 5
 
 
@@ -146,7 +144,7 @@ def by_the_second(number: int) -> tuple[int, int]:
     numbers=st.lists(st.integers(0, 40), min_size=1, max_size=300),
     memory=st.sampled_from([300, 2_000, 64 << 10]),
 )
-def test_keys_whose_hashes_are_alike_are_told_apart(
+def test_keys_with_similar_hashes_are_kept_apart(
     hashing: Hashing, numbers: list[int], memory: int
 ) -> None:
     def of(_: KeyHashes, keys: pa.BinaryArray) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Cleaning on request, while passes are running and while other threads look at the cleaner."""
+"""Cleaning on request, while passes run and other threads ask for the cleaner's state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.log.kit import Client, World
 from tests.log.test_threads import BOUND, RealWorld
 
 CONFIG = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1.0"}
-"""Nothing is cleaned unless it is asked for."""
+"""Settings with which nothing is cleaned except on request."""
 
 
 class Gate:
@@ -67,7 +67,7 @@ def test_a_request_made_during_a_pass_is_served_by_another_one(
     client.append(b"2")
     client.append(b"3")
     world.owner.alter_config({"log.cleaner.backoff.ms": "1"})
-    world.owner.clean(["t"])  # the pass has looked already
+    world.owner.clean(["t"])  # the pass has scanned already
     gate.let_pass(error)
     assert gate.reached.acquire(timeout=BOUND), "nothing came of the second request"
     gate.let_pass()
@@ -99,10 +99,10 @@ def test_requests_from_several_threads_are_all_served(
     assert len(world.values()) == 1
 
 
-def test_the_state_of_the_cleaner_is_asked_for_while_it_looks_for_work(
+def test_the_state_of_the_cleaner_can_be_requested_while_it_looks_for_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is known of partitions is changed by whoever asks, and gone through by the tick."""
+    """A request adds partitions to a dict that the periodic tick iterates over."""
     world = World()
     for topic in ("t", "u"):
         world.owner.create_topic(topic, config=CONFIG)
@@ -115,7 +115,7 @@ def test_the_state_of_the_cleaner_is_asked_for_while_it_looks_for_work(
     def retired(partition: Partition) -> bool:
         if threading.current_thread() is threading.main_thread() and asking.ident is None:
             asking.start()
-            asking.join(0.2)  # it adds a partition, unless it waits for its turn
+            asking.join(0.2)  # it adds a partition, unless it waits for the lock
         return bool(looked_up.__get__(partition))
 
     monkeypatch.setattr(Partition, "retired", property(retired))

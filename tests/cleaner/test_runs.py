@@ -1,4 +1,4 @@
-"""Runs of keys in a file, and the bits that come of them, against a dict and a set."""
+"""Runs of keys in a file, and the bits computed from them, against a dict and a set."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def spread(number: int) -> tuple[int, int]:
 
 
 def entries_of(keys: list[int], first_number: int, hashing: Hashing) -> HashedKeys:
-    """What a map holds that was given these keys."""
+    """Return the entries of a map that was given these keys."""
     pairs = np.array([hashing(key) for key in keys], np.uint64).reshape(-1, 2)
     numbers = np.arange(first_number, first_number + len(keys), dtype=np.uint32)
     return last_entries(HashedKeys(pairs[:, 0].copy(), pairs[:, 1].copy(), numbers))
@@ -35,7 +35,8 @@ def entries_of(keys: list[int], first_number: int, hashing: Hashing) -> HashedKe
 def runs_of(
     some: list[list[int]], hashing: Hashing = spread, in_memory: int = 1 << 20
 ) -> tuple[SortedRuns, MemoryStorage, list[int]]:
-    """Runs of these keys, numbered from 100 on; and what their file's pace was told of."""
+    """Write runs of these keys, numbered from 100 on. Return them, and the bytes reported to
+    `pace`."""
     storage, paced = MemoryStorage(), list[int]()
     runs = SortedRuns(storage, PATH, max_entries=MOST, in_memory=in_memory, pace=paced.append)
     for number, keys in reversed(list(enumerate(some))):  # later ones may come first
@@ -63,7 +64,7 @@ def test_the_last_number_of_every_key_is_found(
     assert sum(paced) == 2 * runs.bytes
 
 
-def test_ranges_are_small_where_memory_is() -> None:
+def test_ranges_are_small_if_memory_is_small() -> None:
     keys = list(range(1000))
     runs, _, _ = runs_of([keys[:400], keys[400:]], in_memory=50)
     sizes = [len(entries.first) for entries in runs.ranges()]
@@ -73,22 +74,23 @@ def test_ranges_are_small_where_memory_is() -> None:
 
 @settings(deadline=None)
 @given(at=st.integers(0, 60 * 20 - 1), bit=st.integers(0, 7))
-def test_a_bit_that_comes_back_wrong_is_noticed(at: int, bit: int) -> None:
+def test_a_flipped_bit_in_the_file_is_detected(at: int, bit: int) -> None:
     runs, storage, _ = runs_of([list(range(30)), list(range(20, 50))])
     storage._files[PATH][at] ^= 1 << bit
     with pytest.raises(StorageFailed, match=r"keys\.tmp was read back differently"):
         for entries in runs.ranges():
-            assert entries.numbers.max() < 160  # or a bit would be looked for that is not there
+            # otherwise a bit would be looked up that does not exist
+            assert entries.numbers.max() < 160
 
 
-def test_a_file_that_is_cut_off_is_noticed() -> None:
+def test_a_truncated_file_is_detected() -> None:
     runs, storage, _ = runs_of([list(range(30))])
     del storage._files[PATH][-1:]
     with pytest.raises(StorageFailed, match="Check the disk"):
         list(runs.ranges())
 
 
-def test_the_file_is_made_anew_and_removed() -> None:
+def test_the_file_is_recreated_and_removed() -> None:
     storage = MemoryStorage()
     storage.create(PATH).append(b"of a pass that could not remove it")
     runs = SortedRuns(storage, PATH, max_entries=MOST, in_memory=100, pace=lambda _: None)
@@ -105,7 +107,9 @@ def test_the_file_is_made_anew_and_removed() -> None:
     first=st.integers(0, 199),
     behind=st.integers(0, 200),
 )
-def test_marks(count: int, marked: set[int], first: int, behind: int) -> None:
+def test_marks_count_and_find_their_bits(
+    count: int, marked: set[int], first: int, behind: int
+) -> None:
     expected = sorted(number for number in marked if number < count)
     marks = Marks(count)
     for part in (expected[::2], expected[1::2]):

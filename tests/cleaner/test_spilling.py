@@ -1,4 +1,5 @@
-"""Keys that do not fit into the cleaner's memory: one pass for all of them, by way of a file."""
+"""Spilling of keys that do not fit into the cleaner's memory, so that one pass covers all of
+them."""
 
 from __future__ import annotations
 
@@ -31,12 +32,12 @@ from tests.log.power import PowerWorld, doing, failing
 
 T0 = TopicPartition("t", 0)
 MEMORY = 4096
-"""For a pass: 76 keys, and 4096 bits."""
+"""Bytes of memory for a pass: 76 keys, and 4096 bits."""
 ALL = 1 << 20
-"""For a pass: enough."""
+"""Bytes of memory for a pass: enough for all keys."""
 CAPACITY = OffsetMap(MEMORY, base=0, seed=0).capacity
 ROOM = MEMORY // 2 // ENTRY_BYTES
-"""So many may just fit in, if they come at once."""
+"""Number of keys that just fit in if they come at once."""
 BITS = look.MAX_BITS_PER_BYTE * MEMORY // 2
 ENTRY = 20
 """Bytes of a key in the file."""
@@ -56,7 +57,7 @@ def world_of() -> PowerWorld:
 
 
 def send(client: Client, keys: list[int]) -> None:
-    """A batch with these keys; each value is the number of its record."""
+    """Append a batch with these keys. Each value is the number of its record."""
     base = client.sequences.get(T0, 0)
     columns = pa.record_batch(
         {
@@ -74,7 +75,7 @@ def partition_of(world: World) -> Partition:
 
 
 def close_segment(world: World) -> Partition:
-    """All that there is can be cleaned."""
+    """Roll the partition, so that all records can be cleaned."""
     partition = partition_of(world)
     if partition.segments[-1].size:
         partition.roll()
@@ -82,13 +83,13 @@ def close_segment(world: World) -> Partition:
 
 
 def pass_of(world: World, memory: int = MEMORY, pace: PassPace = lambda _: None) -> PassResult:
-    """One pass over all that there is."""
+    """Run one pass over all records."""
     partition, now = close_segment(world), world.clock.now_ms()
     return clean(partition, memory=memory, pace=pace, now_ms=now)
 
 
 def left(world: World) -> dict[int, bytes]:
-    """Offsets and keys of what a reader gets."""
+    """Return offsets and keys that a reader gets."""
     found, position = dict[int, bytes](), 0
     while True:
         fetched = world.owner.fetch({T0: position})[T0]
@@ -102,7 +103,7 @@ def left(world: World) -> dict[int, bytes]:
 
 
 def last_of(keys: list[int], base: int = 0) -> dict[int, bytes]:
-    """What is to be left of records with these keys."""
+    """Return the offsets and keys that cleaning must keep of these keys."""
     last = {key: base + n for n, key in enumerate(keys)}
     return {offset: b"%d" % key for key, offset in sorted(last.items(), key=lambda one: one[1])}
 
@@ -111,7 +112,7 @@ def files(world: PowerWorld) -> list[str]:
     return [path for path in world.storage.paths("topics", ".tmp") if path.endswith(KEYS)]
 
 
-# What stays ---------------------------------------------------------------------------
+# Kept records --------------------------------------------------------------------------
 
 
 def test_one_pass_is_enough_for_any_number_of_different_keys(world: PowerWorld) -> None:
@@ -123,7 +124,7 @@ def test_one_pass_is_enough_for_any_number_of_different_keys(world: PowerWorld) 
     assert left(world) == last_of(keys)
 
 
-def test_a_hot_key_is_spilled_once_for_each_time_that_the_map_is_full(world: PowerWorld) -> None:
+def test_a_hot_key_is_spilled_each_time_the_map_is_full(world: PowerWorld) -> None:
     keys = [n // 2 if n % 2 else -1 for n in range(8 * CAPACITY)]
     send(Client(world), keys)
     done = pass_of(world)
@@ -150,11 +151,11 @@ SECTIONS = st.lists(
 
 @settings(deadline=None)
 @given(sections=SECTIONS, memory=st.sampled_from([MEMORY // 4, MEMORY]))
-def test_what_stays_is_the_last_record_of_every_key(sections: list[list[int]], memory: int) -> None:
+def test_a_pass_keeps_the_last_record_of_every_key(sections: list[list[int]], memory: int) -> None:
     world = world_of()
     client, sent = Client(world), list[int]()
     with patch.object(look, "MAX_BITS_PER_BYTE", 20):
-        for keys in sections:  # and what is clean already takes part in the next pass
+        for keys in sections:  # the clean part takes part in the next pass
             for at in range(0, len(keys), 50):
                 send(client, keys[at : at + 50])
             sent += keys
@@ -164,11 +165,11 @@ def test_what_stays_is_the_last_record_of_every_key(sections: list[list[int]], m
             assert files(world) == []
 
 
-def test_equal_keys_in_what_counts_as_clean_are_both_superseded(world: PowerWorld) -> None:
+def test_equal_keys_in_the_clean_part_are_both_superseded(world: PowerWorld) -> None:
     client = Client(world)
     send(client, [1, 1, 2, 3, 3])
     partition = close_segment(world)
-    partition.note_cleaned(5)  # as if it were
+    partition.note_cleaned(5)  # pretends that the partition is clean to here
     dirty = [1, 2, *range(10, 10 + 4 * CAPACITY)]
     send(client, dirty)
     done = pass_of(world)
@@ -177,7 +178,7 @@ def test_equal_keys_in_what_counts_as_clean_are_both_superseded(world: PowerWorl
     assert left(world) == {4: b"3", **last_of(dirty, base=5)}
 
 
-def test_a_frame_that_is_clean_in_part_keeps_what_is_last_of_both_parts(
+def test_a_partly_clean_frame_keeps_the_last_records_of_both_parts(
     world: PowerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(look, "MAX_BITS_PER_BYTE", 20)
@@ -193,14 +194,14 @@ def test_a_frame_that_is_clean_in_part_keeps_what_is_last_of_both_parts(
     assert left(world) == last_of(first + rest)
 
 
-def test_what_was_aborted_supersedes_nothing_also_where_it_counts_as_clean(
+def test_aborted_records_supersede_nothing_even_in_the_clean_part(
     world: PowerWorld,
 ) -> None:
     client, other = Client(world), Client(world, "tx")
     send(client, [1, 2])
     other.append(b"aborted", key=b"1")
     partition = close_segment(world)
-    other.abort()  # its marker is not in what the first pass sees
+    other.abort()  # its marker is beyond the first pass's view
     first = clean(partition, memory=ALL, pace=lambda _: None, now_ms=world.clock.now_ms())
     assert (first.end, first.tally.aborted) == (3, 0)
     send(client, list(range(10, 10 + 3 * CAPACITY)))
@@ -225,27 +226,27 @@ def test_the_keys_of_the_dirty_section_are_counted(world: PowerWorld) -> None:
     )
 
 
-# Where a pass ends --------------------------------------------------------------------
+# End of a pass --------------------------------------------------------------------------
 
 
-def test_a_pass_ends_where_there_would_be_too_many_bits(world: PowerWorld) -> None:
+def test_a_pass_ends_before_it_needs_too_many_bits(world: PowerWorld) -> None:
     keys = list(range(BITS + 500))
     for at in range(0, len(keys), 1000):
         send(Client(world), keys[at : at + 1000])
     done = pass_of(world)
     assert (done.whole, done.end) == (False, BITS)
     second = pass_of(world)
-    assert (second.start, second.whole) == (BITS, False)  # what is clean leaves no room for bits
+    assert (second.start, second.whole) == (BITS, False)  # the clean part leaves no room for bits
     assert CAPACITY <= second.end - second.start <= ROOM
     assert second.spilled_bytes == 0
     assert left(world) == last_of(keys)
 
 
 @pytest.mark.parametrize(("times", "spilling"), [(1.2, True), (4, False)])
-def test_a_file_is_written_only_if_the_pass_gets_to_the_end_or_twice_as_far(
+def test_keys_are_spilled_only_if_the_pass_reaches_the_end_or_twice_as_far(
     world: PowerWorld, times: float, *, spilling: bool
 ) -> None:
-    """Or a large clean section would be read once more in each of many passes."""
+    """Otherwise a large clean section would be read once more in each of many passes."""
     client = Client(world)
     send(client, list(range(BITS - FRAME_BITS - int(1.5 * ROOM))))
     pass_of(world, ALL)
@@ -257,9 +258,7 @@ def test_a_file_is_written_only_if_the_pass_gets_to_the_end_or_twice_as_far(
 
 
 @pytest.mark.parametrize("done_before", [0, 1, 3, 5, 10, 12])
-def test_without_room_on_the_disk_a_pass_ends_where_the_map_is_full(
-    world: PowerWorld, done_before: int
-) -> None:
+def test_a_pass_without_disk_space_ends_at_a_full_map(world: PowerWorld, done_before: int) -> None:
     client = Client(world)
     before, after = list(range(2 * CAPACITY)), list(range(CAPACITY, 4 * CAPACITY))
     send(client, before)
@@ -285,7 +284,7 @@ def test_without_room_on_the_disk_a_pass_ends_where_the_map_is_full(
     assert left(world) == last_of(before + after)
 
 
-# What becomes of the file -------------------------------------------------------------
+# Fate of the file -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["create", "append"])
@@ -319,7 +318,7 @@ def test_a_pass_that_is_cut_short_leaves_no_file(world: PowerWorld) -> None:
 
 
 class CutShort(Exception):
-    """The pass is not wanted any more."""
+    """Raised by a test to end a pass."""
 
 
 def test_the_file_is_gone_before_anything_is_rewritten(world: PowerWorld) -> None:
@@ -332,7 +331,7 @@ def test_the_file_is_gone_before_anything_is_rewritten(world: PowerWorld) -> Non
 
 
 @pytest.mark.parametrize("death", ["kill", "power"])
-def test_the_next_opening_removes_what_a_crash_has_left(world: PowerWorld, death: str) -> None:
+def test_the_next_opening_removes_the_file_left_by_a_crash(world: PowerWorld, death: str) -> None:
     keys = list(range(3 * CAPACITY))
     send(Client(world), keys)
     close_segment(world)
@@ -361,7 +360,7 @@ def _dying_at_append(number: int) -> Hook:
     return hook
 
 
-def test_a_file_that_could_not_be_removed_is_written_anew(world: PowerWorld) -> None:
+def test_a_file_that_could_not_be_removed_is_overwritten(world: PowerWorld) -> None:
     client = Client(world)
     send(client, list(range(3 * CAPACITY)))
     close_segment(world)
@@ -393,7 +392,7 @@ def test_the_memory_of_a_pass_does_not_grow_with_the_log(tmp_path: Path) -> None
 
 
 def memory_of_a_pass(folder: Path, clean_ones: int, dirty_ones: int) -> int:
-    """Bytes that a pass in 1 MiB takes at its highest, Arrow's and Polars' not counted."""
+    """Return the peak bytes of a pass with 1 MiB of memory, without Arrow's and Polars'."""
     world = World(LocalStorage(folder), durability="os")
     world.owner.create_topic("t", config={"cleanup.policy": "compact", "segment.bytes": "4194304"})
     client = Client(world)
@@ -416,7 +415,7 @@ def memory_of_a_pass(folder: Path, clean_ones: int, dirty_ones: int) -> int:
 
 
 VALUE = 12_000
-"""Bytes; 32 such records are a frame of 384 kB, two of which fit into what is read at once."""
+"""Bytes. 32 such records make a frame of 384 kB, two of which fit into one read."""
 
 
 @pytest.mark.parametrize("small_ones", [False, True], ids=["large frames", "small ones between"])
@@ -428,9 +427,9 @@ def test_the_memory_of_a_pass_does_not_grow_with_the_values(
 
 
 def arrow_memory_of_a_pass(folder: Path, megabytes: int, *, small_ones: bool) -> int:
-    """Bytes that Arrow holds for a pass at its highest, with 32 records of VALUE bytes to a frame.
+    """Return the peak bytes that Arrow holds for a pass, with 32 records of VALUE bytes to a frame.
 
-    All of them have one key. With `small_ones` one frame in four is small, and all of it stays.
+    All records have one key. With `small_ones` one frame in four is small, and all of it stays.
     """
     world = World(LocalStorage(folder), durability="os")
     world.owner.create_topic("t", config={"cleanup.policy": "compact"})
@@ -465,7 +464,7 @@ def send_values(client: Client, keys: list[bytes], size: int) -> None:
 
 
 def test_long_keys_are_gathered_up_to_some_bytes() -> None:
-    """Or a column of them would have more than Arrow's 2 GiB."""
+    """Otherwise a column of them would exceed Arrow's 2 GiB."""
     keys = [pa.array([b"%d" % n + bytes(1 << 20)]) for n in range(40)]
     frames = [(one, np.array([n])) for n, one in enumerate(keys)]
     pieces = list(look._pieces(frames))
@@ -474,10 +473,10 @@ def test_long_keys_are_gathered_up_to_some_bytes() -> None:
     assert pa.concat_arrays([piece for piece, _ in pieces]) == pa.concat_arrays(keys)
 
 
-# What is told -------------------------------------------------------------------------
+# Reports ----------------------------------------------------------------------------------
 
 
-def test_the_pace_is_told_of_what_is_spilled_and_read_again() -> None:
+def test_spilled_and_reread_bytes_are_reported_to_the_pace() -> None:
     told = []
     for memory in (ALL, MEMORY):
         world, paced = world_of(), list[int]()
@@ -488,18 +487,18 @@ def test_the_pace_is_told_of_what_is_spilled_and_read_again() -> None:
     assert told[1] == told[0] + 2 * done.spilled_bytes
 
 
-def test_what_a_pass_has_to_do_grows_as_it_spills(world: PowerWorld) -> None:
+def test_the_work_of_a_pass_grows_as_it_spills(world: PowerWorld) -> None:
     client = Client(world)
     send(client, list(range(CAPACITY)))
     pass_of(world, ALL)
     clean_bytes = sum(segment.size for segment in partition_of(world).segments)
     send(client, list(range(3 * CAPACITY)))
     done = pass_of(world)
-    assert done.spilled_bytes == ENTRY * 4 * CAPACITY  # the clean section's too
+    assert done.spilled_bytes == ENTRY * 4 * CAPACITY  # includes the clean section's
     assert done.to_do == clean_bytes + 2 * done.spilled_bytes
 
 
-def test_the_status_tells_how_much_was_spilled(world: PowerWorld) -> None:
+def test_the_status_reports_the_spilled_bytes(world: PowerWorld) -> None:
     world.owner.alter_config({"log.cleaner.dedupe.buffer.size": str(MEMORY)})
     send(Client(world), list(range(3 * CAPACITY)))
     world.owner.clean(["t"])

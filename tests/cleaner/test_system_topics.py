@@ -1,4 +1,4 @@
-"""The log's own topics are cleaned too: what is loaded from them is the same before and after."""
+"""The log's own topics are cleaned too: what is loaded from them does not change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PARTITIONS = [TopicPartition("t", n) for n in range(3)]
 
 
 class Story:
-    """Plain and transactional commits of offsets, ids that come and go, in a random order."""
+    """A random sequence of plain and transactional offset commits, and of ids that come and go."""
 
     def __init__(self, seed: int) -> None:
         self.chance = Random(seed)
@@ -34,7 +34,7 @@ class Story:
             config = {"segment.bytes": "4096", "delete.retention.ms": "1000"}
             self.world.owner.alter_topic(topic, config=config)
 
-    def goes_on(self, steps: int) -> None:
+    def advance_story(self, steps: int) -> None:
         steps_ = (
             self.commit,
             self.commit,
@@ -71,13 +71,13 @@ class Story:
         self.highest = max(self.highest, self.clients[n].identity.producer_id)
 
     def cleaned(self) -> None:
-        """Clean all there is; nothing of what can be seen changes."""
+        """Clean everything, and check that nothing visible changes."""
         before = offsets_of(self.world.owner), transactions_of(self.world.owner)
         self.world.owner.clean()
         assert (offsets_of(self.world.owner), transactions_of(self.world.owner)) == before
 
     def reopened(self, *, killed: bool, lost: bool) -> None:
-        """Another life; what was committed is the same, and no producer id comes again."""
+        """Reopen the log, and check that commits are the same and no producer id is reused."""
         before, storage = offsets_of(self.world.owner), self.world.storage
         if killed:
             storage.crash()
@@ -109,28 +109,28 @@ def system_partition(owner: Owner, topic: str) -> Partition:
 
 
 def offsets_of(owner: Owner) -> dict[Any, Any]:
-    """The cache of committed offsets: of each its record's offset, and what it says."""
+    """Return the committed offsets in memory, with the offset of each one's record."""
     committed = owner._offsets._committed
     return {key: change for key, change in committed.items() if change[1] is not None}
 
 
 def transactions_of(owner: Owner) -> dict[str, Any]:
-    """What an opening would load of transactional ids."""
+    """Return the transactional ids that an opening would load."""
     return TransactionLog(system_partition(owner, TRANSACTION_STATE)).load()
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_what_is_loaded_from_the_logs_own_topics_is_what_it_was_before_cleaning(seed: int) -> None:
+def test_cleaning_does_not_change_what_is_loaded_from_the_logs_own_topics(seed: int) -> None:
     story = Story(seed)
     for _ in range(4):
-        story.goes_on(STEPS // 4)
+        story.advance_story(STEPS // 4)
         story.cleaned()
         killed, lost = story.chance.random() < 0.5, story.chance.random() < 0.5
         story.reopened(killed=killed, lost=lost)
     for client in story.clients:
         client.abort()
     story.world.clock.advance(1001)
-    for _ in range(2):  # once for the tombstones' time, once when it is over
+    for _ in range(2):  # once to start the tombstones' time, once after it
         story.cleaned()
         story.world.clock.advance(1001)
     story.cleaned()
@@ -138,7 +138,7 @@ def test_what_is_loaded_from_the_logs_own_topics_is_what_it_was_before_cleaning(
     assert len([*on_disk(kept)]) == len(offsets_of(story.world.owner))
 
 
-def test_of_a_plain_and_a_transactional_commit_the_later_record_wins_after_cleaning_too() -> None:
+def test_the_later_of_a_plain_and_a_transactional_commit_wins_after_cleaning() -> None:
     def plain_last(story: Story) -> int:
         story.world.owner.add_offsets(story.clients[0].identity, "g", {PARTITIONS[0]: _at(1)})
         story.world.owner.commit_offsets("g", {PARTITIONS[0]: _at(2)})

@@ -1,8 +1,8 @@
-"""Real threads on a real folder while the log is cleaned again and again: nobody sees anything wrong.
+"""Threads on a folder on disk while the log is cleaned again and again: readers miss nothing.
 
-A ledger keeps what was committed. What a reader gets must be in it, once, in order. What it does not get must be
-gone for a reason that the log had published when the reader asked: a later record of the key below
-`superseding_end`, or a tombstone's time being over below `purged_end`.
+A ledger keeps all committed records. A reader must get them once and in order. A record may be
+missing only for a reason that the log had published when the reader fetched: a later record of the
+key below `superseding_end`, or an expired tombstone below `purged_end`.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ T0, T1 = PARTITIONS = TopicPartition("t", 0), TopicPartition("t", 1)
 ROUNDS = 60
 BOUND = 60.0
 KEYS = 12
-"""Of each writer; nobody else writes them."""
+"""Number of keys per writer. Writers do not share keys."""
 TOKEN = "a token of the tests"
 
 
 @dataclass
 class Ledger:
-    """What was committed to a partition."""
+    """Committed records of a partition."""
 
     records: dict[int, tuple[bytes, bytes | None]] = field(default_factory=dict)
 
     def state(self) -> dict[bytes, bytes]:
-        """What all of it comes to."""
+        """Return the state after all records."""
         state = {key: value for _, (key, value) in sorted(self.records.items())}
         return {key: value for key, value in state.items() if value is not None}
 
     def following(self) -> dict[int, int]:
-        """Of each record the offset of the next one of its key, if there is one."""
+        """Return the offset of the next record of the same key, by offset."""
         last, following = dict[bytes, int](), dict[int, int]()
         for offset, (key, _) in sorted(self.records.items()):
             if key in last:
@@ -63,7 +63,8 @@ class Ledger:
 
 @dataclass
 class Fetch:
-    """Offsets that a reader has passed at once, what it got of them, and the ends right after."""
+    """Range of offsets that a reader fetched at once, the records received, and the ends right
+    after."""
 
     start: int
     end: int
@@ -72,7 +73,7 @@ class Fetch:
 
 
 class Reader:
-    """Reads a partition on and on, and notes what it got."""
+    """Reads a partition continuously, and notes the records received."""
 
     def __init__(self, broker: Broker, tp: TopicPartition, max_bytes: int) -> None:
         self.broker, self.tp, self.max_bytes = broker, tp, max_bytes
@@ -95,14 +96,14 @@ class Reader:
             self.fetches.append(Fetch(start, self.position, got, ends))
 
     def again_from_the_start(self) -> None:
-        """One more reading, to where the log ended when it began."""
+        """Read once more from the start, up to the log's end at the beginning of this reading."""
         end = self.broker.offsets([self.tp])[self.tp].last_stable_offset
         self.position = 0
         while self.position < end:
             self.turn()
 
     def check(self, ledger: Ledger) -> None:
-        """Nothing torn, nothing twice, nothing missing without a reason."""
+        """Check that no record is torn, repeated, or missing without a reason."""
         offsets, following = sorted(ledger.records), ledger.following()
         for fetch in self.fetches:
             for offset, record in fetch.got.items():
@@ -115,7 +116,7 @@ class Reader:
                     assert purged or following[offset] < fetch.ends.superseding_end
 
     def state(self) -> dict[bytes, bytes]:
-        """What its last reading from the start comes to."""
+        """Return the state after the last reading from the start."""
         first = max(n for n, fetch in enumerate(self.fetches) if fetch.start == 0)
         state: dict[bytes, bytes | None] = {}
         for fetch in self.fetches[first:]:
@@ -128,7 +129,8 @@ def key_of(writer: str, number: int) -> bytes:
 
 
 class Writer:
-    """A producer with keys of its own; in transactions, some of them aborted, if it has a name."""
+    """A producer with keys of its own. With a name it uses transactions, and aborts some of
+    them."""
 
     def __init__(self, owner: Owner, ledgers: dict[TopicPartition, Ledger], name: str, seed: int):
         self.owner, self.ledgers, self.name, self.seed = owner, ledgers, name, seed
@@ -176,7 +178,7 @@ class Writer:
 
 @pytest.fixture(params=[1 << 24, 1000], ids=["in memory", "spilling"])
 def owner(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Owner]:
-    """A log that cleans itself all the time, and deletes at once what it has replaced."""
+    """A log that is cleaned all the time, and deletes replaced segments at once."""
     with little_memory(request.param):
         yield from _owner(tmp_path)
 
@@ -198,7 +200,7 @@ def _owner(tmp_path: Path) -> Iterator[Owner]:
 
 @contextmanager
 def attached(owner: Owner, folder: Path) -> Iterator[FlightBroker]:
-    """Beside the owner: it reads the files itself, whoever removes them."""
+    """Attach to the owner: this broker reads the files itself, while the owner removes some."""
     location = f"grpc+unix://{folder}/s"
     endpoint = FlightEndpoint(owner, location, token=TOKEN, locate=owner.locate)
     target = ConnectionTarget(location, TOKEN, "the test's log")
@@ -211,7 +213,7 @@ def attached(owner: Owner, folder: Path) -> Iterator[FlightBroker]:
 
 
 class Cleaning:
-    """Asks for cleaning on and on, and removes at once what was replaced."""
+    """Requests cleaning continuously, and removes replaced segments at once."""
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
@@ -225,7 +227,7 @@ class Cleaning:
         assert not [status.reason for status in statuses if status.reason]
 
     def finish(self) -> None:
-        """Return when all of it is clean."""
+        """Return when the topic is clean."""
         until = time.monotonic() + BOUND
         while time.monotonic() < until:
             self.turn()
@@ -250,11 +252,11 @@ def test_readers_miss_and_repeat_nothing_while_the_log_is_cleaned(
         whole = [Reader(broker, tp, 1 << 20) for tp in PARTITIONS for broker in (owner, beside)]
         for writer in writers:
             crew.works(writer.work)
-        crew.goes_on(cleaning.turn)
+        crew.repeat(cleaning.turn)
         for reader in tailing:
-            crew.goes_on(reader.turn)
+            crew.repeat(reader.turn)
         for reader in whole:
-            crew.goes_on(reader.again_from_the_start)
+            crew.repeat(reader.again_from_the_start)
         crew.run()
         cleaning.finish()
         for reader in [*tailing, *whole]:
@@ -265,7 +267,7 @@ def test_readers_miss_and_repeat_nothing_while_the_log_is_cleaned(
     assert all(0 < ends[tp].purged_end <= ends[tp].clean_end for tp in PARTITIONS)
 
 
-def test_a_store_restored_while_its_changelog_is_cleaned_holds_what_was_committed(
+def test_a_store_restored_while_its_changelog_is_cleaned_has_the_committed_state(
     owner: Owner, tmp_path: Path
 ) -> None:
     ledgers = {tp: Ledger() for tp in PARTITIONS}
@@ -279,13 +281,13 @@ def test_a_store_restored_while_its_changelog_is_cleaned_holds_what_was_committe
         fresh = open_store(spec, None)
         fresh.restore(owner, T0)
         fresh.close()
-        if next(late) % 20 == 0:  # tombstones that it has not seen are gone by then
+        if next(late) % 20 == 0:  # expired tombstones that it has not seen are removed by then
             kept.restore(owner, T0)
 
     for writer in writers:
         crew.works(writer.work)
-    crew.goes_on(cleaning.turn)
-    crew.goes_on(restore)
+    crew.repeat(cleaning.turn)
+    crew.repeat(restore)
     crew.run()
     cleaning.finish()
     fresh = open_store(spec, None)

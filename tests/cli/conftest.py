@@ -19,7 +19,7 @@ from strandline.framework.cli import main
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command said, and its exit code."""
+    """Output and exit code of a command."""
 
     code: int
     out: str
@@ -32,7 +32,7 @@ class Outcome:
 
     @property
     def lines(self) -> list[Any]:
-        """The JSON lines on stdout."""
+        """JSON lines on stdout."""
         return [msgspec.json.decode(line) for line in self.out.splitlines()]
 
 
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def log(folder: Path) -> Iterator[Log]:
-    """The log, owned by the test; commands attach to it."""
+    """A log owned by the test; commands attach to it."""
     with changelog.open(folder, durability="os") as opened:
         yield opened
 

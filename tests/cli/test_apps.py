@@ -86,7 +86,7 @@ class Task:
         ("end", ("--workers", "2"), {"window", "timer"}),
     ],
 )
-def test_a_bounded_run_leaves_nothing_waiting(
+def test_a_bounded_run_leaves_no_pending_work(
     strandline: Command,
     log: Log,
     tmp_path: Path,
@@ -103,7 +103,7 @@ def test_a_bounded_run_leaves_nothing_waiting(
     assert {key.decode() for key in log.read("out")["key"].to_pylist()} == sent
 
 
-def test_a_handler_that_fails_is_one_line(shop: Log, strandline: Command) -> None:
+def test_a_failing_handler_is_reported_in_one_line(shop: Log, strandline: Command) -> None:
     strandline("produce", "orders", stdin='{"key": "k0", "value": {}}')
     outcome = strandline("run", SHOP, "--until", "idle")
     assert outcome.code == 1
@@ -122,14 +122,14 @@ def test_a_handler_that_fails_is_one_line(shop: Log, strandline: Command) -> Non
         (":", "no module"),
     ],
 )
-def test_an_app_that_is_not_there(strandline: Command, target: str, says: str) -> None:
+def test_a_missing_app_is_reported(strandline: Command, target: str, says: str) -> None:
     outcome = strandline("run", target)
     assert outcome.code == 1
     assert says in outcome.err
     assert len(outcome.err.strip().splitlines()) == 1
 
 
-def test_an_app_is_named_by_its_file_too(
+def test_an_app_can_be_named_by_its_file(
     strandline: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -179,7 +179,9 @@ def test_numbers_have_separators_on_a_terminal_only(
     assert said(terminal=False) == [*["1234567"] * 3, "1234.5678"]
 
 
-def test_a_large_number_is_got_into_a_pipe_as_it_is(log: Log, strandline: Command) -> None:
+def test_a_large_number_is_written_to_a_pipe_without_separators(
+    log: Log, strandline: Command
+) -> None:
     log.create_topic("shop-totals-changelog", config={"cleanup.policy": "compact"})
     key, value = key_codec(str).encode("a"), msgspec.msgpack.encode(1_234_567)
     log.append("shop-totals-changelog", [{"key": key, "value": value}])
@@ -198,9 +200,7 @@ def test_a_store_is_scanned_in_the_order_of_its_keys(shop: Log, strandline: Comm
     assert "1.333" in shown
 
 
-def test_values_whose_time_is_over_are_shown_only_if_asked_for(
-    log: Log, strandline: Command
-) -> None:
+def test_expired_values_are_shown_only_on_request(log: Log, strandline: Command) -> None:
     log.create_topic("shop-carts-changelog", config={"cleanup.policy": "compact"})
     for ttl_ms, now, key in [
         (1, 0, "gone"),
@@ -256,7 +256,7 @@ def has_handled_all(log: Log) -> bool:
     return all(tp in done and done[tp].offset == ends[tp].last_stable_offset for tp in sums)
 
 
-def test_the_workers_of_a_running_app_are_asked(
+def test_the_workers_of_a_running_app_are_queried(
     bank: None, strandline: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -270,16 +270,16 @@ def test_the_workers_of_a_running_app_are_asked(
         assert [row["key"] for row in found.lines] == ["k100", "k101", "k102"]
         missing = strandline("stores", "get", "bank/held", "k999")
         assert (missing.code, "no key k999" in missing.err) == (1, True)
-    # Timers are the app's own business, and what has expired no worker tells.
+    # Timers are internal to the app, and workers do not return expired values.
     timers = strandline("stores", "scan", "bank/add-timers", "--parts", "--json").lines
-    assert len(timers) == 2 * 2  # of each partition the timer, and its stream time
+    assert len(timers) == 2 * 2  # per partition the timer and the stream time
     rows = strandline("stores", "scan", "bank/held", "--json", "--expired").lines
     assert len(rows) == 200
     listed = strandline("stores", "list", "--json").json
     assert {row["store"]: row["keys"] for row in listed}["bank/held"] == 200
 
 
-def test_what_is_not_in_a_store(shop: Log, strandline: Command) -> None:
+def test_a_missing_key_or_store_is_reported(shop: Log, strandline: Command) -> None:
     for arguments, says in {
         ("get", "shop/totals", "k9"): "no key",
         ("get", "shop/total", "k1"): "shop/totals",
@@ -293,7 +293,7 @@ def test_what_is_not_in_a_store(shop: Log, strandline: Command) -> None:
 # reset --------------------------------------------------------------------------------
 
 
-def test_reset_shows_what_it_would_do_and_does_nothing(
+def test_reset_without_confirmation_shows_its_plan_and_does_nothing(
     shop: Log, strandline: Command, folder: Path
 ) -> None:
     outcome = strandline("reset", "shop")
@@ -309,7 +309,7 @@ def test_reset_shows_what_it_would_do_and_does_nothing(
     assert strandline("groups", "lag", "shop", "--json").json["lag"] == 0
 
 
-def test_after_a_reset_the_app_begins_anew(shop: Log, strandline: Command, folder: Path) -> None:
+def test_an_app_starts_anew_after_a_reset(shop: Log, strandline: Command, folder: Path) -> None:
     assert strandline("reset", "shop", "--yes").code == 0
     assert not (folder / "state/shop").exists()
     assert [info.name for info in shop.topics()] == ["orders", "sums"]
@@ -328,12 +328,12 @@ def test_parts_are_reset_by_choice(shop: Log, strandline: Command, folder: Path)
     assert strandline("stores", "get", "shop/totals", "k1").out.strip() == "290"
 
 
-def test_an_app_that_left_nothing(shop: Log, strandline: Command) -> None:
+def test_resetting_an_unknown_app_names_the_known_groups(shop: Log, strandline: Command) -> None:
     outcome = strandline("reset", "sho")
     assert (outcome.code, "groups: shop" in outcome.err) == (1, True)
 
 
-def test_the_stores_of_an_app_with_a_longer_name_are_left_alone(
+def test_a_reset_does_not_touch_the_stores_of_an_app_with_a_longer_name(
     shop: Log, strandline: Command
 ) -> None:
     compact = {"cleanup.policy": "compact"}

@@ -28,7 +28,7 @@ def closed(folder: Path) -> Path:
 
 
 def segment_of(folder: Path) -> Path:
-    """The largest segment file: that of the topic."""
+    """Return the largest segment file, which is the topic's."""
     files = folder.glob("topics/*/0/*.log")
     return max(files, key=lambda path: path.stat().st_size)
 
@@ -40,14 +40,14 @@ def damage(folder: Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_log_in_order(strandline: Command, closed: Path) -> None:
+def test_a_sound_log_has_exit_code_0(strandline: Command, closed: Path) -> None:
     outcome = strandline("check", str(closed))
     assert outcome.code == 0
     assert "3 topics, 3 partitions" in outcome.out
     assert outcome.out.endswith("closed in order\nnothing is wrong\n")
 
 
-def test_notes_and_what_can_be_repaired_are_exit_code_1(strandline: Command, closed: Path) -> None:
+def test_notes_and_repairable_damage_have_exit_code_1(strandline: Command, closed: Path) -> None:
     (closed / "topics" / ("0" * 32)).mkdir()
     outcome = strandline("check", str(closed))
     assert outcome.code == 1
@@ -58,7 +58,9 @@ def test_notes_and_what_can_be_repaired_are_exit_code_1(strandline: Command, clo
     assert (outcome.code, outcome.out.splitlines()[-1]) == (1, "1 repairable, 1 note")
 
 
-def test_damage_is_exit_code_2_with_where_and_what_to_do(strandline: Command, closed: Path) -> None:
+def test_damage_has_exit_code_2_with_its_place_and_remedy(
+    strandline: Command, closed: Path
+) -> None:
     damage(closed)
     outcome = strandline("check", str(closed))
     assert outcome.code == 2
@@ -68,14 +70,14 @@ def test_damage_is_exit_code_2_with_where_and_what_to_do(strandline: Command, cl
     assert "strandline repair" in way_out
 
 
-def test_as_json(strandline: Command, closed: Path) -> None:
+def test_the_report_is_available_as_json(strandline: Command, closed: Path) -> None:
     damage(closed)
     said = strandline("check", str(closed), "--json").json
     assert said["worst"] == "damage"
     assert said["closed_in_order"]
     (finding,) = said["findings"]
     assert (finding["topic"], finding["partition"], finding["offsets"]) == ("t", 0, [0, 1])
-    assert said["records"] == 1 + 1  # the other one, and the block of producer ids
+    assert said["records"] == 1 + 1  # the other record, and the block of producer ids
 
 
 def test_an_owner_in_the_background_is_waited_for(
@@ -103,7 +105,7 @@ def test_an_owner_in_the_background_is_waited_for(
         owner.wait(10)
 
 
-def test_a_log_that_somebody_has_open_is_left_alone(strandline: Command, closed: Path) -> None:
+def test_an_open_log_is_not_checked(strandline: Command, closed: Path) -> None:
     with changelog.open(closed):
         outcome = strandline("check", str(closed))
     assert outcome.code == 3
@@ -111,14 +113,14 @@ def test_a_log_that_somebody_has_open_is_left_alone(strandline: Command, closed:
     assert "stop that process" in outcome.err
 
 
-def test_a_folder_that_is_no_log(strandline: Command, tmp_path: Path) -> None:
+def test_a_folder_without_a_log_is_refused(strandline: Command, tmp_path: Path) -> None:
     outcome = strandline("check", str(tmp_path))
     assert outcome.code == 3
     assert "holds no log" in outcome.err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bar_shows_how_far_it_is(
+def test_a_bar_shows_the_progress(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from strandline.framework.cli import offline

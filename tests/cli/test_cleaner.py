@@ -1,4 +1,4 @@
-"""`strandline cleaner`: what there is to clean, and what there is not."""
+"""`strandline cleaner` shows clean and dirty parts of topics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from strandline.changelog.log import Log
 from tests.cli.conftest import Command
 
 
-def test_a_topic_that_is_not_compacted_is_no_clean_one(log: Log, strandline: Command) -> None:
+def test_a_topic_that_is_not_compacted_is_not_shown_as_clean(log: Log, strandline: Command) -> None:
     log.create_topic("sales")
     log.append("sales", [{"key": b"a", "value": b"1"}])
     for command in ("cleaner", "clean"):
@@ -18,7 +18,7 @@ def test_a_topic_that_is_not_compacted_is_no_clean_one(log: Log, strandline: Com
     assert "sales-0" in strandline("cleaner", "sales").out
 
 
-def test_what_is_in_the_active_segment_is_neither_clean_nor_dirty(
+def test_records_in_the_active_segment_are_neither_clean_nor_dirty(
     log: Log, strandline: Command
 ) -> None:
     def told() -> tuple[int, int, int]:
@@ -39,7 +39,7 @@ def test_what_is_in_the_active_segment_is_neither_clean_nor_dirty(
     assert (dirty, active) == (0, 0)
 
 
-def test_keys_that_were_spilled_are_told_beside_the_map(log: Log, strandline: Command) -> None:
+def test_spilled_keys_are_shown_next_to_those_in_memory(log: Log, strandline: Command) -> None:
     log.create_topic("prices", config={"cleanup.policy": "compact"})
     assert strandline("config", "set", "log.cleaner.dedupe.buffer.size=4096").code == 0
     log.append("prices", [{"key": b"%d" % n, "value": b"1"} for n in range(100)])

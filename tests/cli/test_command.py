@@ -35,7 +35,7 @@ def run(*arguments: str, cwd: Path, **options: object) -> subprocess.CompletedPr
     )
 
 
-def test_version_and_help(strandline: Command) -> None:
+def test_version_and_help_are_shown(strandline: Command) -> None:
     assert strandline("--version").out.startswith("strandline")
     nothing, help_ = strandline(), strandline("--help").out
     assert "Usage" in nothing.out + nothing.err
@@ -50,7 +50,7 @@ def test_a_wrong_command_line_exits_with_2(strandline: Command, arguments: tuple
     assert strandline(*arguments).code == 2
 
 
-def test_a_log_has_to_be_named_unless_it_is_in_data(tmp_path: Path) -> None:
+def test_a_log_must_be_named_unless_it_is_in_the_folder_data(tmp_path: Path) -> None:
     done = run("topics", "list", cwd=tmp_path)
     assert done.returncode == 2
     assert "--log" in done.stderr
@@ -59,13 +59,13 @@ def test_a_log_has_to_be_named_unless_it_is_in_data(tmp_path: Path) -> None:
     assert [row["topic"] for row in msgspec.json.decode(done.stdout)] == ["t"]
 
 
-def test_a_folder_that_is_no_log_is_left_alone(strandline: Command, tmp_path: Path) -> None:
+def test_a_folder_without_a_log_is_not_changed(strandline: Command, tmp_path: Path) -> None:
     outcome = strandline("topics", "list", "--log", str(tmp_path / "nowhere"))
     assert (outcome.code, "no folder" in outcome.err) == (1, True)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_log_further_down_is_suggested(log: Log, strandline: Command, folder: Path) -> None:
+def test_a_log_in_a_subfolder_is_suggested(log: Log, strandline: Command, folder: Path) -> None:
     outcome = strandline("topics", "list", "--log", str(folder.parent))
     assert outcome.code == 1
     assert f"did you mean {folder}?" in outcome.err
@@ -79,11 +79,11 @@ def test_debug_shows_the_traceback(log: Log, folder: Path) -> None:
     assert (done.returncode, "Traceback" in done.stderr) == (1, True)
 
 
-def test_debug_behind_two_dashes_is_an_argument() -> None:
+def test_debug_after_two_dashes_is_an_argument() -> None:
     assert without_debug(["get", "--", "--debug"]) == (["get", "--", "--debug"], False)
 
 
-def test_a_reader_that_leaves_ends_it_quietly(log: Log, folder: Path) -> None:
+def test_a_closed_pipe_ends_the_command_quietly(log: Log, folder: Path) -> None:
     log.create_topic("numbers")
     log.append("numbers", [{"value": b"x" * 100} for _ in range(20_000)])
     command = " ".join([*STRANDLINE, "consume", "numbers", "--log", str(folder)])
@@ -99,7 +99,7 @@ def test_a_reader_that_leaves_ends_it_quietly(log: Log, folder: Path) -> None:
     assert msgspec.json.decode(done.stdout)["offset"] == 0
 
 
-def test_ctrl_c_ends_it_quietly(log: Log, folder: Path) -> None:
+def test_ctrl_c_ends_the_command_quietly(log: Log, folder: Path) -> None:
     log.create_topic("numbers")
     log.append("numbers", [{"value": b"first"}])
     process = started("consume", "numbers", "--follow", "--log", str(folder))
@@ -113,7 +113,7 @@ def test_ctrl_c_ends_it_quietly(log: Log, folder: Path) -> None:
     process.stderr.close()
 
 
-def test_served_over_tcp_and_used_by_its_url(
+def test_a_log_served_over_tcp_is_used_by_its_url(
     folder: Path, strandline: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = started("serve", str(folder), "--create", "--listen", "127.0.0.1:0", "--json")
@@ -131,7 +131,7 @@ def test_served_over_tcp_and_used_by_its_url(
         stop(process)
 
 
-def test_the_token_of_a_served_log_is_in_a_file_and_in_no_process_title(
+def test_the_token_of_a_served_log_is_in_a_file_and_not_in_a_process_title(
     folder: Path, strandline: Command, tmp_path: Path
 ) -> None:
     file = tmp_path / "token"
@@ -152,7 +152,7 @@ def test_the_token_of_a_served_log_is_in_a_file_and_in_no_process_title(
         stop(process)
 
 
-def test_served_to_this_machine(
+def test_a_log_is_served_to_this_machine(
     folder: Path, strandline: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STRANDLINE_TOKEN", "of another log that is served elsewhere")
@@ -167,8 +167,8 @@ def test_served_to_this_machine(
         assert [info.name for info in log.topics()] == ["orders"]
 
 
-def test_signals_that_come_together_end_it_like_one() -> None:
-    """A second one within the handling of the first must not wait for it for ever."""
+def test_simultaneous_signals_end_the_command_like_one() -> None:
+    """A second signal during the handling of the first must not wait for it for ever."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     main_thread = threading.get_ident()

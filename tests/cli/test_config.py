@@ -9,7 +9,7 @@ from tests.cli.conftest import Command
 
 
 def rows(shown: str) -> dict[str, list[str]]:
-    """The table of settings, by name."""
+    """Parse the table of settings, by name."""
     words = [line.split() for line in shown.splitlines()]
     return {row[0]: row[1:] for row in words if len(row) == 3}
 
@@ -28,9 +28,7 @@ def test_settings_are_set_shown_and_unset(log: Log, strandline: Command) -> None
     assert "set for the log: nothing" in strandline("config", "unset", "log.cleaner.threads").err
 
 
-def test_a_topics_settings_are_shown_with_where_they_come_from(
-    log: Log, strandline: Command
-) -> None:
+def test_a_topics_settings_are_shown_with_their_source(log: Log, strandline: Command) -> None:
     log.alter_config({"log.retention.ms": "5", "log.segment.bytes": "5000"})
     log.create_topic("t", config={"retention.ms": "7"})
     for command in (("config", "show", "t"), ("topics", "describe", "t")):
@@ -47,7 +45,7 @@ def test_a_topics_settings_are_shown_with_where_they_come_from(
     ).json
 
 
-def test_the_list_of_topics_shows_the_policy_that_counts(log: Log, strandline: Command) -> None:
+def test_the_list_of_topics_shows_the_effective_policy(log: Log, strandline: Command) -> None:
     log.create_topic("t")
     strandline("config", "set", "log.cleanup.policy=compact", "--json")
     assert strandline("topics", "list", "--json").json[0]["cleanup"] == "compact"

@@ -1,4 +1,4 @@
-"""Keys and values between bytes and JSON: what is shown can be given back."""
+"""Keys and values are converted between bytes and JSON without loss."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def test_any_value_that_is_shown_is_the_same_when_it_is_produced(data: bytes) ->
     shown = through_json(forms.show_value(data))
     again = forms.parse_value(shown)
     if isinstance(shown, list) or (isinstance(shown, dict) and shown.keys().isdisjoint(FORMS)):
-        assert forms.show_value(again) == forms.show_value(data)  # lengths may be written shorter
+        assert forms.show_value(again) == forms.show_value(data)  # lengths may be encoded shorter
     else:
         assert again == data
 
 
 @given(st.binary(max_size=20))
-def test_base64_is_the_same_bytes(data: bytes) -> None:
+def test_base64_stands_for_the_same_bytes(data: bytes) -> None:
     shown = through_json(forms.show_value(data, "bytes"))
     assert forms.parse_value(shown) == data
 
@@ -61,18 +61,18 @@ def test_any_value_that_is_produced_is_shown_again(value: object) -> None:
 
 
 @pytest.mark.parametrize("form", ["text", "int", "float", "bytes"])
-def test_a_key_of_another_type_than_was_said_is_refused(form: forms.KeyForm) -> None:
+def test_a_key_of_another_type_than_given_is_refused(form: forms.KeyForm) -> None:
     with pytest.raises(InvalidRecord, match="expected"):
         forms.parse_key([1], form)
 
 
 @pytest.mark.parametrize("form", ["text", "bytes"])
-def test_a_value_of_another_type_than_was_said_is_refused(form: forms.ValueForm) -> None:
+def test_a_value_of_another_type_than_given_is_refused(form: forms.ValueForm) -> None:
     with pytest.raises(InvalidRecord, match="expected"):
         forms.parse_value(1, form)
 
 
-def test_what_does_not_fit_its_form_is_shown_as_base64() -> None:
+def test_bytes_that_do_not_fit_their_form_are_shown_as_base64() -> None:
     assert forms.show_key(b"abc", "int") == {"base64": "YWJj"}
     assert forms.show_value(b"\xff", "text") == {"base64": "/w=="}
     assert forms.show_value(b"{", "json") == {"base64": "ew=="}

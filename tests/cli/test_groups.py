@@ -22,7 +22,7 @@ def test_groups_are_listed_with_their_lag(log: Log, strandline: Command) -> None
     assert "shop" in strandline("groups", "list").out
 
 
-def test_offsets_of_a_group(log: Log, strandline: Command) -> None:
+def test_offsets_of_a_group_are_shown(log: Log, strandline: Command) -> None:
     half_read(log)
     assert strandline("groups", "offsets", "shop", "--json").json == [
         {"topic": "orders", "partition": 0, "offset": 7, "end": 10, "lag": 3},
@@ -31,26 +31,28 @@ def test_offsets_of_a_group(log: Log, strandline: Command) -> None:
     assert "–" in strandline("groups", "offsets", "shop").out
 
 
-def test_lag_of_a_group_by_topic(log: Log, strandline: Command) -> None:
+def test_the_lag_of_a_group_is_shown_by_topic(log: Log, strandline: Command) -> None:
     half_read(log)
     expected = {"group": "shop", "lag": 13, "topics": {"orders": 13}}
     assert strandline("groups", "lag", "shop", "--json").json == expected
     assert "13" in strandline("groups", "lag", "shop").out
 
 
-def test_an_unknown_group_is_told_the_known_ones(log: Log, strandline: Command) -> None:
+def test_the_error_about_an_unknown_group_names_the_known_ones(
+    log: Log, strandline: Command
+) -> None:
     half_read(log)
     outcome = strandline("groups", "offsets", "shpo")
     assert outcome.code == 1
     assert "groups: shop" in outcome.err
 
 
-def test_a_log_without_groups(log: Log, strandline: Command) -> None:
+def test_a_log_without_groups_shows_none(log: Log, strandline: Command) -> None:
     assert strandline("groups", "list", "--json").json == []
     assert "no group" in strandline("groups", "list").err
 
 
-def test_members_of_a_group(log: Log, strandline: Command) -> None:
+def test_members_of_a_group_are_shown(log: Log, strandline: Command) -> None:
     log.create_topic("orders", 2)
     with log.consumer(group="shop", instance="till") as consumer:
         consumer.subscribe("orders")

@@ -1,4 +1,4 @@
-"""What `--log` and its like may be: folders and URLs, and nothing that is made by a slip."""
+"""Values of `--log` and similar options: folders and URLs. A mistyped one creates nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COMMANDS = [
 
 @pytest.fixture(autouse=True)
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The current folder, in which nothing may be made."""
+    """The current folder, in which nothing may be created."""
     monkeypatch.chdir(tmp_path)
     yield
     assert list(tmp_path.iterdir()) == []
@@ -45,7 +45,7 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("slip", SLIPS)
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_slip_is_no_folder_to_any_command(
+def test_no_command_takes_a_mistyped_url_for_a_folder(
     command: tuple[str, ...], slip: str, strandline: Command
 ) -> None:
     given = (*command, slip, *(["elsewhere"] if command == ("move",) else []))
@@ -55,7 +55,7 @@ def test_a_slip_is_no_folder_to_any_command(
     assert "hunter2" not in outcome.err
 
 
-def test_what_is_moved_to_is_looked_at_before_anything_is_made(strandline: Command) -> None:
+def test_the_target_of_a_move_is_checked_before_anything_is_created(strandline: Command) -> None:
     assert "kafka://h" in strandline("move", "kafka:/h", "there").err
     assert "a folder of that name is" in strandline("move", "strandline://h", "kafka:/h").err
 
@@ -69,14 +69,16 @@ def test_what_is_moved_to_is_looked_at_before_anything_is_made(strandline: Comma
     ],
     ids=["changelog.open", "App", "serve"],
 )
-def test_nor_to_python(open_: Callable[[Any], object]) -> None:
+def test_python_does_not_take_a_mistyped_url_for_a_folder(open_: Callable[[Any], object]) -> None:
     with pytest.raises(InvalidConfig, match=r"kafka:/h: the URL is written kafka://h, as text"):
         open_(Path("kafka://h"))
     with pytest.raises(InvalidConfig, match=r"s3:/b: a log is a folder, strandline://host:port"):
         open_("s3:/b")
 
 
-def test_nor_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistyped_url_in_the_environment_is_not_taken_for_a_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("STRANDLINE_LOG", "kafka:/h")
     with pytest.raises(InvalidConfig, match="the URL is written kafka://h"):
         sl.App("shop")
@@ -84,7 +86,7 @@ def test_nor_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("listen", [(), ("--listen", "127.0.0.1:0")])
 @pytest.mark.parametrize("url", ["kafka://h:9092?sasl.password=hunter2", "strandline://h"])
-def test_what_is_elsewhere_serves_itself(
+def test_a_remote_log_cannot_be_served_again(
     url: str, listen: tuple[str, ...], strandline: Command
 ) -> None:
     outcome = strandline("serve", url, *listen)
@@ -95,7 +97,7 @@ def test_what_is_elsewhere_serves_itself(
 @pytest.mark.parametrize(
     ("command", "code"), [(("segments", "t", "--log"), 1), (("check",), 3), (("repair",), 3)]
 )
-def test_a_cluster_has_no_files_to_look_into(
+def test_commands_on_files_refuse_a_cluster(
     command: tuple[str, ...], code: int, strandline: Command
 ) -> None:
     outcome = strandline(*command, "kafka://h:9092?sasl.password=hunter2")

@@ -1,4 +1,4 @@
-"""What commands say beside their output, as text and as JSON."""
+"""Messages of commands on stderr, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Shop:
 
 
 def messages(text: str) -> list[dict[str, Any]]:
-    """Each line, which must be a JSON object with what is always there."""
+    """Parse each line, which must be a JSON object with the fields of every message."""
     told = [json.loads(line) for line in text.splitlines()]
     for message in told:
         assert list(message)[:5] == ["time", "level", "logger", "pid", "message"], message
@@ -79,7 +79,7 @@ def messages(text: str) -> list[dict[str, Any]]:
 
 
 def about(told: list[dict[str, Any]], words: str) -> dict[str, Any]:
-    """The one message that begins so."""
+    """Return the one message that begins with `words`."""
     [found] = [message for message in told if message["message"].startswith(words)]
     return found
 
@@ -105,7 +105,7 @@ def test_all_of_stderr_is_json(by: str, tmp_path: Path) -> None:
     assert len({message["pid"] for message in told}) == 1
 
 
-def test_where_metrics_are_is_said_once(tmp_path: Path) -> None:
+def test_the_address_of_metrics_is_logged_once(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     run = ["run", "shop:app", "--until", "idle", "--metrics", "127.0.0.1:0"]
     assert shop.run(*run).stderr.count("metrics are at http://127.0.0.1:") == 1
@@ -113,7 +113,7 @@ def test_where_metrics_are_is_said_once(tmp_path: Path) -> None:
     assert said["message"].endswith(said["url"])
 
 
-def test_text_is_as_it_was(tmp_path: Path) -> None:
+def test_messages_are_plain_text_by_default(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     done = shop.run("run", "shop:app", "--until", "idle", PYTHONWARNINGS="ignore")
     first, skipped, last = done.stderr.splitlines()
@@ -136,7 +136,7 @@ def test_an_error_is_a_message_with_its_type(debug: bool, tmp_path: Path) -> Non
     assert (stops["task"], stops["error"]) == ("add", "ValueError")
 
 
-def test_what_workers_and_their_supervisor_say_is_json(tmp_path: Path, eventually: Any) -> None:
+def test_messages_of_workers_and_their_supervisor_are_json(tmp_path: Path, eventually: Any) -> None:
     shop = Shop(tmp_path)
     said = tmp_path / "said"
     with said.open("wb") as output:
@@ -168,7 +168,7 @@ def test_what_workers_and_their_supervisor_say_is_json(tmp_path: Path, eventuall
     assert "worker" not in about(told, "3 records handled")
 
 
-def test_a_format_that_is_none_is_a_wrong_command_line(
+def test_an_unknown_format_is_a_usage_error(
     strandline: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = strandline("topics", "list", "--log-format", "xml")
@@ -179,7 +179,9 @@ def test_a_format_that_is_none_is_a_wrong_command_line(
     assert (outcome.code, "STRANDLINE_LOG_FORMAT" in outcome.err) == (2, True)
 
 
-def test_what_fails_in_an_unexpected_way_is_told_whole(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unexpected_error_is_logged_with_its_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit) as exit_, logs.reporting_as("json"):
         raise ZeroDivisionError("never thought of")
     [told] = messages(capsys.readouterr().err)
@@ -187,7 +189,7 @@ def test_what_fails_in_an_unexpected_way_is_told_whole(capsys: pytest.CaptureFix
     assert "never thought of" in told["traceback"]
 
 
-def test_after_the_command_logging_is_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_restores_the_logging_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     def state() -> tuple[object, ...]:
         root, ours = logging.getLogger(), logging.getLogger("strandline")
         said = os.environ.get("STRANDLINE_LOG_FORMAT")
@@ -205,7 +207,7 @@ def test_after_the_command_logging_is_as_it_was(capsys: pytest.CaptureFixture[st
 
 
 class Endless(list[Any]):
-    """Holds itself."""
+    """A list that contains itself."""
 
     def __init__(self) -> None:
         super().__init__([self])
@@ -223,7 +225,7 @@ class Endless(list[Any]):
         ({"level": "mine", "time": 0}, {"level": "INFO"}),
     ],
 )
-def test_whatever_a_call_gives_is_one_line(extra: Any, shown: dict[str, Any]) -> None:
+def test_any_arguments_are_formatted_as_one_line(extra: Any, shown: dict[str, Any]) -> None:
     record = logging.makeLogRecord(
         {"name": "shop", "levelname": "INFO", "msg": "two\nlines", **extra}
     )
@@ -236,7 +238,7 @@ def test_whatever_a_call_gives_is_one_line(extra: Any, shown: dict[str, Any]) ->
     assert told["time"] != 0
 
 
-def test_a_program_of_ones_own_may_use_it() -> None:
+def test_a_users_program_may_use_the_formatter() -> None:
     log, lines = logging.getLogger("tests.own"), []
 
     class Kept(logging.Handler):

@@ -1,4 +1,4 @@
-"""What only reads makes no log, whatever the path."""
+"""Commands that only read never create a log, for any path."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ READING = [
 
 @pytest.fixture
 def mistyped(tmp_path: Path) -> Path:
-    """A path beside that of a log, with a slip in it."""
+    """A path next to that of a log, with a typing error."""
     with changelog.open(tmp_path / "orders", durability="os"):
         return tmp_path / "ordres"
 
 
 @pytest.mark.parametrize("words", READING, ids=" ".join)
-def test_a_command_that_reads_makes_no_log(
+def test_a_command_that_reads_creates_no_log(
     strandline: Command, mistyped: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STRANDLINE_LOG", str(mistyped))
@@ -51,7 +51,7 @@ def test_a_command_that_reads_makes_no_log(
     assert not mistyped.exists()
 
 
-def test_the_error_names_the_path_a_log_nearby_and_what_makes_one(mistyped: Path) -> None:
+def test_the_error_names_the_path_a_log_nearby_and_how_to_create_one(mistyped: Path) -> None:
     with pytest.raises(InvalidConfig) as found:
         sl.connect(mistyped)
     said = str(found.value)
@@ -60,7 +60,7 @@ def test_the_error_names_the_path_a_log_nearby_and_what_makes_one(mistyped: Path
     assert not mistyped.exists()
 
 
-def test_an_open_for_reading_makes_no_log_in_a_folder_of_other_things(tmp_path: Path) -> None:
+def test_opening_for_reading_creates_no_log_in_a_folder_of_other_files(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     for read in (sl.connect, lambda path: changelog.open(path, create=False)):
         with pytest.raises(InvalidConfig, match="holds no log"):
@@ -68,7 +68,7 @@ def test_an_open_for_reading_makes_no_log_in_a_folder_of_other_things(tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_an_app_and_a_writer_make_theirs(tmp_path: Path) -> None:
+def test_an_app_and_a_writer_create_their_log(tmp_path: Path) -> None:
     with changelog.open(tmp_path / "one", durability="os"):
         pass
     with sl.App("app", log=tmp_path / "two") as app:
@@ -78,7 +78,7 @@ def test_an_app_and_a_writer_make_theirs(tmp_path: Path) -> None:
             pass
 
 
-def test_what_would_delete_history_is_not_advised_without_a_word(
+def test_advice_that_would_delete_history_comes_with_a_warning(
     strandline: Command, folder: Path
 ) -> None:
     with changelog.open(folder, durability="os") as log:

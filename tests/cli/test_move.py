@@ -14,7 +14,7 @@ from tests.cli.conftest import Command
 
 @pytest.fixture
 def shop(log: Log) -> Log:
-    """What the app `shop` leaves in a log, and another app beside it."""
+    """A log with the state of the app `shop`, and of another app."""
     for topic in ("orders", "sums", "shop-totals-changelog", "shopping-list"):
         log.create_topic(topic)
         log.append(topic, [{"key": b"k", "value": b"1"}, {"key": b"k", "value": b"2"}])
@@ -46,7 +46,7 @@ def test_a_whole_log_is_moved_and_compared(
     assert "8 of 8 records compared: the same" in only.out
 
 
-def test_an_app_is_moved_with_what_belongs_to_it(
+def test_an_app_is_moved_with_its_topics_and_groups(
     shop: Log, strandline: Command, folder: Path, tmp_path: Path
 ) -> None:
     there = tmp_path / "there"
@@ -63,7 +63,9 @@ def test_an_app_is_moved_with_what_belongs_to_it(
         assert log.broker.groups() == ["shop"]
 
 
-def test_chosen_topics(shop: Log, strandline: Command, folder: Path, tmp_path: Path) -> None:
+def test_chosen_topics_are_moved(
+    shop: Log, strandline: Command, folder: Path, tmp_path: Path
+) -> None:
     there = tmp_path / "there"
     assert strandline("move", str(folder), str(there), "--topics", "orders,sums").code == 0
     assert topics_in(there) == ["orders", "sums"]
@@ -77,7 +79,7 @@ def test_chosen_topics(shop: Log, strandline: Command, folder: Path, tmp_path: P
         (["--verify-only"], "was not moved"),
     ],
 )
-def test_what_cannot_be_moved_is_said(
+def test_topics_that_cannot_be_moved_are_named(
     arguments: list[str],
     said: str,
     shop: Log,

@@ -1,4 +1,4 @@
-"""`produce` and `consume`: what goes in as JSON lines comes out as JSON lines."""
+"""`produce` and `consume`: JSON lines that are produced are consumed as the same JSON lines."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.cli.conftest import Command
 
 T0 = 1_700_000_000_000
 KEPT = {"retention.ms": "-1"}
-"""For topics with records of that time: retention would remove them."""
+"""Settings for topics whose records have old times: retention would remove them."""
 
 
 def lines(*records: object) -> str:
     return "".join(msgspec.json.encode(record).decode() + "\n" for record in records)
 
 
-def test_what_is_produced_is_consumed(log: Log, strandline: Command) -> None:
+def test_produced_records_are_consumed(log: Log, strandline: Command) -> None:
     log.create_topic("orders", config=KEPT)
     record = {
         "key": "AA",
@@ -35,7 +35,9 @@ def test_what_is_produced_is_consumed(log: Log, strandline: Command) -> None:
 @pytest.mark.parametrize(
     "key", ["text", "", 7, -7, {"base64": "/wA="}, ["JFK", 1], {"a": [1, None]}, None]
 )
-def test_keys_come_back_as_they_were_given(log: Log, strandline: Command, key: object) -> None:
+def test_keys_are_consumed_as_they_were_produced(
+    log: Log, strandline: Command, key: object
+) -> None:
     log.create_topic("orders")
     strandline("produce", "orders", stdin=lines({"key": key, "value": 1}))
     assert strandline("consume", "orders").lines[0]["key"] == key
@@ -44,7 +46,9 @@ def test_keys_come_back_as_they_were_given(log: Log, strandline: Command, key: o
 @pytest.mark.parametrize(
     "value", ["text", "é", "", 65, -1.5, True, [1, {"b": {"base64": "/w=="}}], None]
 )
-def test_values_come_back_as_they_were_given(log: Log, strandline: Command, value: object) -> None:
+def test_values_are_consumed_as_they_were_produced(
+    log: Log, strandline: Command, value: object
+) -> None:
     log.create_topic("orders")
     strandline("produce", "orders", stdin=lines({"value": value}))
     assert strandline("consume", "orders").lines[0]["value"] == value
@@ -79,7 +83,7 @@ def test_a_key_that_is_not_utf_8_is_base64(log: Log, strandline: Command) -> Non
     assert record["value"] == {"utf8": "hello"}
 
 
-def test_forms_say_how_bytes_are_taken(log: Log, strandline: Command) -> None:
+def test_forms_decide_how_bytes_are_interpreted(log: Log, strandline: Command) -> None:
     log.create_topic("orders")
     log.append("orders", [{"key": (0.5).hex().encode(), "value": b'{"n": 1}'}])
     assert strandline("consume", "orders").lines[0]["value"] == {"utf8": '{"n": 1}'}
@@ -112,7 +116,7 @@ FLIGHTS = pa.schema(
 )
 
 
-def test_a_typed_topic_takes_and_gives_objects_of_columns(log: Log, strandline: Command) -> None:
+def test_values_of_a_typed_topic_are_objects_of_columns(log: Log, strandline: Command) -> None:
     log.create_topic("flights", schema=FLIGHTS)
     full = {
         "carrier": "AA",
@@ -156,7 +160,7 @@ def test_an_object_that_does_not_fit_is_refused_by_its_column(
     assert "line 1" in outcome.err
 
 
-# Where to begin and end ---------------------------------------------------------------
+# Beginning and end --------------------------------------------------------------------
 
 
 def ten(log: Log) -> None:
@@ -179,7 +183,7 @@ def ten(log: Log) -> None:
         ("2030-01-01", None),
     ],
 )
-def test_consume_begins_where_it_is_told(
+def test_consume_begins_at_the_given_position(
     log: Log, strandline: Command, start: str, first: int | None
 ) -> None:
     ten(log)
@@ -217,7 +221,7 @@ def test_consume_follows_until_max(log: Log, strandline: Command) -> None:
     assert [record["offset"] for record in outcome.lines] == [8, 9]
 
 
-def test_consume_takes_the_partitions_that_are_named(log: Log, strandline: Command) -> None:
+def test_consume_reads_only_the_named_partitions(log: Log, strandline: Command) -> None:
     log.create_topic("many", 4)
     log.append("many", [{"key": str(n), "value": b"!!"} for n in range(100)])
     outcome = strandline("consume", "many", "-p", "1", "-p", "3")
@@ -227,7 +231,7 @@ def test_consume_takes_the_partitions_that_are_named(log: Log, strandline: Comma
     assert "0 to 3" in outcome.err
 
 
-def test_open_transactions_are_seen_when_asked_for(log: Log, strandline: Command) -> None:
+def test_open_transactions_are_read_on_request(log: Log, strandline: Command) -> None:
     log.create_topic("orders")
     with log.producer(transactional_id="t", linger_ms=0) as producer:
         producer.begin_transaction()
@@ -252,7 +256,7 @@ def test_open_transactions_are_seen_when_asked_for(log: Log, strandline: Command
         ('{"value": 1, "partition": 9}', "9"),
     ],
 )
-def test_a_bad_line_is_named_and_those_before_it_are_in(
+def test_a_bad_line_is_named_and_the_lines_before_it_are_produced(
     log: Log, strandline: Command, line: str, says: str
 ) -> None:
     log.create_topic("orders")
@@ -264,14 +268,14 @@ def test_a_bad_line_is_named_and_those_before_it_are_in(
     assert len(log.read("orders")) == 1
 
 
-def test_produce_says_where_each_record_went(log: Log, strandline: Command) -> None:
+def test_produce_prints_the_position_of_each_record(log: Log, strandline: Command) -> None:
     log.create_topic("orders", 2)
     records = [{"value": "x", "partition": 1}, {"value": "y", "partition": 1}]
     outcome = strandline("produce", "orders", "--json", stdin=lines(*records) + "\n")
     assert outcome.lines == [{"partition": 1, "offset": 0}, {"partition": 1, "offset": 1}]
 
 
-def test_a_topic_that_does_not_exist_is_not_made(log: Log, strandline: Command) -> None:
+def test_produce_does_not_create_a_topic(log: Log, strandline: Command) -> None:
     for command in ("produce", "consume"):
         outcome = strandline(command, "nowhere", stdin=lines({"value": 1}))
         assert outcome.code == 1
@@ -279,13 +283,13 @@ def test_a_topic_that_does_not_exist_is_not_made(log: Log, strandline: Command) 
     assert log.topics() == []
 
 
-def test_a_partition_that_is_empty_is_no_obstacle(log: Log, strandline: Command) -> None:
+def test_an_empty_partition_does_not_block_consume(log: Log, strandline: Command) -> None:
     log.create_topic("orders", 3)
     assert log.broker.offsets([TopicPartition("orders", 2)])
     assert strandline("consume", "orders").lines == []
 
 
-def test_produce_refuses_seconds_and_takes_what_is_iso(log: Log, strandline: Command) -> None:
+def test_produce_refuses_seconds_and_accepts_iso_times(log: Log, strandline: Command) -> None:
     log.create_topic("times")
     for wrong in ("1760000400", "1760000400.5"):
         given = f'{{"key": "a", "value": 1, "timestamp": {wrong}}}'

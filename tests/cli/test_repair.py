@@ -36,7 +36,7 @@ def values(folder: Path) -> list[bytes]:
         return list(log.to_polars("t")["value"].cast(pl.Binary))
 
 
-def test_it_says_what_it_would_do_and_does_nothing_unless_told_so(
+def test_repair_without_confirmation_shows_its_plan_and_does_nothing(
     strandline: Command, damaged: Path
 ) -> None:
     outcome = strandline("repair", str(damaged))
@@ -48,7 +48,9 @@ def test_it_says_what_it_would_do_and_does_nothing_unless_told_so(
     assert strandline("check", str(damaged)).code == 2
 
 
-def test_told_so_it_does_it_and_keeps_what_was_there(strandline: Command, damaged: Path) -> None:
+def test_a_confirmed_repair_keeps_copies_of_changed_files(
+    strandline: Command, damaged: Path
+) -> None:
     outcome = strandline("repair", str(damaged), "--yes")
     assert outcome.code == 0
     assert "done; what was there before is in repaired/" in outcome.out
@@ -58,7 +60,7 @@ def test_told_so_it_does_it_and_keeps_what_was_there(strandline: Command, damage
     assert strandline("repair", str(damaged)).out.endswith("there is nothing to repair\n")
 
 
-def test_as_json(strandline: Command, damaged: Path) -> None:
+def test_the_plan_is_available_as_json(strandline: Command, damaged: Path) -> None:
     said = strandline("repair", str(damaged), "--yes", "--json").json
     assert said["done"]
     assert said["kept"].startswith("repaired/")
@@ -67,7 +69,7 @@ def test_as_json(strandline: Command, damaged: Path) -> None:
     assert said["check"]["worst"] in (None, "note")
 
 
-def test_a_log_that_somebody_has_open_is_left_alone(strandline: Command, damaged: Path) -> None:
+def test_an_open_log_is_not_repaired(strandline: Command, damaged: Path) -> None:
     (damaged / "strandline.meta").unlink()
     with changelog.open(damaged.parent / "other"):
         outcome = strandline("repair", str(damaged.parent / "other"), "--yes")

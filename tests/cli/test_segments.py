@@ -1,4 +1,4 @@
-"""`strandline segments`: what is in the files."""
+"""`strandline segments` shows the content of the files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.cli.conftest import Command
 
 
 def rolled(log: Log) -> None:
-    """Several segments: 40 records in one Arrow frame each time."""
+    """Roll the partition into several segments: 40 records in one Arrow frame each."""
     log.create_topic("orders", config={"segment.bytes": "8192", "retention.ms": "-1"})
     for n in range(5):
         rows = [
@@ -46,7 +46,7 @@ def test_frames_show_the_fields_of_their_headers(log: Log, strandline: Command) 
     assert "ARROW" in strandline("segments", "orders", "--frames").out
 
 
-def test_frames_from_an_offset_up_to_a_number(log: Log, strandline: Command) -> None:
+def test_frames_are_shown_from_an_offset_up_to_a_number(log: Log, strandline: Command) -> None:
     rolled(log)
     rows = strandline(
         "segments", "orders", "--frames", "--from", "90", "--max", "1", "--json"
@@ -54,7 +54,9 @@ def test_frames_from_an_offset_up_to_a_number(log: Log, strandline: Command) -> 
     assert [row["base_offset"] for row in rows] == [80]
 
 
-def test_records_of_each_frame_with_markers_and_aborted_ones(log: Log, strandline: Command) -> None:
+def test_records_of_each_frame_are_shown_with_markers_and_aborted_ones(
+    log: Log, strandline: Command
+) -> None:
     log.create_topic("orders")
     with log.producer(transactional_id="t") as producer:
         with producer.transaction():
@@ -71,7 +73,7 @@ def test_records_of_each_frame_with_markers_and_aborted_ones(log: Log, strandlin
     assert '"marker":"abort"' in strandline("segments", "orders", "--records").out
 
 
-def test_typed_records(log: Log, strandline: Command) -> None:
+def test_typed_records_are_shown(log: Log, strandline: Command) -> None:
     log.create_topic("flights", schema=pa.schema([("delay", pa.float64())]))
     log.append("flights", [{"delay": 2.5}])
     [row] = strandline("segments", "flights", "--records", "--json").lines
@@ -110,7 +112,7 @@ def test_damage_is_reported_with_its_place(log: Log, strandline: Command, folder
     assert first.name in outcome.err
 
 
-def test_an_unknown_topic_or_partition(log: Log, strandline: Command) -> None:
+def test_an_unknown_topic_or_partition_is_reported(log: Log, strandline: Command) -> None:
     log.create_topic("orders")
     outcome = strandline("segments", "odrers")
     assert (outcome.code, "orders" in outcome.err) == (1, True)
@@ -118,6 +120,6 @@ def test_an_unknown_topic_or_partition(log: Log, strandline: Command) -> None:
     assert "nothing" in strandline("segments", "orders").err
 
 
-def test_a_served_log_has_no_files_to_look_into(strandline: Command) -> None:
+def test_segments_refuses_a_log_over_tcp(strandline: Command) -> None:
     outcome = strandline("segments", "orders", "--log", "strandline://db:1?token=t")
     assert (outcome.code, "the folder itself" in outcome.err) == (1, True)

@@ -1,4 +1,4 @@
-"""What others have written is shown, and does nothing to the terminal."""
+"""Data is shown without letting it control the terminal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def harms(text: str) -> set[str]:
 
 @pytest.fixture
 def app(log: Log) -> sl.App:
-    """Its topic and its store have keys and values that a terminal would act on."""
+    """An app whose topic and store have keys and values with control sequences and markup."""
     app = sl.App("evil", log=log)
     words = app.topic("words", key=str, value=str, partitions=1)
     kept = app.store("kept", key=str, value=dict[str, str])
@@ -67,7 +67,7 @@ def app(log: Log) -> sl.App:
         ["--debug", "consume", EVIL],
     ],
 )
-def test_no_command_lets_data_act_on_the_terminal(
+def test_no_command_lets_data_control_the_terminal(
     app: sl.App, strandline: Command, arguments: list[str]
 ) -> None:
     said = strandline(*arguments)
@@ -77,12 +77,12 @@ def test_no_command_lets_data_act_on_the_terminal(
         assert {EVIL, EVIL + "2"} & {line["key"] for line in said.lines}
 
 
-def test_markup_is_text(app: sl.App, strandline: Command) -> None:
+def test_markup_in_data_is_shown_as_text(app: sl.App, strandline: Command) -> None:
     assert "[red]x[/red]" in strandline("stores", "scan", "evil/kept").out
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_every_way_to_say_something_is_safe(
+def test_every_function_that_writes_sanitizes_text(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, terminal: bool
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
@@ -96,12 +96,12 @@ def test_every_way_to_say_something_is_safe(
     with pytest.raises(Exception, match="1"), reporting_errors():
         raise InvalidRequest(EVIL)
     said = capsys.readouterr()
-    assert said.out.count("[red]") + said.err.count("[red]") >= 5  # a narrow table folds some
-    # Bold letters are the table's own.
+    assert said.out.count("[red]") + said.err.count("[red]") >= 5  # a narrow table wraps some
+    # Bold letters belong to the table.
     assert harms((said.out + said.err).replace("\x1b[1m", "").replace("\x1b[0m", "")) == set()
 
 
-def test_a_warning_says_nothing_to_the_terminal(
+def test_a_warning_cannot_control_the_terminal(
     strandline: Command, app: sl.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from strandline.framework.cli import logs
@@ -120,7 +120,7 @@ def test_a_warning_says_nothing_to_the_terminal(
     assert harms(records[0]) == set()
 
 
-def test_the_bar_of_a_restore_takes_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_bar_shows_markup_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     bar = RestoreBar(after_seconds=0.0)
     bar(RestoreProgress(1, 2, 3, 1.0, False))
@@ -129,15 +129,15 @@ def test_the_bar_of_a_restore_takes_no_markup(monkeypatch: pytest.MonkeyPatch) -
     assert not any(getattr(column, "markup", False) for column in columns)
 
 
-def test_what_is_safe_stays_as_it_is() -> None:
+def test_safe_text_is_not_changed() -> None:
     for text in ("", "plain", "über α 漢字 😀 é", "a\tb\nc", '{"a": [1, "é"]}'):
         assert printable(text) == text
     assert json.loads(printable(json.dumps(EVIL, ensure_ascii=False))) == EVIL
     assert harms(printable("".join(map(chr, [*range(0x3000), *range(0xE0000, 0xE0080)])))) == set()
 
 
-def test_commands_write_in_one_way(repository: Path) -> None:
-    """`framework.cli.output`, which makes it safe; two other modules do so by themselves."""
+def test_commands_write_through_one_module(repository: Path) -> None:
+    """Only `framework.cli.output`, which sanitizes text, and two other modules write."""
 
     def writes(node: ast.AST) -> bool:
         match node:

@@ -1,4 +1,4 @@
-"""`strandline tokens`: made, listed, revoked; shown once."""
+"""`strandline tokens`: tokens are created, listed and revoked, and shown once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ADMIN = "sixteen-or-more-characters"
 
 @pytest.fixture(autouse=True)
 def there_is_a_log(log: Log) -> None:
-    """Tokens can be made while a log is in use."""
+    """Tokens can be created while a log is in use."""
     log.create_topic("sales")
     log.create_topic("other")
 
@@ -50,7 +50,7 @@ def test_a_token_is_shown_once_and_works(strandline: Command, folder: Path) -> N
     assert "no tokens" in strandline("tokens", "list").err
 
 
-def test_json_is_for_programs(strandline: Command) -> None:
+def test_tokens_are_available_as_json(strandline: Command) -> None:
     made = strandline("tokens", "create", "w", "--app", "shop", "--produce", "late", "--json").json
     assert made.pop("token").startswith(f"sl_{made['id']}_")
     assert made["rights"] == [
@@ -77,7 +77,7 @@ def test_json_is_for_programs(strandline: Command) -> None:
         (["list", "--log", "not-here"], 1, "there is no folder"),
     ],
 )
-def test_what_cannot_be_done_is_said(
+def test_impossible_requests_are_explained(
     strandline: Command, arguments: list[str], code: int, said: str
 ) -> None:
     strandline("tokens", "create", "there", "--admin")
@@ -89,7 +89,7 @@ def test_what_cannot_be_done_is_said(
     assert strandline("tokens", "list").out == before
 
 
-def test_a_damaged_document_is_named_with_the_way_out(strandline: Command, folder: Path) -> None:
+def test_a_damaged_document_is_named_with_its_remedy(strandline: Command, folder: Path) -> None:
     strandline("tokens", "create", "a", "--admin")
     (folder / TOKENS).write_bytes((folder / TOKENS).read_bytes()[:-1])
     for arguments in (["list"], ["create", "b", "--admin"], ["revoke", "a"]):
@@ -98,7 +98,7 @@ def test_a_damaged_document_is_named_with_the_way_out(strandline: Command, folde
         assert "create new tokens" in " ".join(refused.err.split())
 
 
-def test_two_commands_at_a_time_take_turns(
+def test_simultaneous_commands_take_turns(
     strandline: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("strandline.changelog.flight.tokens.LOCK_WAIT_S", 0.1)

@@ -26,7 +26,7 @@ def test_topics_are_listed_for_people_and_machines(log: Log, strandline: Command
     assert names == ["__consumer_offsets", "__transaction_state", "orders"]
 
 
-def test_a_log_without_topics_says_what_to_do(log: Log, strandline: Command) -> None:
+def test_a_log_without_topics_shows_how_to_create_one(log: Log, strandline: Command) -> None:
     outcome = strandline("topics", "list")
     assert (outcome.code, outcome.out) == (0, "")
     assert "topics create" in outcome.err
@@ -94,7 +94,7 @@ def test_partitions_are_added(log: Log, strandline: Command) -> None:
     assert strandline("topics", "add-partitions", "orders", "5").code == 1
 
 
-def test_a_topic_is_deleted_only_when_told_so(log: Log, strandline: Command) -> None:
+def test_a_topic_is_deleted_only_with_confirmation(log: Log, strandline: Command) -> None:
     log.create_topic("orders")
     outcome = strandline("topics", "delete", "orders")
     assert (outcome.code, "--yes" in outcome.err) == (1, True)

@@ -1,4 +1,4 @@
-"""The same tests on every system that may hold a log: what they show is what `Broker` promises."""
+"""Fixtures of tests that run on every system that can hold a log: the contract of `Broker`."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ def topic(log: Log, name: str) -> str:
 
 @pytest.fixture
 def first(topic: str) -> TopicPartition:
-    """Its first partition."""
+    """First partition of the topic."""
     return TopicPartition(topic, 0)
 
 
 @pytest.fixture
 def second(topic: str) -> TopicPartition:
-    """Its second partition."""
+    """Second partition of the topic."""
     return TopicPartition(topic, 1)
 
 
 @pytest.fixture
-def groups_are_put_by_hand() -> bool:
+def offsets_may_exceed_the_end() -> bool:
     return True
 
 
 @pytest.fixture
 def sees(log: Log, eventually: Callable[..., None]) -> Callable[..., None]:
-    """Wait until a topic has just these values, partition by partition, for read_committed.
+    """Function that waits until a topic has exactly these values for read_committed, by partition.
 
-    A transaction's end may take a moment to show (Kafka answers when it is decided).
+    The end of a transaction may take a moment to become visible: Kafka answers once it is decided.
     """
 
     def wait(topic: str, *values: bytes | None) -> None:

@@ -1,4 +1,4 @@
-"""What commands say is right on every system that may hold the log."""
+"""Commands print the right results on every system that can hold the log."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["strandline"]
 
 @pytest.fixture
 def folder(system: System) -> Path | str:
-    """The log that commands mean."""
+    """The log that commands use."""
     return system.url
 
 
-def test_reset_tells_what_it_does_only_if_nobody_is_at_work(
+def test_reset_shows_its_plan_only_if_no_worker_runs(
     strandline: Command, log: Log, first: TopicPartition, name: str, eventually: Callable[..., None]
 ) -> None:
     log.broker.commit_offsets(name, {first: CommittedOffset(0)})
@@ -42,12 +42,12 @@ def test_reset_tells_what_it_does_only_if_nobody_is_at_work(
 
 
 def shown(command: Command, topic: str) -> dict[str, tuple[str, str]]:
-    """Value and source of each setting."""
+    """Return value and source of each setting."""
     rows = command("config", "show", topic, "--json").json
     return {row["name"]: (row["value"], row["source"]) for row in rows}
 
 
-def test_a_setting_is_shown_with_where_it_is_from(
+def test_a_setting_is_shown_with_its_source(
     strandline: Command, log: Log, system: System, topic: str
 ) -> None:
     strandline("topics", "alter", topic, "--config", "retention.ms=86400000")
@@ -63,7 +63,7 @@ def test_a_setting_is_shown_with_where_it_is_from(
     assert shown(strandline, topic)["compression.type"] == ("none", "topic")
 
 
-def test_what_is_set_for_all_brokers_is_from_the_log(
+def test_the_source_of_a_cluster_wide_setting_is_the_log(
     strandline: Command, system: System, log: Log, topic: str, eventually: Callable[..., None]
 ) -> None:
     if system.name == "embedded":
@@ -76,7 +76,7 @@ def test_what_is_set_for_all_brokers_is_from_the_log(
 
 @contextmanager
 def set_for_all_brokers(url: str, name: str, value: str) -> Iterator[None]:
-    """A cluster-wide setting, for a while."""
+    """Set a cluster-wide setting until the end of the block."""
     from confluent_kafka.admin import (
         AdminClient,
         AlterConfigOpType,
@@ -103,7 +103,7 @@ def set_for_all_brokers(url: str, name: str, value: str) -> Iterator[None]:
         alter(AlterConfigOpType.DELETE, None)
 
 
-def test_what_only_a_cluster_has_is_shown_once_it_is_set(
+def test_a_setting_of_kafka_alone_is_shown_once_it_is_set(
     strandline: Command, system: System, topic: str
 ) -> None:
     outcome = strandline("topics", "alter", topic, "--config", "min.insync.replicas=1")
@@ -117,7 +117,7 @@ def record(**fields: object) -> str:
     return msgspec.json.encode({"value": "x", **fields}).decode()
 
 
-def test_produce_names_a_line_that_cannot_be_sent_and_those_before_it_are_in(
+def test_produce_names_a_line_that_cannot_be_sent_and_the_lines_before_it_are_produced(
     strandline: Command, log: Log, system: System, topic: str, now: int
 ) -> None:
     wrong = 0 if system.name == "kafka" else -1
@@ -129,7 +129,7 @@ def test_produce_names_a_line_that_cannot_be_sent_and_those_before_it_are_in(
     assert len(log.read(topic)) == 1
 
 
-def test_produce_names_the_first_line_that_the_log_does_not_take(
+def test_produce_names_the_first_line_that_the_log_refuses(
     strandline: Command, log: Log, topic: str, now: int
 ) -> None:
     strandline("topics", "alter", topic, "--config", "message.timestamp.after.max.ms=3600000")
@@ -142,7 +142,7 @@ def test_produce_names_the_first_line_that_the_log_does_not_take(
     assert len(log.read(topic)) == 2
 
 
-def test_settings_that_are_given_to_a_cluster_in_another_way(
+def test_the_error_about_cluster_settings_names_the_right_way(
     strandline: Command, system: System, name: str
 ) -> None:
     def refusal(setting: str) -> str:
@@ -160,7 +160,7 @@ def test_settings_that_are_given_to_a_cluster_in_another_way(
         assert "from 4096" in refusal("segment.bytes=1000")
 
 
-def test_a_topic_that_there_is_not_need_not_be_created_to_be_deleted(
+def test_deleting_a_missing_topic_does_not_suggest_creating_it(
     strandline: Command, log: Log, name: str
 ) -> None:
     outcome = strandline("topics", "delete", name, "--yes")

@@ -1,4 +1,4 @@
-"""A topic's values are the same to the user on every system, in whatever form they are there."""
+"""A topic's values look the same to the user on every system, in any form."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def app(system: System) -> Iterator[sl.App]:
 
 
 @pytest.mark.parametrize("form", [None, "json", "avro", "protobuf", "msgpack"])
-def test_what_is_appended_is_there_in_columns(app: sl.App, name: str, form: Any) -> None:
+def test_appended_values_are_read_as_columns(app: sl.App, name: str, form: Any) -> None:
     flights = app.topic(name, value=Flight, key="carrier", timestamp="at", serde=form)
     flights.append(FLIGHTS)
     flights.append(pl.DataFrame([dataclasses.asdict(flight) for flight in FLIGHTS]))
@@ -49,7 +49,7 @@ def test_what_is_appended_is_there_in_columns(app: sl.App, name: str, form: Any)
     assert [Flight(**row) for row in rows] == FLIGHTS * 2
 
 
-def test_without_a_serde_typed_values_are_columns_or_where_there_are_none_json(
+def test_typed_values_without_a_serde_are_columns_or_json_on_kafka(
     app: sl.App, system: System, log: Log, name: str
 ) -> None:
     flights = app.topic(name, value=Flight, key="carrier")
@@ -65,8 +65,10 @@ def test_without_a_serde_typed_values_are_columns_or_where_there_are_none_json(
         assert json.loads(value) == told
 
 
-def test_others_read_what_we_write_and_we_what_they_write(app: sl.App, log: Log, name: str) -> None:
-    """With a registry in between: one in this process, which knows schemas but keeps no rules."""
+def test_other_programs_read_our_values_and_we_read_theirs(
+    app: sl.App, log: Log, name: str
+) -> None:
+    """The registry is a fake in this process, which stores schemas but enforces no rules."""
     registry = sl.SchemaRegistry(f"mock://{name}-{os.getpid()}")
     flights = app.topic(name, value=Flight, serde=sl.AvroSerde(registry=registry))
     flights.append([("AA", FLIGHTS[0])])
@@ -80,7 +82,7 @@ def test_others_read_what_we_write_and_we_what_they_write(app: sl.App, log: Log,
     assert flights.to_polars().select("key", "carrier").rows() == [("AA", "AA"), ("UA", "UA")]
 
 
-def test_a_record_that_is_not_of_its_form_is_named(app: sl.App, log: Log, name: str) -> None:
+def test_a_record_of_another_form_is_named(app: sl.App, log: Log, name: str) -> None:
     flights = app.topic(name, value=Flight, serde="json")
     flights.append([("AA", FLIGHTS[0])])
     log.append(name, [{"value": b"{}"}])
@@ -90,9 +92,7 @@ def test_a_record_that_is_not_of_its_form_is_named(app: sl.App, log: Log, name: 
         flights.to_polars()
 
 
-def test_confluents_clients_read_what_we_write_and_we_what_they_write(
-    kafka: str, name: str
-) -> None:
+def test_confluents_clients_read_our_values_and_we_read_theirs(kafka: str, name: str) -> None:
     from confluent_kafka import Consumer, Producer
     from confluent_kafka.schema_registry import topic_subject_name_strategy
     from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer

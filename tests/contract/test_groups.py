@@ -1,4 +1,4 @@
-"""Groups: who may hold which partitions, in whose name offsets are committed, who is fenced."""
+"""Groups: the assignment of partitions, commits by members, and fencing."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def closing() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def twin(log: Log, name: str, topic: str) -> str:
-    """Another topic with as many partitions."""
+    """Another topic with the same number of partitions."""
     return log.create_topic(f"{name}-twin", 2).name
 
 
 class Worker:
-    """A member that takes what it may hold, and gives up what it may not, whenever it looks."""
+    """A member that takes assigned partitions and gives up revoked ones whenever it looks."""
 
     def __init__(self, log: Log, group: str, *topics: str, **options: object) -> None:
         options = {"together": [topics], "session_timeout_ms": SESSION_MS, **options}
@@ -62,7 +62,7 @@ class Worker:
         return self.holds
 
     def stop_beating(self) -> None:
-        """As a process that is stopped: it says nothing any more, and does not leave."""
+        """Stop heartbeats without leaving, as a stopped process does."""
         self.membership._stop.set()
 
     def commit(self, tp: TopicPartition, offset: int) -> None:
@@ -77,7 +77,7 @@ def all_of(*topics: str) -> frozenset[TopicPartition]:
     return frozenset(TopicPartition(topic, n) for topic in topics for n in range(2))
 
 
-def test_one_member_gets_all_and_a_second_one_half(
+def test_one_member_gets_all_partitions_and_a_second_one_half(
     log: Log, name: str, topic: str, twin: str, closing: ExitStack, eventually: Eventually
 ) -> None:
     one = Worker(log, name, topic, twin)
@@ -94,7 +94,7 @@ def test_one_member_gets_all_and_a_second_one_half(
     assert {one.membership.member.slot, other.membership.member.slot} == {0, 1}
 
 
-def test_nobody_gets_what_another_has_not_given_up(
+def test_a_partition_is_not_assigned_before_its_owner_has_given_it_up(
     log: Log, name: str, topic: str, closing: ExitStack, eventually: Eventually
 ) -> None:
     one = Worker(log, name, topic, session_timeout_ms=10_000)
@@ -106,7 +106,7 @@ def test_nobody_gets_what_another_has_not_given_up(
     surplus = one.holds - one.membership.allowed()
     with pytest.raises(pytest.fail.Exception):
         eventually(lambda: other.membership.allowed(), timeout=1.0)
-    one.commit(next(iter(surplus)), 3)  # and until then it may finish its work
+    one.commit(next(iter(surplus)), 3)  # until then it may finish its work
     one.look()
     eventually(lambda: other.look() == surplus, timeout=PATIENCE_S)
     with pytest.raises(MemberFenced):
@@ -130,7 +130,7 @@ def test_a_silent_member_loses_everything_and_cannot_commit(
     assert log.broker.committed(name)[TopicPartition(topic, 0)].offset == 2
 
 
-def test_offsets_in_a_transaction_are_refused_to_who_is_no_member_any_more(
+def test_offsets_in_a_transaction_of_a_former_member_are_refused(
     log: Log, name: str, topic: str, closing: ExitStack, eventually: Eventually
 ) -> None:
     one = Worker(log, name, topic)
@@ -152,7 +152,7 @@ def test_offsets_in_a_transaction_are_refused_to_who_is_no_member_any_more(
     assert log.read(topic)["value"].to_pylist() == [b"good"]
 
 
-def test_a_commit_after_others_came_counts_for_what_is_still_held(
+def test_a_commit_after_a_rebalance_is_valid_for_partitions_still_owned(
     log: Log, name: str, topic: str, closing: ExitStack, eventually: Eventually
 ) -> None:
     one = Worker(log, name, topic)
@@ -172,7 +172,7 @@ def test_a_commit_after_others_came_counts_for_what_is_still_held(
         )
 
 
-def test_who_leaves_is_followed_at_once_and_its_slot_is_taken(
+def test_a_member_that_leaves_is_replaced_at_once_and_its_slot_is_reused(
     log: Log, name: str, topic: str, closing: ExitStack, eventually: Eventually
 ) -> None:
     one, other = (Worker(log, name, topic, session_timeout_ms=30_000) for _ in range(2))
@@ -214,7 +214,7 @@ def test_a_group_is_described(
     assert name in log.broker.groups()
 
 
-def test_a_static_member_comes_back_to_what_it_had(
+def test_a_static_member_returns_to_its_partitions(
     log: Log, name: str, topic: str, closing: ExitStack, eventually: Eventually
 ) -> None:
     one = Worker(log, name, topic, instance="a")
@@ -230,7 +230,7 @@ def test_a_static_member_comes_back_to_what_it_had(
         one.commit(next(iter(had)), 1)
 
 
-def test_members_agree_on_how_they_share(
+def test_members_must_agree_on_the_assignor(
     log: Log, name: str, topic: str, closing: ExitStack, eventually: Eventually
 ) -> None:
     one = Worker(log, name, topic, together=())
@@ -241,7 +241,7 @@ def test_members_agree_on_how_they_share(
 
 
 @pytest.mark.parametrize("assignor", ["cooperative-sticky", "range", "roundrobin"])
-def test_consumers_read_everything_once_while_they_come_and_go(
+def test_consumers_read_everything_once_while_they_join_and_leave(
     log: Log, name: str, assignor: str, closing: ExitStack, eventually: Eventually
 ) -> None:
     topic = log.create_topic(name, 4).name

@@ -1,4 +1,4 @@
-"""Moved from one log to another: the same records in the same order, and every group where it was."""
+"""A moved log has the same records in the same order, and every group at the same position."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ Eventually = Callable[..., None]
 
 
 class Logs(NamedTuple):
-    """A log to move from, and one to move to."""
+    """A log to move from, and a log to move to."""
 
     source: Log
     target: Log
     places: tuple[MovedLog, MovedLog]
 
     def move(self, topic: str) -> MoveReport:
-        """A topic, and the groups of this test, not all that others have left on the same brokers."""
+        """Move a topic and the groups of this test, but not groups of other tests on the same
+        brokers."""
         groups = [group for group in self.source.broker.groups() if group.startswith(topic)]
         return move(*self.places, Selection([topic], groups))
 
 
 @pytest.fixture(params=["folder to folder", "folder to kafka", "kafka to folder"])
 def logs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Logs]:
-    """Two logs of these kinds."""
+    """Two logs of the parametrized kinds."""
     urls = [
         str(tmp_path / f"log {number}") if kind == "folder" else request.getfixturevalue("kafka")
         for number, kind in enumerate(request.param.split(" to "))
@@ -48,7 +49,7 @@ def logs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Logs]:
 
 
 def filled(log: Log, topic: str, now: int) -> None:
-    """A topic with all that may be in one: what is missing in between, and what records may look like."""
+    """Fill a topic with every kind of gap, and every kind of record."""
     log.create_topic(topic, 4, config={"max.message.bytes": str(2 * HUGE)})
     producer = log.producer(transactional_id=f"of {topic}")
 
@@ -80,7 +81,7 @@ def deleted_before(log: Log, tp: TopicPartition, offset: int) -> None:
 
 
 def content(log: Log, topic: str) -> list[dict[str, Any]]:
-    """All but the offsets; no headers are as good as an empty list of them."""
+    """Return all but the offsets. No headers and an empty list of them are equal."""
     rows: list[dict[str, Any]] = log.read(topic).drop_columns(["offset"]).to_pylist()
     return [{**row, "headers": row.get("headers") or []} for row in rows]
 
@@ -90,12 +91,12 @@ def positions(log: Log, topic: str) -> list[TopicPartition]:
 
 
 def committed(log: Log, group: str) -> dict[TopicPartition, CommittedOffset]:
-    """What a group has committed; on Kafka a commit may take a moment to show."""
+    """Return the committed offsets of a group. On Kafka a commit may take a moment to show."""
     return committed_in(log.broker, [group], [t.name for t in log.topics()], SystemClock())[group]
 
 
 def left(rows: list[dict[str, Any]], tp: TopicPartition, offset: int) -> list[bytes | None]:
-    """What a group that goes on there has still to read, of these rows of the topic."""
+    """Return the values, of these rows, that a group at this position has still to read."""
     mine = [row for row in rows if row["partition"] == tp.partition]
     return [row["value"] for row in mine if row["offset"] >= offset]
 
@@ -134,7 +135,7 @@ def test_records_are_the_same_and_every_position_is_before_the_same_record(
     assert compared > 2 * furthest
 
 
-def test_moving_again_copies_only_what_came_since(logs: Logs, name: str) -> None:
+def test_moving_again_copies_only_new_records(logs: Logs, name: str) -> None:
     logs.source.create_topic(name, 2)
     logs.source.append(name, [{"key": b"%d" % n, "value": b"first"} for n in range(20)])
     group, tp = f"{name}-group", TopicPartition(name, 0)
@@ -151,7 +152,7 @@ def test_moving_again_copies_only_what_came_since(logs: Logs, name: str) -> None
     verify_only(*logs.places, Selection([name]))
 
 
-def test_a_topic_gets_the_settings_that_it_had_once_it_is_compared(logs: Logs, name: str) -> None:
+def test_a_topic_gets_its_settings_after_the_comparison(logs: Logs, name: str) -> None:
     given = {
         "cleanup.policy": "compact,delete",
         "retention.ms": "86400000",
@@ -171,7 +172,7 @@ def test_a_topic_gets_the_settings_that_it_had_once_it_is_compared(logs: Logs, n
     assert content(logs.target, name) == content(logs.source, name)
 
 
-def test_what_is_at_work_in_the_source_is_not_moved(
+def test_topics_in_use_in_the_source_are_not_moved(
     logs: Logs, name: str, eventually: Eventually
 ) -> None:
     logs.source.create_topic(name)
@@ -187,7 +188,7 @@ def test_what_is_at_work_in_the_source_is_not_moved(
     assert logs.move(name).copied == 1
 
 
-def test_what_is_in_use_in_the_target_is_left_as_it_is(logs: Logs, name: str) -> None:
+def test_topics_in_use_in_the_target_are_not_changed(logs: Logs, name: str) -> None:
     logs.target.create_topic(name)
     logs.source.create_topic(name)
     logs.source.append(name, [{"value": b"moved"}])
@@ -208,9 +209,7 @@ def test_what_is_in_use_in_the_target_is_left_as_it_is(logs: Logs, name: str) ->
     verify_only(*logs.places, Selection([name]))
 
 
-def test_settings_that_a_cluster_does_not_take_are_named(
-    kafka: str, name: str, tmp_path: Path
-) -> None:
+def test_settings_that_a_cluster_refuses_are_named(kafka: str, name: str, tmp_path: Path) -> None:
     folder = str(tmp_path / "log")
     with changelog.open(folder) as here, changelog.open(kafka) as there:
         given = {"segment.bytes": "65536", "segment.ms": "3600000", "cleanup.policy": "compact"}

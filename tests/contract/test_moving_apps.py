@@ -1,4 +1,4 @@
-"""An app whose log is moved goes on where it was: no record is missed, and none counts twice."""
+"""An app continues after its log was moved: no record is missed, and none counts twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = [f"word {n % 7}" for n in range(300)]
 
 
 class Counting:
-    """Counts words, and sends each count: whatever is lost, or counts twice, shows."""
+    """Counts words, and sends each count, so that a lost or doubled record shows."""
 
     def __init__(self, name: str, url: str, state: Path) -> None:
         self.url = url
@@ -35,13 +35,14 @@ class Counting:
         self.out.send(record.key, self.seen[record.key])
 
     def take(self, words: Sequence[str], *, count: int | None = None) -> int:
-        """Append words, and handle so many, or all there are."""
+        """Append words, and handle `count` records, or all."""
         self.words.append((word, 1) for word in words)
         until = "idle" if count is None else None
         return self.app.run(until=until, count=count, timeout=60, progress=False)
 
     def shift(self) -> None:
-        """Let offsets in the input be others than numbers of records: an aborted transaction."""
+        """Shift the offsets in the input with an aborted transaction, so that they differ from
+        counts."""
         self.app.prepare()
         with changelog.open(self.url) as log:
             producer = log.producer(transactional_id="aborted")
@@ -52,7 +53,7 @@ class Counting:
             producer.abort_transaction()
 
     def sent(self) -> dict[str, list[int]]:
-        """The counts that were sent for each word, in order."""
+        """Return the counts sent for each word, in order."""
         found: dict[str, list[int]] = {}
         with changelog.open(self.url) as log:
             table = log.read(self.out.name)
@@ -61,7 +62,7 @@ class Counting:
         return found
 
     def has_counted(self, words: Sequence[str]) -> bool:
-        """Whether each of these words was counted once, in the outputs and in the store."""
+        """Return True if each of these words was counted once, in the outputs and in the store."""
         counts = Counter(words)
         assert self.sent() == {word: list(range(1, n + 1)) for word, n in counts.items()}
         assert self.app.query(self.seen).to_dict() == counts
@@ -82,7 +83,8 @@ SALES = [
 
 
 def summing(name: str, url: str, state: Path) -> tuple[sl.App, sl.Topic[str, Sale]]:
-    """Sums up typed sales, and sends each sale with what its shop has sold by then as its note."""
+    """Return an app that adds up typed sales, and sends each sale with the shop's sum in its
+    note."""
     app = sl.App(name, log=url, state_dir=state, commit_interval_ms=20)
     sales = app.topic(f"{name}-sales", key="shop", value=Sale, timestamp="at", partitions=2)
     noted = app.topic(f"{name}-noted", key="shop", value=Sale)
@@ -96,7 +98,7 @@ def summing(name: str, url: str, state: Path) -> tuple[sl.App, sl.Topic[str, Sal
     return app, sales
 
 
-def test_columns_become_json_there_and_columns_again_here(
+def test_columns_become_json_on_kafka_and_columns_again_in_a_folder(
     kafka: str, name: str, tmp_path: Path
 ) -> None:
     urls = [str(tmp_path / "log"), kafka, str(tmp_path / "log again")]
@@ -126,14 +128,16 @@ def moved(name: str, source: str, target: str, forms: Forms | None = None) -> Mo
         return move(MovedLog(source, here.broker), MovedLog(target, there.broker), selection)
 
 
-def test_it_goes_on_over_there_and_back_here(kafka: str, name: str, tmp_path: Path) -> None:
-    """The files of its stores are those of the log before, each time: they are not believed."""
+def test_an_app_continues_on_kafka_and_back_in_a_folder(
+    kafka: str, name: str, tmp_path: Path
+) -> None:
+    """Each time the store files of the previous log are present, and must not be trusted."""
     urls = [str(tmp_path / "log"), kafka, str(tmp_path / "log again")]
     logs = [Counting(name, url, tmp_path / "state") for url in urls]
 
     first = logs[0]
     first.shift()
-    assert 0 < first.take(WORDS[:100], count=60) < 100  # the rest is handled elsewhere
+    assert 0 < first.take(WORDS[:100], count=60) < 100  # the rest is handled on the other system
     first.app.close()
     report = moved(name, urls[0], urls[1])
     assert [topic.name for topic in report.topics] == [

@@ -1,4 +1,4 @@
-"""`strandline move` as a process, killed in the middle again and again: each record is there once."""
+"""`strandline move` as a process, killed again and again: each record is there once."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from strandline.framework.cli.reading import partitions_of, read
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTITIONS = 20
-"""More than are read at once."""
+"""Number of partitions, more than are read at once."""
 RECORDS = 2_000
 READ = 7
-"""Of the last topic's first partition, by a group."""
+"""Offset in the first partition of the last topic to which a group has read."""
 KILLS = 1
-"""Each when it has copied something."""
+"""Number of kills, each after something was copied."""
 BOUND = 60.0
 
 
@@ -49,7 +49,8 @@ def moving(source: Path, target: str, topics: list[str]) -> subprocess.Popen[str
 
 
 def copied(target: Log, topics: list[str]) -> int:
-    """How many partitions were copied, as the journal says; who was killed may have left it open."""
+    """Return the number of copied partitions in the journal. A killed move may have left it
+    open."""
     if TOPIC not in [info.name for info in target.topics(internal=True)]:
         return 0
     ids: set[str] = set()
@@ -66,7 +67,7 @@ def copied(target: Log, topics: list[str]) -> int:
 
 
 def was_caught(target: Log, topics: list[str], before: int, process: subprocess.Popen[str]) -> bool:
-    """Wait until it has copied more; whether it is still at it. A quick one may be done by then."""
+    """Wait until more was copied. Return False if the move has finished by then."""
     deadline = time.monotonic() + BOUND
     while process.poll() is None:
         assert time.monotonic() < deadline, "it copies nothing"
@@ -79,7 +80,7 @@ def was_caught(target: Log, topics: list[str], before: int, process: subprocess.
 
 
 def content(log: Log, topic: str) -> dict[int, list[tuple[int, bytes | None, bytes]]]:
-    """Time, key and value of each record, by partition; read from all at once."""
+    """Return time, key and value of each record, by partition. All partitions are read at once."""
     found: dict[int, list[tuple[int, bytes | None, bytes]]] = {}
     for batch in read(log.broker, dict.fromkeys(partitions_of(log.broker, topic), 0)):
         rows = [(record.timestamp, record.key, record.value) for record in batch.records()]
@@ -87,7 +88,9 @@ def content(log: Log, topic: str) -> dict[int, list[tuple[int, bytes | None, byt
     return found
 
 
-def test_killed_at_several_moments_and_run_again(kafka: str, name: str, tmp_path: Path) -> None:
+def test_a_move_killed_at_several_moments_and_run_again_copies_each_record_once(
+    kafka: str, name: str, tmp_path: Path
+) -> None:
     topics = [f"{name}-{letter}" for letter in "ab"]
     source = tmp_path / "log"
     filled(source, topics, name)
@@ -111,6 +114,7 @@ def test_killed_at_several_moments_and_run_again(kafka: str, name: str, tmp_path
                 assert content(target, topic) == content(here, topic)
             tp = TopicPartition(topics[-1], 0)
             whole = content(here, tp.topic)[0]
-        position = target.broker.committed(name)[tp].offset  # behind what a killed one had begun
+        # after the last record that a killed move had begun
+        position = target.broker.committed(name)[tp].offset
         left = [r.value for b in read(target.broker, {tp: position}) for r in b.records()]
         assert left == [row[2] for row in whole[READ:]]

@@ -1,4 +1,4 @@
-"""Positions: committed ones, those found by time, and the log's start."""
+"""Positions: committed ones, positions found by time, and the log start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.systems import System
 
 
 def fill(log: Log, partition: TopicPartition, now: int, count: int = 10) -> None:
-    """Records, one a second from `now` on."""
+    """Append records, one a second from `now` on."""
     rows = [{"value": b"%d" % n, "time": now + 1_000 * n} for n in range(count)]
     for row in rows:
         log.append(
@@ -29,7 +29,7 @@ def fill(log: Log, partition: TopicPartition, now: int, count: int = 10) -> None
 # Committed ------------------------------------------------------------------------------
 
 
-def test_what_a_group_commits_is_there_for_everybody(
+def test_committed_offsets_of_a_group_are_visible_to_all_clients(
     system: System, log: Log, first: TopicPartition, second: TopicPartition, name: str
 ) -> None:
     topic_id = log.topic(first.topic).topic_id
@@ -45,15 +45,13 @@ def test_what_a_group_commits_is_there_for_everybody(
     assert name in other.broker.groups()
 
 
-def test_a_group_that_has_committed_nothing_has_nothing(
-    log: Log, first: TopicPartition, name: str
-) -> None:
+def test_a_group_without_commits_has_no_offsets(log: Log, first: TopicPartition, name: str) -> None:
     assert log.broker.committed(name) == {}
     assert log.broker.committed(name, [first]) == {}
     assert name not in log.broker.groups()
 
 
-def test_a_consumer_goes_on_where_its_group_has_committed(
+def test_a_consumer_continues_at_its_groups_committed_offset(
     log: Log, first: TopicPartition, name: str, now: int
 ) -> None:
     fill(log, first, now)
@@ -86,7 +84,7 @@ def test_all_offsets_of_a_group_can_be_deleted(
     assert log.broker.committed(name)[first].offset == 5
 
 
-def test_a_single_offset_can_be_deleted_except_on_kafka_which_says_so(
+def test_a_single_offset_can_be_deleted_except_on_kafka_which_raises(
     system: System, log: Log, first: TopicPartition, second: TopicPartition, name: str
 ) -> None:
     log.broker.commit_offsets(name, {first: CommittedOffset(1), second: CommittedOffset(2)})
@@ -99,7 +97,7 @@ def test_a_single_offset_can_be_deleted_except_on_kafka_which_says_so(
         assert set(log.broker.committed(name)) == {first, second}
 
 
-def test_offsets_go_with_their_topic(log: Log, first: TopicPartition, name: str) -> None:
+def test_offsets_are_deleted_with_their_topic(log: Log, first: TopicPartition, name: str) -> None:
     log.broker.commit_offsets(name, {first: CommittedOffset(1)})
     log.delete_topic(first.topic)
     assert log.broker.committed(name) == {}
@@ -109,7 +107,7 @@ def test_offsets_go_with_their_topic(log: Log, first: TopicPartition, name: str)
         assert consumer.position(first) == 0
 
 
-def test_what_cannot_be_committed_is_refused(log: Log, first: TopicPartition, name: str) -> None:
+def test_invalid_commits_are_refused(log: Log, first: TopicPartition, name: str) -> None:
     commit = log.broker.commit_offsets
     with pytest.raises(UnknownTopic):
         commit(name, {TopicPartition(name + "-nowhere", 0): CommittedOffset(1)})
@@ -148,7 +146,7 @@ def test_a_consumer_seeks_to_a_time(log: Log, first: TopicPartition, now: int) -
         assert consumer.position(first) == 10
 
 
-def test_time_is_bound_by_what_is_committed(
+def test_a_search_by_time_ends_at_the_last_stable_offset(
     log: Log, first: TopicPartition, name: str, now: int, eventually: Callable[..., None]
 ) -> None:
     fill(log, first, now, count=2)
@@ -196,7 +194,7 @@ def test_a_compacted_topic_keeps_its_start_on_kafka(
             log.broker.delete_records(partition, 2)
 
 
-def test_a_consumer_whose_position_is_gone_does_as_it_was_told(
+def test_a_consumer_whose_position_is_out_of_range_follows_its_reset_policy(
     log: Log, first: TopicPartition, now: int
 ) -> None:
     fill(log, first, now)

@@ -1,4 +1,4 @@
-"""Opening a log on a Kafka cluster: its URL, and what is said when it cannot be opened."""
+"""Opening a log on a Kafka cluster: its URL, and the errors when it cannot be opened."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_url_names_servers_and_properties() -> None:
         "kafka://a?group.id=shop",
     ],
 )
-def test_a_url_that_cannot_be_meant_is_refused(url: str) -> None:
+def test_an_implausible_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidConfig) as refused:
         parse_url(url)
     assert "hunter2" not in str(refused.value)
@@ -58,17 +58,17 @@ def test_a_url_that_cannot_be_meant_is_refused(url: str) -> None:
         ("acks=1", "order, atomicity and isolation stand on it"),
     ],
 )
-def test_a_property_that_is_set_already_is_refused_with_what_to_say_instead(
+def test_a_property_set_by_strandline_is_refused_with_the_alternative(
     given: str, says: str
 ) -> None:
     with pytest.raises(InvalidConfig, match=says):
         parse_url(f"kafka://a?{given}")
 
 
-def test_no_property_of_the_url_is_overruled_in_silence(
+def test_no_property_of_the_url_is_overruled_silently(
     kafka: str, name: str, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
 ) -> None:
-    """What clients are made with, beside what the URL says, the URL cannot say."""
+    """Properties that Strandline sets itself cannot be set in the URL."""
     from strandline.changelog.kafka import connection
 
     own: set[str] = set()
@@ -98,20 +98,20 @@ def test_no_property_of_the_url_is_overruled_in_silence(
 
 
 @pytest.mark.parametrize("which", ["ssl.ca.location", "ssl.certificate.location"])
-def test_a_file_that_is_not_there_is_named(which: str) -> None:
+def test_a_missing_file_is_named(which: str) -> None:
     with pytest.raises(
         InvalidConfig, match=rf"kafka://a: {which} names no/such\.pem, which is not"
     ):
         changelog.open(f"kafka://a?security.protocol=SSL&{which}=no/such.pem")
 
 
-def test_what_is_secret_is_not_shown() -> None:
+def test_secrets_are_not_shown() -> None:
     url = "kafka://a?sasl.password=hunter2"
     assert "hunter2" not in repr(parse_url(url))
     assert shown(url) == "kafka://a"
 
 
-def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_about_a_missing_package_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [name for name in sys.modules if name.startswith("strandline.changelog.kafka.")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
@@ -119,7 +119,7 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
         changelog.open("kafka://127.0.0.1:1")
 
 
-def test_a_property_that_there_is_not_is_named(kafka: str) -> None:
+def test_an_unknown_property_is_named(kafka: str) -> None:
     with pytest.raises(InvalidConfig, match=r"no\.such\.thing"):
         changelog.open(f"{kafka}?no.such.thing=1")
 
@@ -128,7 +128,7 @@ def test_a_property_that_there_is_not_is_named(kafka: str) -> None:
     ("servers", "why"),
     [("127.0.0.1:1", "Connection refused"), ("nowhere.invalid:9092", "Failed to resolve")],
 )
-def test_where_nobody_answers_it_says_so_in_time_and_why(
+def test_an_unreachable_cluster_is_reported_in_time_with_the_reason(
     kafka: str,
     servers: str,
     why: str,
@@ -156,7 +156,7 @@ def test_where_nobody_answers_it_says_so_in_time_and_why(
         lambda log: log.broker.cleaning(),
     ],
 )
-def test_what_is_the_clusters_own_affair_is_refused(kafka: str, call: Any) -> None:
+def test_calls_that_only_the_cluster_can_make_are_refused(kafka: str, call: Any) -> None:
     with (
         changelog.open(kafka) as log,
         pytest.raises(
@@ -166,6 +166,6 @@ def test_what_is_the_clusters_own_affair_is_refused(kafka: str, call: Any) -> No
         call(log)
 
 
-def test_nothing_is_pinned_on_kafka(kafka: str) -> None:
+def test_pins_are_refused_on_kafka(kafka: str) -> None:
     with changelog.open(kafka) as log:
         assert log.broker.pins is None

@@ -1,4 +1,4 @@
-"""A Kafka broker that does not answer for a while: nothing is lost, and nothing is there twice."""
+"""A Kafka broker that does not answer for a while: nothing is lost or doubled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IMPATIENT = "message.timeout.ms=2000&socket.timeout.ms=1000"
 
 @contextmanager
 def stopped(running: Running) -> Iterator[None]:
-    """The broker's process does nothing."""
+    """Stop the broker's process during the test."""
     if running.broker is None:
         pytest.skip("the broker is not ours to stop (STRANDLINE_KAFKA)")
     running.broker.freeze()
@@ -33,10 +33,10 @@ def stopped(running: Running) -> Iterator[None]:
         running.broker.thaw()
 
 
-def test_what_was_not_answered_is_not_written_twice(
+def test_records_without_an_answer_are_not_written_twice(
     running: Running, name: str, now: int, eventually: Callable[..., None]
 ) -> None:
-    with changelog.open(running.url) as patient:  # a new broker takes its time for the first
+    with changelog.open(running.url) as patient:  # a new broker needs time for the first answer
         patient.create_topic(name + "-first")
         patient.append(name + "-first", [{"value": b"x"}])
     with changelog.open(f"{running.url}?{IMPATIENT}") as log:
@@ -78,7 +78,7 @@ def test_a_pause_that_is_short_enough_is_not_noticed(running: Running, name: str
         assert log.read(name)["value"].to_pylist() == [b"0", b"1"]
 
 
-def test_a_commit_without_an_answer_can_be_asked_for_again(
+def test_a_commit_without_an_answer_can_be_repeated(
     running: Running, name: str, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
 ) -> None:
     from strandline.changelog.kafka import transactions
@@ -100,7 +100,7 @@ def test_a_commit_without_an_answer_can_be_asked_for_again(
         producer.close()
 
 
-def test_what_is_interrupted_is_given_up_and_the_next_goes_on(
+def test_an_interrupted_call_is_abandoned_and_the_next_one_works(
     kafka: str, name: str, now: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from strandline.changelog.kafka.producing import KafkaProducer

@@ -1,4 +1,4 @@
-"""Records: appended, numbered, read as they were sent."""
+"""Records are appended, numbered, and read as they were sent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.systems import System
 
 
 def batch(*values: bytes | None, time: int = 1_000) -> pa.RecordBatch:
-    """Records without keys."""
+    """Return a batch of records without keys."""
     columns = [
         pa.array([time] * len(values), pa.int64()),
         pa.nulls(len(values), pa.binary()),
@@ -34,7 +34,7 @@ def batch(*values: bytes | None, time: int = 1_000) -> pa.RecordBatch:
 
 
 def values(log: Log, partition: TopicPartition, start: int = 0) -> list[bytes | None]:
-    """What one fetch gives."""
+    """Return the values of one fetch."""
     fetched = log.broker.fetch({partition: start})[partition]
     return [v for b in fetched.batches for v in b.columns.column("value").to_pylist()]
 
@@ -48,7 +48,7 @@ def test_records_have_offsets_in_their_order(log: Log, topic: str) -> None:
     assert table["value"].to_pylist() == [b"%d" % n for n in range(1_000)]
 
 
-def test_a_record_comes_back_as_it_was_sent(log: Log, topic: str, now: int) -> None:
+def test_a_record_is_read_as_it_was_sent(log: Log, topic: str, now: int) -> None:
     headers = [("trace", b"1"), ("trace", b""), ("none", None), ("naïve", b"\x00\xff")]
     with log.producer() as producer:
         sent = producer.send(topic, b"v", b"k", partition=1, timestamp=now, headers=headers)
@@ -63,7 +63,7 @@ def test_a_record_comes_back_as_it_was_sent(log: Log, topic: str, now: int) -> N
 
 @pytest.mark.parametrize("key", [None, b"", b"k"])
 @pytest.mark.parametrize("value", [None, b"", b"v"])
-def test_nothing_and_empty_are_two_things(
+def test_null_and_empty_values_differ(
     log: Log, topic: str, key: bytes | None, value: bytes | None
 ) -> None:
     log.append(topic, [{"key": key, "value": value}, {"key": b"x", "value": b"y"}], partition=0)
@@ -107,10 +107,10 @@ def test_batches_are_kept_apart_and_in_order(log: Log, first: TopicPartition, no
     assert values(log, first) == [b"%d" % n for n in range(12) for _ in range(2)]
 
 
-def test_producers_beside_each_other_do_not_get_into_each_others_batches(
+def test_batches_of_concurrent_producers_do_not_mix(
     system: System, log: Log, first: TopicPartition, now: int
 ) -> None:
-    """A batch is one: its offsets follow one another, whoever else writes at the time."""
+    """The offsets of a batch are consecutive, even if other producers write at the same time."""
     logs = [system.open(), system.open(), log]
     answers: list[tuple[bytes, int, int]] = []
 
@@ -152,7 +152,7 @@ def test_a_gap_in_the_sequence_is_refused(log: Log, first: TopicPartition, now: 
     assert values(log, first) == [b"a", b"c"]
 
 
-def test_what_comes_before_a_refused_batch_stands(
+def test_batches_before_a_refused_one_are_written(
     log: Log, first: TopicPartition, now: int
 ) -> None:
     me = log.broker.init_producer()
@@ -166,7 +166,7 @@ def test_what_comes_before_a_refused_batch_stands(
     assert values(log, first) == [b"a", b"c"]
 
 
-def test_what_comes_behind_a_refused_batch_is_written_once_when_it_is_sent_again(
+def test_a_batch_after_a_refused_one_is_written_once_when_it_is_sent_again(
     log: Log, name: str, now: int
 ) -> None:
     log.create_topic(name, 2, config={"max.message.bytes": "10000"})
@@ -180,7 +180,7 @@ def test_what_comes_behind_a_refused_batch_is_written_once_when_it_is_sent_again
     assert log.read(name)["value"].to_pylist() == [b"behind"]
 
 
-def test_a_record_over_the_limit_is_refused_and_the_producer_goes_on(log: Log, name: str) -> None:
+def test_a_record_over_the_limit_is_refused_and_the_producer_works(log: Log, name: str) -> None:
     log.create_topic(name, config={"max.message.bytes": "10000"})
     with log.producer() as producer:
         producer.send(name, b"a").result(10)
@@ -200,7 +200,7 @@ def test_the_log_itself_refuses_a_batch_over_the_limit(log: Log, name: str, now:
     assert log.broker.append([Append(name, 0, batch(b"x", time=now), me, 0)])[0].base_offset == 0
 
 
-def test_a_compacted_topic_wants_keys(log: Log, name: str, now: int) -> None:
+def test_a_compacted_topic_requires_keys(log: Log, name: str, now: int) -> None:
     log.create_topic(name, config={"cleanup.policy": "compact"})
     with pytest.raises(InvalidRecord):
         log.append(name, [{"value": b"x"}])
@@ -224,7 +224,7 @@ def test_an_unknown_partition_is_unknown_to_every_call(log: Log, topic: str, now
             call()
 
 
-def test_a_fetch_goes_on_where_the_last_one_ended(
+def test_a_fetch_continues_where_the_last_one_ended(
     log: Log, first: TopicPartition, second: TopicPartition
 ) -> None:
     rows = [{"value": b"%06d" % n} for n in range(5_000)]
@@ -241,7 +241,7 @@ def test_a_fetch_goes_on_where_the_last_one_ended(
         assert positions != before
     in_order = [row["value"] for row in rows]
     assert got[first] == in_order
-    # A batch is given whole: what is before the position is the reader's to skip.
+    # A batch is returned whole: the reader skips records before its position.
     assert got[second][-4_900:] == in_order[100:]
 
 
@@ -257,7 +257,7 @@ def test_a_fetch_at_the_end_is_empty_and_beyond_it_out_of_range(
             log.broker.fetch({first: wrong})
 
 
-def test_a_topic_made_anew_is_read_anew(log: Log, first: TopicPartition) -> None:
+def test_a_recreated_topic_is_read_from_its_beginning(log: Log, first: TopicPartition) -> None:
     log.append(first.topic, [{"value": b"old"}] * 3, partition=0)
     assert log.broker.fetch({first: 3}, timeout=0.2)[first].batches == []
     log.delete_topic(first.topic)
@@ -268,7 +268,7 @@ def test_a_topic_made_anew_is_read_anew(log: Log, first: TopicPartition) -> None
     assert (got, fetched.next_offset) == ([b"3", b"4"], 5)
 
 
-def test_what_a_reader_met_in_a_topic_that_was_deleted_is_no_matter_of_the_next(
+def test_a_readers_state_of_a_deleted_topic_does_not_affect_the_next_one(
     log: Log, first: TopicPartition, second: TopicPartition
 ) -> None:
     log.append(first.topic, [{"value": b"old"}] * 3, partition=0)
@@ -302,19 +302,19 @@ def test_a_long_poll_wakes_up_for_a_record(
     assert fetched[first].next_offset == 2
 
 
-def test_a_long_poll_ends_when_its_time_is_over(log: Log, first: TopicPartition) -> None:
+def test_a_long_poll_ends_after_its_timeout(log: Log, first: TopicPartition) -> None:
     begun = time.monotonic()
     assert log.broker.fetch({first: 0}, timeout=0.3)[first].batches == []
     assert 0.25 < time.monotonic() - begun < 5
 
 
-def test_reading_here_and_there_takes_no_longer_than_reading_on(log: Log, name: str) -> None:
-    """Each fetch begins somewhere else than those before ended."""
+def test_random_reads_take_no_longer_than_sequential_ones(log: Log, name: str) -> None:
+    """Each fetch begins at another position than the previous one's end."""
     topic = log.create_topic(f"{name}-places", 24).name
     places = [TopicPartition(topic, number) for number in range(24)]
     for place in places:
         log.append(topic, [{"value": b"x"}] * 10, partition=place.partition)
-    log.broker.fetch({places[0]: 0})  # the first waits for a leader
+    log.broker.fetch({places[0]: 0})  # the first fetch waits for a leader
     begun = time.monotonic()
     for position in range(3):
         for place in places:
@@ -322,14 +322,14 @@ def test_reading_here_and_there_takes_no_longer_than_reading_on(log: Log, name: 
     assert time.monotonic() - begun < 5
 
 
-def test_a_closed_log_says_so(log: Log, topic: str) -> None:
+def test_a_closed_log_raises(log: Log, topic: str) -> None:
     log.close()
     log.close()
     with pytest.raises(StrandlineError, match="closed"):
         log.topic(topic)
 
 
-def test_many_consumers_read_beside_each_other(
+def test_many_consumers_read_at_the_same_time(
     log: Log, topic: str, eventually: Callable[..., None]
 ) -> None:
     log.append(topic, [{"key": b"%d" % n, "value": b"%d" % n} for n in range(2_000)])

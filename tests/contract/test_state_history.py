@@ -1,4 +1,4 @@
-"""A state goes on in the history that it was made from, and is replayed in any other."""
+"""A state continues in the history it was built from, and is replayed in any other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPEC: StoreSpec[str, int] = StoreSpec("s", key=str, value=int)
 
 
 def commit(store: PartitionStore[Any, Any], producer: Producer, where: TopicPartition) -> None:
-    """The worker's commit."""
+    """Commit as a worker does."""
     batch = store.drain()
     assert batch is not None
     with producer.transaction():
@@ -32,7 +32,7 @@ def changelog(log: Log, name: str) -> TopicPartition:
 
 @pytest.fixture
 def engine(log: Log, changelog: TopicPartition, name: str) -> MemoryEngine:
-    """What a store has after three commits of two keys each."""
+    """Return the engine of a store after three commits of two keys each."""
     engine = MemoryEngine()
     store = open_store(SPEC, engine=engine)
     store.restore(log.broker, changelog)
@@ -55,7 +55,7 @@ def restored(
 WHOLE = {"0": 0, "1": 1, "2": 2, "a": 2}
 
 
-def test_a_state_goes_on_after_commits_and_after_a_restore(
+def test_a_state_continues_after_commits_and_after_a_restore(
     log: Log, changelog: TopicPartition, engine: MemoryEngine
 ) -> None:
     for _ in range(2):
@@ -63,7 +63,7 @@ def test_a_state_goes_on_after_commits_and_after_a_restore(
 
 
 def tampered(engine: MemoryEngine, **changes: Any) -> None:
-    """Another value for a key, as of another history, and another position."""
+    """Change the value of a key, as in another history, and the position."""
     position = engine.position()
     assert position is not None
     key = next(key for key, _ in engine.scan(b"\x01", None, reverse=False))

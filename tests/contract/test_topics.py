@@ -1,4 +1,4 @@
-"""Topics: made, described, changed, deleted."""
+"""Topics are created, described, changed and deleted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strandline.changelog.records import TopicPartition
 from tests.systems import System
 
 
-def test_a_topic_is_described_as_it_was_made(log: Log, name: str) -> None:
+def test_a_topic_is_described_as_it_was_created(log: Log, name: str) -> None:
     made = log.create_topic(name, 3, config={"retention.ms": "3600000", "cleanup.policy": "delete"})
     assert (made.name, made.partitions, made.internal) == (name, 3, False)
     assert made.config == {"retention.ms": "3600000", "cleanup.policy": "delete"}
@@ -24,12 +24,14 @@ def test_a_topic_is_described_as_it_was_made(log: Log, name: str) -> None:
     assert made in log.topics()
 
 
-def test_every_client_sees_it(system: System, log: Log, topic: str) -> None:
+def test_every_client_sees_a_created_topic(system: System, log: Log, topic: str) -> None:
     assert system.open().topic(topic) == log.topic(topic)
 
 
-def test_whoever_hears_that_it_exists_sees_it(system: System, name: str) -> None:
-    """Also when others are making it just now: so workers begin that are started at once."""
+def test_a_client_that_is_refused_because_the_topic_exists_can_see_it(
+    system: System, name: str
+) -> None:
+    """Other clients may create the topic at the same time, as workers that start together do."""
     logs = [system.open() for _ in range(4)]
     together = threading.Barrier(len(logs))
     seen: list[int] = []
@@ -106,7 +108,7 @@ def test_the_number_of_partitions_has_limits(log: Log, name: str, partitions: in
         log.create_topic(name, partitions)
 
 
-def test_settings_change_and_are_taken_back(log: Log, topic: str) -> None:
+def test_settings_are_changed_and_reset(log: Log, topic: str) -> None:
     changed = log.alter_topic(topic, {"retention.ms": "1000", "compression.type": "zstd"})
     assert changed.config == {"retention.ms": "1000", "compression.type": "zstd"}
     back = log.alter_topic(topic, {"retention.ms": None})
@@ -114,7 +116,7 @@ def test_settings_change_and_are_taken_back(log: Log, topic: str) -> None:
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
-def test_compression_is_called_the_same(log: Log, name: str, compression: str) -> None:
+def test_compression_types_have_the_same_names(log: Log, name: str, compression: str) -> None:
     made = log.create_topic(name, config={"compression.type": compression})
     assert made.config == {"compression.type": compression}
     log.append(name, [{"value": b"x" * 1000}])
@@ -131,7 +133,7 @@ def test_partitions_are_added_but_not_removed(log: Log, topic: str) -> None:
         log.alter_topic(topic, partitions=3)
 
 
-def test_a_deleted_topic_is_gone_and_may_come_again_empty(log: Log, topic: str) -> None:
+def test_a_deleted_topic_can_be_created_again_and_is_empty(log: Log, topic: str) -> None:
     before = log.topic(topic)
     log.append(topic, [{"value": b"x"}])
     log.delete_topic(topic)
@@ -145,7 +147,7 @@ def test_a_deleted_topic_is_gone_and_may_come_again_empty(log: Log, topic: str) 
 
 
 @pytest.mark.parametrize("own", ["__consumer_offsets", "__transaction_state"])
-def test_the_topics_of_the_log_itself_are_not_for_everybody(log: Log, topic: str, own: str) -> None:
+def test_the_logs_own_topics_are_protected(log: Log, topic: str, own: str) -> None:
     with log.producer(transactional_id=topic) as producer, producer.transaction():
         producer.send(topic, b"x")
         producer.send_offsets_to_transaction({TopicPartition(topic, 0): 0}, topic)
@@ -161,7 +163,7 @@ def test_the_topics_of_the_log_itself_are_not_for_everybody(log: Log, topic: str
             call()
 
 
-def test_kafka_has_no_typed_topics_yet_and_says_so(system: System, log: Log, name: str) -> None:
+def test_typed_topics_are_refused_on_kafka(system: System, log: Log, name: str) -> None:
     if system.name == "embedded":
         assert log.create_topic(name, schema=pa.schema([("a", pa.int64())])).schema_id == 1
         return

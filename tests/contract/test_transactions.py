@@ -1,4 +1,4 @@
-"""Transactions: all or nothing, over partitions and committed offsets, by one producer at a time."""
+"""Transactions: all or nothing, over partitions and offsets, by one producer at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.systems import System
 Sees = Callable[..., None]
 
 
-def test_a_committed_transaction_shows_in_all_its_partitions(
+def test_a_committed_transaction_is_visible_in_all_its_partitions(
     log: Log, topic: str, name: str, sees: Sees
 ) -> None:
     with log.producer(transactional_id=name) as producer:
@@ -38,7 +38,7 @@ def test_a_committed_transaction_shows_in_all_its_partitions(
         sees(topic, b"a", b"b", b"c", b"d")
 
 
-def test_an_aborted_one_shows_nowhere_and_the_next_goes_on(
+def test_an_aborted_transaction_is_invisible_and_the_next_one_works(
     log: Log, topic: str, name: str, sees: Sees
 ) -> None:
     with log.producer(transactional_id=name) as producer:
@@ -53,10 +53,10 @@ def test_an_aborted_one_shows_nowhere_and_the_next_goes_on(
     assert uncommitted.count(b"never") == 6
 
 
-def test_readers_get_past_what_was_aborted(
+def test_readers_get_past_aborted_records(
     log: Log, first: TopicPartition, name: str, eventually: Callable[..., None]
 ) -> None:
-    """A position behind aborted records and markers comes to the end, though nothing was seen."""
+    """The position moves past aborted records and markers, though no record is returned."""
     with log.producer(transactional_id=name) as producer:
         for _ in range(3):
             producer.begin_transaction()
@@ -100,7 +100,7 @@ def test_an_open_transaction_holds_readers_back(
     sees(first.topic, b"before", b"open", b"behind")
 
 
-def test_state_has_what_was_committed_behind_a_transaction_that_a_dead_worker_left_open(
+def test_state_includes_commits_after_a_transaction_left_open_by_a_dead_worker(
     system: System, log: Log, name: str, eventually: Callable[..., None]
 ) -> None:
     log.create_topic(f"{name}-changelog", 1, config={"cleanup.policy": "compact"})
@@ -133,7 +133,7 @@ def test_state_has_what_was_committed_behind_a_transaction_that_a_dead_worker_le
     dead.close()
 
 
-def test_a_second_producer_of_that_id_fences_the_first(
+def test_a_second_producer_with_the_same_id_fences_the_first(
     system: System, log: Log, topic: str, name: str, sees: Sees
 ) -> None:
     old = log.producer(transactional_id=name)
@@ -168,7 +168,9 @@ def test_a_fenced_producer_may_not_append(
     sees(first.topic, b"z")
 
 
-def test_within_one_client_too(log: Log, first: TopicPartition, name: str, now: int) -> None:
+def test_a_second_producer_fences_the_first_within_one_client_too(
+    log: Log, first: TopicPartition, name: str, now: int
+) -> None:
     old = log.broker.init_producer(name)
     log.broker.append([Append(*first, batch(b"x", time=now), old, 0, transactional=True)])
     log.broker.init_producer(name)
@@ -176,7 +178,7 @@ def test_within_one_client_too(log: Log, first: TopicPartition, name: str, now: 
         log.broker.end_transaction(old, commit=True)
 
 
-def test_the_end_of_a_transaction_may_be_asked_for_again(
+def test_the_end_of_a_transaction_may_be_requested_again(
     log: Log, first: TopicPartition, name: str, now: int, sees: Sees
 ) -> None:
     broker = log.broker
@@ -244,7 +246,7 @@ def test_a_transaction_open_for_too_long_is_aborted(
         return ends.last_stable_offset == ends.high_watermark == 2
 
     eventually(released, timeout=20, what="that the log aborts it")
-    # Kafka does not tell it from a second producer of that id.
+    # Kafka does not distinguish this from a second producer with the same id.
     expected = TransactionAborted if system.name == "embedded" else ProducerFenced
     with pytest.raises(expected):
         producer.commit_transaction()
@@ -261,7 +263,7 @@ def test_a_timeout_outside_of_its_limits_is_refused(log: Log, name: str, timeout
 
 
 @pytest.mark.parametrize("bad", ["", "x" * 1_001, "a\nb"])
-def test_a_transactional_id_is_a_name(log: Log, bad: str) -> None:
+def test_a_transactional_id_must_be_a_valid_name(log: Log, bad: str) -> None:
     with pytest.raises(InvalidConfig):
         log.broker.init_producer(bad)
 
@@ -288,7 +290,7 @@ def test_offsets_take_effect_with_the_transaction(
         assert found == {first: CommittedOffset(7, "mine", log.topic(first.topic).topic_id)}
 
 
-def test_offsets_of_an_open_transaction_are_withheld_and_of_an_aborted_one_gone(
+def test_offsets_of_open_and_aborted_transactions_are_not_visible(
     log: Log,
     first: TopicPartition,
     second: TopicPartition,

@@ -1,8 +1,10 @@
-"""Clients of a log that tell a ledger what they were promised: plain and transactional producers,
-a consumer that commits offsets, somebody who makes, changes and deletes topics.
+"""Clients of a log that note in a ledger what the log promised them.
 
-A plain producer outlives the log's process: a batch that was not answered it sends again. A
-transactional one begins anew after each opening.
+They are plain and transactional producers, a consumer that commits offsets, and an administrator
+that creates, changes and deletes topics.
+
+A plain producer outlives the log's process: it sends a batch again that was not acknowledged. A
+transactional producer starts anew after each opening.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ from tests.log.kit import START_MS, Client
 
 TIMEOUT_MS = 10_000
 PIN_MS = 180_000
-"""How long a pin is kept unused."""
+"""Milliseconds that an unused pin is kept."""
 PLAIN = TRANSACTIONAL = 2
-"""So many producers of either kind."""
+"""Number of producers of either kind."""
 
 
 class Sent(NamedTuple):
@@ -50,20 +52,20 @@ class Sent(NamedTuple):
 
 
 class Actors:
-    """Everybody who uses one log. Each method is one act, with whatever answer it gets."""
+    """All clients of one log. Each method is one call, with whatever answer it gets."""
 
     def __init__(self, world: Any, ledger: Ledger, may_fail: Callable[[], bool]) -> None:
         self.world = world
         self.ledger = ledger
         self.may_fail = may_fail
-        """Whether the disk has failed by now, so that errors of storage are no surprise."""
+        """True once the disk has failed, so that storage errors are expected."""
         self.count = 0
         self.plain: list[Client | None] = [None] * PLAIN
         self.unanswered: dict[int, Sent] = {}
         self.producers: list[Client | None] = [None] * TRANSACTIONAL
 
     def copy(self, world: Any, may_fail: Callable[[], bool]) -> Actors:
-        """The same people at this moment, before another log."""
+        """Return the same clients at this moment, for another log."""
         twin = Actors(world, self.ledger.copy(), may_fail)
         twin.count = self.count
         twin.unanswered = dict(self.unanswered)
@@ -71,24 +73,24 @@ class Actors:
         return twin
 
     def log_died(self) -> None:
-        """The log's process is gone."""
+        """Note that the log's process has died."""
         self.ledger.died()
         self.producers = [None] * TRANSACTIONAL
 
     def next_count(self) -> int:
-        """A number never used before, for values and offsets."""
+        """Return a number that was never used before, for values and offsets."""
         self.count += 1
         return self.count
 
     def forget(self, number: int) -> None:
-        """A transactional producer is gone; another one takes its place at the next act."""
+        """Drop a transactional producer. The next call on its number starts another one."""
         self._give_up(number)
 
     @contextmanager
     def tolerant(self) -> Iterator[None]:
-        """Errors of storage are expected once the disk has failed, and only then.
+        """Expect storage errors once the disk has failed, and only then.
 
-        So are those of using a topic which for that reason could not be made.
+        Errors about a missing topic are expected then too, because its creation may have failed.
         """
         try:
             yield
@@ -101,7 +103,7 @@ class Actors:
     def append(
         self, number: int, value: bytes, tp: TopicPartition, *, key: bytes = b"k", at_ms: int = 0
     ) -> None:
-        """A new batch; or, if the last one was not answered, that one once more."""
+        """Send a new batch, or the previous one again if it was not acknowledged."""
         client = self._plain(number)
         if client is None:
             return
@@ -117,13 +119,13 @@ class Actors:
             check(
                 "acknowledged",
                 may_be_there or not appended.duplicate,
-                f"{value[:9]!r} is said to be there",
+                f"{value[:9]!r} is reported as a duplicate",
             )
             del self.unanswered[number]
             self.ledger.acknowledged(value, tp, appended.base_offset, duplicate=appended.duplicate)
 
     def _plain(self, number: int) -> Client | None:
-        """The plain producer of that number, after its init_producer."""
+        """Return the plain producer of that number, after its init_producer."""
         if self.plain[number] is None:
             with self.tolerant():
                 self.plain[number] = client = Client(self.world)
@@ -137,7 +139,7 @@ class Actors:
 
     def append_in_transaction(self, number: int, value: bytes, tp: TopicPartition) -> None:
         def append(client: Client) -> None:
-            self.ledger.void.add(value)  # until it is known to be in
+            self.ledger.void.add(value)  # not to be seen until the append has returned
             if tp == KEPT:
                 self.ledger.keys[value] = b"k"
             offset = client.append(value, topic=tp.topic, partition=tp.partition).base_offset
@@ -171,7 +173,7 @@ class Actors:
         self._give_up(number)
 
     def _producer(self, number: int) -> Client | None:
-        """The transactional producer of that number, after its init_producer."""
+        """Return the transactional producer of that number, after its init_producer."""
         if self.producers[number] is None:
             with self.tolerant():
                 self.producers[number] = client = Client(self.world, f"tx-{number}")
@@ -179,12 +181,12 @@ class Actors:
         return self.producers[number]
 
     def _give_up(self, number: int) -> None:
-        """The transaction is lost, the producer begins anew."""
+        """Note the transaction as aborted. The producer starts anew."""
         self.ledger.aborted(self._take(number))
         self.producers[number] = None
 
     def _take(self, number: int) -> Transaction:
-        """What the producer has put into its transaction; the next one is empty."""
+        """Return the content of the producer's transaction, and begin an empty one."""
         transaction = self.ledger.open[number]
         self.ledger.open[number] = Transaction(transaction.group)
         return transaction
@@ -195,7 +197,7 @@ class Actors:
         check("transactions", overdue, "a transaction was aborted in time")
 
     def commit(self, number: int, *, ask_again: bool = False) -> None:
-        """End the transaction; with `ask_again` once more if the first call fails."""
+        """End the transaction. With `ask_again`, call once more if the first call fails."""
         client = self.producers[number]
         if client is None:
             return
@@ -210,7 +212,7 @@ class Actors:
                     self._ended(transaction, is_committed=True)
                     return
             except TransactionAborted:
-                if attempt == 0:  # a second time it may say so because the first call failed
+                if attempt == 0:  # the second call may fail because the first did
                     self._check_overdue(transaction)
                 self._ended(transaction, is_committed=False)
                 break
@@ -241,7 +243,7 @@ class Actors:
             if transaction.offset is not None:
                 self.ledger.offsets[transaction.group].discard(transaction.offset)
 
-    # Everybody else -------------------------------------------------------------------
+    # Other clients --------------------------------------------------------------------
 
     def commit_offsets(self) -> None:
         offset = self.next_count()
@@ -257,7 +259,7 @@ class Actors:
             self.ledger.starts[tp] = {self.world.owner.delete_records(tp, target)}
 
     def hold(self, since: str, *tps: TopicPartition) -> None:
-        """Pin all that is committed; what was pinned since elsewhere may go from now on."""
+        """Pin all committed records. Pins with another `since` need not be kept from now on."""
         name, pins = PinName("reader", since, f"u{self.next_count()}"), self.ledger.pins
         with self.tolerant():
             ends = self.world.owner.offsets(tps)
@@ -276,7 +278,7 @@ class Actors:
             pins[name] = Pinned(ranges, rows, self.world.clock.now_ms() + PIN_MS)
 
     def use_pins(self) -> None:
-        """Their time begins anew."""
+        """Use every pin, which restarts its timeout."""
         for name, kept in self.ledger.pins.items():
             with self.tolerant():
                 self.world.owner.pins.use(name)
@@ -284,14 +286,15 @@ class Actors:
                 self.ledger.pins[name] = kept._replace(expires_ms=expires)
 
     def release_pins(self) -> None:
-        """Nobody reads by them any more."""
+        """Release every pin."""
         for name in list(self.ledger.pins):
             del self.ledger.pins[name]
             with self.tolerant():
                 self.world.owner.pins.release(name.holder, name.until)
 
     def tick(self) -> None:
-        """The log's periodic work. Of what is old it may take whole segments."""
+        """Run the log's periodic work. Retention may delete whole segments of the aged
+        partition."""
         with self.tolerant():
             with suppress(UnknownTopic):
                 aged = self.world.owner._partition(AGED)
@@ -300,7 +303,8 @@ class Actors:
             self.world.owner.tick()
 
     def clean(self) -> None:
-        """Of every compacted topic, the log's own too. A pass that fails is none of the caller's business."""
+        """Clean every compacted topic, also the log's own. The cleaner keeps errors of a pass to
+        itself."""
         with self.tolerant():
             self.world.owner.clean()
 
@@ -311,14 +315,14 @@ class Actors:
             self.ledger.topic_is(name, settings)
 
     def alter_topic(self, name: str, partitions: int, config: dict[str, str]) -> None:
-        """Give a topic these settings, over those that it has."""
+        """Change settings of a topic. Settings that are not named stay."""
         self.ledger.topic_changes(name, settings := Settings(partitions, config))
         with self.tolerant():
             self.world.owner.alter_topic(name, partitions=partitions, config=config)
             self.ledger.topic_is(name, settings)
 
     def alter_config(self, changes: dict[str, str | None]) -> None:
-        """Change the settings of the log as a whole."""
+        """Change settings of the log as a whole."""
         self.ledger.settings_change(changes)
         with self.tolerant():
             self.ledger.settings_are(self.world.owner.alter_config(changes))

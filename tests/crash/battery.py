@@ -1,19 +1,19 @@
-"""Every step is a crash point: stop the workload at each, look at what is left, and go on.
+"""Every step is a crash point: stop the workload at each, check the remaining files, and continue.
 
     stops       before, after, and in the middle of each operation × deaths
     torn        each append cut off at every byte × a death
     failures    an EIO or ENOSPC at each operation, once or from then on × deaths
     recoveries  stops at operations of the recovery from a death, twice in a row; at each
                 operation of those that have, together, every point of a recovery
-    pairs       two failures, in one life and in the recovery or life after it, as a seed says
+    pairs       two failures, in one life and in the recovery or life after it, drawn from a seed
 
-After the last death the log is opened, held against what was promised (tests/crash/oracle.py), used
-by everybody as if nothing had happened, judged again, closed and checked.
+After the last death the log is opened, compared with the promises (tests/crash/oracle.py), used
+by all clients as if nothing had happened, judged again, closed and checked.
 
     python -m tests.crash.battery [--only PART] [--stride N] [--first N] [--processes N]
 
-runs all of it and prints the score; with a stride, every N-th case from the first on. The whole
-of it fails too if there was a point of the table without a stop or failure.
+runs everything and prints the score; with a stride, every N-th case from the first on. A whole
+run also fails if a point of the table had neither a stop nor a failure.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from tests.crash.workload import Scene
 from tests.log.power import taking_turns
 
 TWO_KEYS = 150
-"""Bytes for a pass of the cleaner that has room for as many, and spills them if there are more."""
+"""Bytes for a pass of the cleaner: room for two keys, so that more keys are spilled."""
 
 # Stops --------------------------------------------------------------------------------
 
 
 def stops(share: Share, durability: str = "fsync") -> Score:
-    """At each operation × deaths."""
+    """Stop at each operation × deaths."""
     score, tried, known = Score(), Tried(), list[object]()
     for number, image in enumerate(filmed(share.has, durability)):
         if image.past.marks() != known:
@@ -62,7 +62,7 @@ def stops(share: Share, durability: str = "fsync") -> Score:
 
 
 def stops_without_fsync(share: Share) -> Score:
-    """The same with durability "os"."""
+    """Stop at each operation × deaths, with durability "os"."""
     return stops(share, "os")
 
 
@@ -70,7 +70,7 @@ def stops_without_fsync(share: Share) -> Score:
 
 
 def failures(share: Share) -> Score:
-    """Of every kind, at each operation × a death."""
+    """Fail with each kind of disk failure at each operation × a death."""
     score = Score()
     for number in count(1):
         if not share.has(number):
@@ -86,7 +86,7 @@ def failures(share: Share) -> Score:
 
 
 def failing_life(score: Score, number: int, failure: Failure) -> Image | None:
-    """What a life leaves whose disk fails at an operation; None if it has fewer."""
+    """Return the image after a life whose disk fails at an operation; None if it has fewer."""
     storage = PowerStorage()
     disk = FailingDisk(storage, number, failure)
     scene = Scene(storage, may_fail=disk.has_struck)
@@ -106,12 +106,12 @@ def failing_life(score: Score, number: int, failure: Failure) -> Image | None:
 
 PAIRS = 1_500
 OPERATIONS = 900
-"""About as many as the workload has."""
+"""Approximate number of operations of the workload."""
 OPERATIONS_OF_THE_NEXT = 250
 
 
 def pairs(share: Share) -> Score:
-    """As many as PAIRS, each by its seed."""
+    """Run PAIRS cases, each from its seed."""
     score = Score()
     for seed in range(PAIRS):
         if share.has(seed):
@@ -120,7 +120,7 @@ def pairs(share: Share) -> Score:
 
 
 def pair(score: Score, seed: int) -> None:
-    """A failure in a life, one in the next, and a death after each."""
+    """Run a life with a failure, another one with a failure, and a death after each."""
     chance, case = Random(seed), f"pair {seed}: "
     try:
         storage = PowerStorage()
@@ -145,7 +145,7 @@ def unlucky(
     life: Callable[[Scene], None],
     operations: int,
 ) -> Image:
-    """A life in which one thing goes wrong."""
+    """Run a life in which one thing fails."""
     failure = chance.choice([None, *FAILURES])
     disk = FailingDisk(storage, chance.randrange(1, operations), failure)
     scene.may_fail = scene.actors.may_fail = disk.has_struck
@@ -170,14 +170,14 @@ PARTS: dict[str, Callable[[Share], Score]] = {
     "pairs": pairs,
 }
 CHUNKS = 6
-"""Shares of a part for each process."""
+"""Number of shares of a part for each process."""
 BLOCKS = {"stops": 32, "stops, os": 32, "torn": 512, "recoveries, all points": 16}
-"""How many cases that follow one another are in one share, where that spares some of them."""
+"""Number of consecutive cases in one share. Neighbours spare each other's lives (`Tried`)."""
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """No threads, no waiting, no log messages: the same story each time."""
+    """Run without threads, pauses and log messages, so that each run is the same."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -194,7 +194,7 @@ def alone() -> Iterator[None]:
 
 
 def run(part: str, share: Share) -> Score:
-    """A share of one part."""
+    """Run a share of one part."""
     begun = time.perf_counter()
     with alone():
         score = PARTS[part](share)
@@ -203,7 +203,7 @@ def run(part: str, share: Share) -> Score:
 
 
 def run_all(parts: list[str], whole: Share, processes: int) -> dict[str, Score]:
-    """These parts, in several processes; how far they are, and what is wrong, is said at once."""
+    """Run these parts in several processes. Print progress and broken promises at once."""
     chunks = processes * CHUNKS
     scores = {part: Score() for part in parts}
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
@@ -225,7 +225,7 @@ def run_all(parts: list[str], whole: Share, processes: int) -> dict[str, Score]:
 
 
 def gaps(score: Score) -> list[str]:
-    """What the whole battery has left out: points without a stop, or without a name."""
+    """Return what the whole battery left out: points without a stop, or without a name."""
     struck = score.points.keys()
     return [
         *(f"no stop or failure at {point}" for point in sorted(POINTS - struck)),
@@ -234,7 +234,7 @@ def gaps(score: Score) -> list[str]:
 
 
 def main() -> int:
-    """Run it, print the score; 1 if a promise was broken, or if all of it leaves out a point."""
+    """Run the battery and print the score. Return 1 if a promise was broken or a point left out."""
     parser = argparse.ArgumentParser(description="Every step is a crash point.")
     parser.add_argument("--only", choices=PARTS, action="append", help="this part (and others)")
     parser.add_argument("--stride", type=int, default=1, help="try every N-th case only")

@@ -5,4 +5,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def logs_are_checked() -> None:
-    """Instead of the check after each test: here every log of thousands is checked at once."""
+    """Replace the check after each test. Here thousands of logs are checked, each at once."""

@@ -1,7 +1,8 @@
-"""What a log leaves at any moment of its life, and how the next life judges it.
+"""Images of a log at any moment of its life, and the judgement of the life after it.
 
-An `Image` is a twin of the disk and what everybody knew at that moment. A death turns it into the
-disk of the next life: `kill -9` leaves what was written, a power cut one of its outcomes.
+An `Image` is a twin of the disk together with the clients' knowledge at that moment. A death turns
+it into the disk of the next life: `kill -9` leaves all that was written, a power cut leaves one of
+its outcomes.
 """
 
 from __future__ import annotations
@@ -24,25 +25,26 @@ from tests.crash.workload import Past, Scene
 KILL = Outcome("kill -9")
 SEEDS = range(5)
 SINGLE = 2
-"""So many of the cuts that take one thing only are tried on one image."""
+"""Number of power cuts that lose a single thing, tried per image."""
 TORN = (1, 60, 0.5, -1)
-"""Where a write is cut: bytes from its beginning, a part of it, bytes from its end."""
+"""Sizes of a torn write: bytes from its beginning, a fraction, bytes from its end."""
 BY_HAND = "group offset"
-"""What check says of offsets beyond the end; those of the actors are mere numbers."""
+"""Finding of `check` about offsets beyond the end. It is expected, because the actors invent
+offsets."""
 EXAMPLES = 20
 
 
 @dataclass
 class Score:
-    """What was visited, and what went wrong."""
+    """Counts of the visited points and deaths, and of the broken promises."""
 
     seconds: float = 0.0
     points: Counter[str] = field(default_factory=Counter)
-    """By name, how often a stop or failure was there."""
+    """Number of stops or failures, by name of the point."""
     deaths: Counter[str] = field(default_factory=Counter)
-    """By kind."""
+    """Number of deaths, by kind."""
     spared: int = 0
-    """Lives that were not lived to the end: see `Tried`."""
+    """Number of lives that were not run to the end: see `Tried`."""
     broken: Counter[Promise] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
 
@@ -55,7 +57,7 @@ class Score:
         self.examples = (self.examples + other.examples)[:EXAMPLES]
 
     def visit(self, point: str) -> None:
-        """There was a stop or failure; empty: what should have failed had nothing to do."""
+        """Count a stop or failure. An empty name means that the failure never struck."""
         if point:
             self.points[point] += 1
 
@@ -64,7 +66,7 @@ class Score:
         self.examples = [*self.examples, f"{case}\n    {violation}"][:EXAMPLES]
 
     def lines(self) -> Iterator[str]:
-        """The score, for people."""
+        """Yield the lines of the printed score."""
         known = len(POINTS & self.points.keys())
         yield f"{known:>8,} of {len(POINTS)} points, struck {self.points.total():,} times"
         for kind, number in sorted(self.deaths.items()):
@@ -77,19 +79,19 @@ class Score:
 
 
 class Image(NamedTuple):
-    """What is on the disk, and known, at one moment of a life."""
+    """State of the disk and of the clients' knowledge at one moment of a life."""
 
     case: str
     point: str
     storage: PowerStorage
     past: Past
     written: Operation | None = None
-    """The append that was the last thing done."""
+    """Last operation, if it was an append."""
     torn: bool = False
-    """Of which there is only a part."""
+    """True if only a part of that append is on the disk."""
 
     def torn_at(self, size: int) -> Image:
-        """The same moment, but of the append so many bytes have been written, and no more."""
+        """Return the same moment with only the first `size` bytes of the append written."""
         assert self.written is not None
         storage = self.storage.clone()
         storage.shorten(self.written.path, self.written.size - size)
@@ -97,19 +99,20 @@ class Image(NamedTuple):
         return self._replace(case=case, storage=storage, torn=True)
 
     def after(self, death: Outcome) -> PowerStorage:
-        """The disk of the next life."""
+        """Return the disk of the next life."""
         storage = self.storage.clone()
         storage.crash() if death is KILL else storage.cut(death)
         return storage
 
     def any_death(self, durability: str = "fsync") -> list[Outcome]:
-        """kill -9, and with fsync the power cuts; without it nothing is promised after those."""
+        """Return kill -9 and, with fsync, the power cuts. Without fsync a cut voids all
+        promises."""
         return [KILL, *(self.storage.outcomes(SEEDS) if durability == "fsync" else ())]
 
     def deaths(self, number: int, durability: str) -> Iterator[Outcome]:
-        """Those that image `number` of the workload is tried with; power cuts only with fsync.
+        """Yield the deaths to try on image `number` of the workload; power cuts only with fsync.
 
-        Of the cuts that take one thing only some are tried each time; over the workload all are.
+        Each image gets some of the cuts that lose a single thing. Over the workload all are tried.
         """
         if self.torn:
             yield self.torn_death(number, durability)
@@ -123,7 +126,7 @@ class Image(NamedTuple):
             yield single[(SINGLE * number + at) % len(single)]
 
     def torn_death(self, number: int, durability: str) -> Outcome:
-        """By turns kill -9, and the power cuts that do not take all of the torn write."""
+        """Return by turns kill -9 and a power cut that keeps at least some of the torn write."""
         assert self.written is not None
         if durability == "os" or number % 2 == 0:
             return KILL
@@ -156,7 +159,7 @@ class Camera:
             return
         self._count += 1
         self._point = named(self._storage, operation)
-        # As long as nothing has become known, it is the image after the last operation.
+        # If the clients learned nothing since, this equals the image after the last operation.
         if self._wanted(self._count) and self._past().marks() != self._known:
             self.images.append(self._image("before"))
 
@@ -177,7 +180,7 @@ class Camera:
 
 
 def _cuts(size: int) -> Iterator[int]:
-    """Where a write of so many bytes is torn."""
+    """Yield the sizes at which a write of `size` bytes is torn."""
     for where in TORN:
         written = (int(where * size) if isinstance(where, float) else where) % size
         if 0 < written < size:
@@ -188,16 +191,16 @@ def _cuts(size: int) -> Iterator[int]:
 
 
 EVERY_SPARED = 50
-"""Of the lives that could be spared every 50th is lived all the same."""
+"""Every 50th of the lives that could be spared is run all the same."""
 
 
 class Tried:
-    """What openings have left, so that a life need not be lived again that begins like another.
+    """Openings seen so far, so that a life that begins like another need not be run again.
 
-    The deaths compared are of moments between which nobody learned anything, or within one recovery,
-    so everybody knows the same. If the files are the same too when the log is open, and readers were
-    shown the same, so is what comes after. Of a temporary file that a crash has left it only counts that it is there: it is
-    removed before its place is taken, and read by nobody.
+    Only deaths between two moments at which clients learned something are compared, or deaths
+    within one recovery. Clients then know the same. If the files after the opening are the same
+    too, and readers were shown the same, the rest of the life is the same. Temporary files left by
+    a crash are compared by name only: they are removed before they are used, and never read.
     """
 
     def __init__(self) -> None:
@@ -215,7 +218,7 @@ class Tried:
 
 
 def _readable(storage: PowerStorage) -> tuple[tuple[str, bytes], ...]:
-    """All files, with what is in them; the temporary ones without."""
+    """Return the content of all files, but only the names of temporary ones."""
     return tuple(
         (path, b"" if path.endswith(".tmp") else storage.content(path)) for path in storage.paths()
     )
@@ -228,7 +231,7 @@ def judge(
     durability: str = "fsync",
     tried: Tried | None = None,
 ) -> None:
-    """One case: an image, a death, and the life after it, unless that has been tried."""
+    """Run one case: an image, a death, and the life after it unless it was tried before."""
     score.visit(image.point)
     score.deaths["kills" if death is KILL else "power cuts"] += 1
     try:
@@ -245,7 +248,7 @@ def judge(
 
 
 def opened(storage: PowerStorage, past: Past, durability: str) -> Scene:
-    """Open what a death has left, and judge it."""
+    """Open the log that a death has left, and judge it."""
     scene = Scene(storage, past, durability=durability)
     with promised("opens"):
         scene.open()
@@ -254,7 +257,7 @@ def opened(storage: PowerStorage, past: Past, durability: str) -> Scene:
 
 
 def live_on(scene: Scene, storage: PowerStorage) -> None:
-    """Use an opened log, judge it again, close it, and check it."""
+    """Use an opened log, judge it again, close it and check it."""
     with promised("goes on"):
         runner = scene.start_task()
     runner.judge(finished=False)
@@ -268,7 +271,7 @@ def live_on(scene: Scene, storage: PowerStorage) -> None:
 
 
 def checked(storage: PowerStorage, clock: ManualClock) -> None:
-    """Notes are allowed: a crash leaves such, and an opening puts it right."""
+    """Check a log. Notes are allowed, because a crash leaves some and opening removes them."""
     with promised("check"):
         report = check_log(storage, clock=copy.copy(clock)).report
     wrong = [
@@ -281,7 +284,7 @@ def checked(storage: PowerStorage, clock: ManualClock) -> None:
 
 @contextmanager
 def promised(promise: Promise) -> Iterator[None]:
-    """Whatever goes wrong inside breaks this promise, unless it says itself what it breaks."""
+    """Turn any error inside into a violation of this promise, unless it is a Violation already."""
     try:
         yield
     except Violation:

@@ -1,4 +1,4 @@
-"""The bytes of a file: as they are, and as a power cut would find them."""
+"""Bytes of a file: the current ones, and those that a power cut would leave."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import threading
 from random import Random
 
 BLOCK = 64
-"""Bytes that reach the disk together or not at all."""
+"""Number of bytes that reach the disk together or not at all."""
 
 
 class Inode:
-    """The bytes of a file: as they are, and as a power cut would find them."""
+    """Bytes of a file: the current ones, and those that a power cut would leave."""
 
     def __init__(self, content: bytes = b"") -> None:
         self.content = bytearray(content)
         self._durable = content
         self._stable = len(content)
-        """So many bytes from the beginning are the same in both."""
+        """Number of bytes from the beginning that are the same in both."""
         self._dirty: list[tuple[int, int]] = []
-        """Where the next sync has something to write, from and to."""
+        """Ranges (start, end) that the next sync writes."""
         self._lock = threading.Lock()
 
     @property
     def is_dirty(self) -> bool:
-        """Whether a power cut would find something else."""
+        """True if a power cut could change the content."""
         return self._stable < max(len(self.content), len(self._durable))
 
     def clone(self) -> Inode:
@@ -45,7 +45,7 @@ class Inode:
             self._stable = min(self._stable, size)
 
     def forget(self) -> None:
-        """An fsync has failed, and what it should have written passes for written from now on."""
+        """Drop unsynced ranges after a failed fsync: they count as written from now on."""
         with self._lock:
             self._dirty = []
 
@@ -61,11 +61,11 @@ class Inode:
                 self._stable = size
 
     def found(self, *, lost: bool) -> Inode:
-        """What is found when the power is back, if all that was not synced was lost, or nothing."""
+        """Return the file after a power cut that loses all unsynced bytes, or none."""
         return Inode(self._durable if lost else bytes(self.content))
 
     def after_power_cut(self, chance: Random | None) -> Inode:
-        """What is found when the power is back, as chance has it."""
+        """Return the file after a power cut that loses a random part of the unsynced bytes."""
         truncated = self._stable < len(self._durable)
         if chance is None or (truncated and chance.random() < 0.5):
             return self.found(lost=True)
@@ -74,7 +74,7 @@ class Inode:
 
 
 def _torn(tail: bytes, chance: Random) -> bytes:
-    """What may be left of bytes that were not synced."""
+    """Return a random remainder of bytes that were not synced."""
     how = chance.choice(("none", "all", "beginning", "holes"))
     if how == "none":
         return b""

@@ -14,10 +14,10 @@ from tests.crash.workload import Past, Scene
 
 
 class Share(NamedTuple):
-    """Every `stride`-th case, beginning with the `first`; and of these one part.
+    """Every `stride`-th case from the `first` on, and of these one part.
 
-    A part has `block` cases that follow one another, of each `parts` times as many: neighbours leave
-    much the same on the disk, so in one part more of their lives can be spared.
+    A part takes `block` consecutive cases out of each `parts` × `block`. Neighbours leave much the
+    same on the disk, so more lives can be spared within one part.
     """
 
     first: int = 0
@@ -43,7 +43,7 @@ def filmed(
     durability: str = "fsync",
     storage: PowerStorage | None = None,
 ) -> list[Image]:
-    """Images of the workload, at the operations that are wanted."""
+    """Return images of the workload at the wanted operations."""
     storage = storage or PowerStorage()
     scene = Scene(storage, durability=durability)
     camera = Camera(f"{durability}: ", storage, scene.past, wanted)
@@ -53,7 +53,7 @@ def filmed(
 
 
 def visited(durability: str = "fsync") -> list[str]:
-    """The points that the workload goes through, in order."""
+    """Return the points that the workload goes through, in order."""
     storage = PowerStorage()
     points = noted(storage)
     scene = Scene(storage, durability=durability)
@@ -63,7 +63,7 @@ def visited(durability: str = "fsync") -> list[str]:
 
 
 def visited_by_recovery(base: Image, death: Outcome, durability: str = "fsync") -> list[str]:
-    """The points of the opening after a death, and of the restoring of stores, in order."""
+    """Return the points of the opening after a death and of restoring the stores, in order."""
     storage = base.after(death)
     points = noted(storage)
     scene = Scene(storage, base.past, durability=durability)
@@ -73,7 +73,7 @@ def visited_by_recovery(base: Image, death: Outcome, durability: str = "fsync") 
 
 
 def noted(storage: PowerStorage) -> list[str]:
-    """The points that a storage is about to go through."""
+    """Return a list that fills with the points that a storage goes through."""
     points: list[str] = []
 
     def note(operation: Operation) -> None:
@@ -87,7 +87,8 @@ def noted(storage: PowerStorage) -> list[str]:
 def image_at(
     points: list[str], point: str, durability: str = "fsync", *, torn: bool = False
 ) -> Image:
-    """The workload, which goes through these points, behind the one in the middle of that name."""
+    """Return the image after one point of the workload: of several visits, the one in the
+    middle."""
     numbers = [at for at, name in enumerate(points, start=1) if name == point]
     images = filmed(numbers[len(numbers) // 2].__eq__, durability)
     return next(image for image in reversed(images) if image.torn is torn)
@@ -96,7 +97,7 @@ def image_at(
 def filmed_recovery(
     base: Image, death: Outcome, durability: str, wanted: Callable[[int], bool] = always
 ) -> list[Image]:
-    """Images of the opening after a death, and of the restoring of stores."""
+    """Return images of the opening after a death, and of restoring the stores."""
     storage = base.after(death)
     scene = Scene(storage, base.past, durability=durability)
 
@@ -110,7 +111,7 @@ def filmed_recovery(
 
 
 def interrupted(base: Image, death: Outcome, at: int, durability: str) -> Image | None:
-    """What a recovery leaves that is stopped at an operation; None if it has fewer."""
+    """Return the image after a recovery stopped at an operation; None if it has fewer."""
     storage = base.after(death)
     scene = Scene(storage, base.past, durability=durability)
     disk = FailingDisk(storage, at, None)
@@ -126,13 +127,13 @@ def interrupted(base: Image, death: Outcome, at: int, durability: str) -> Image 
 
 
 class Failure(NamedTuple):
-    """How the disk fails."""
+    """A way in which the disk fails."""
 
     name: str
     error: type[StorageFailed]
     lasting: bool = False
     late: bool = False
-    """It has done what it says it could not."""
+    """True if the operation was done although it reports a failure."""
 
 
 FAILURES = (
@@ -146,13 +147,13 @@ NEED_SPACE = ("append", "create", "make_dir", "fsync")
 
 
 class FailingDisk:
-    """Makes a storage fail at its `at`-th operation; without a failure the process dies there."""
+    """Makes a storage fail at its `at`-th operation. Without a failure the process dies there."""
 
     def __init__(self, storage: PowerStorage, at: int, failure: Failure | None) -> None:
         self.count = 0
-        """Operations so far."""
+        """Number of operations so far."""
         self.point = ""
-        """Where it struck; empty before."""
+        """Point at which it struck; empty before that."""
         self._at = at
         self._storage = storage
         self._failure = failure

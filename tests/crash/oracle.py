@@ -1,15 +1,17 @@
-"""What was promised to whom, and whether an opened log keeps it.
+"""The promises made to clients, and the check that an opened log keeps them.
 
-The ledger notes what was acknowledged, what was taken back, and what nobody can know. After
-each opening it is held against what readers see:
+The ledger notes acknowledged records, aborted ones, and those whose outcome is unknown. After each
+opening it is compared with the view of readers:
 
-- what was acknowledged is there once, at its offset; a committed transaction is whole, with
-  its offsets; an aborted or unfinished one is nowhere; what was in doubt is decided once;
-- no transaction is left open, no offset shows two records, no producer identity is given
+- an acknowledged record is there once, at its offset; a committed transaction is whole, with
+  its offsets; nothing of an aborted or unfinished one is visible; an outcome that was in doubt
+  is decided once;
+- no transaction stays open, no offset shows two records, no producer identity is assigned
   twice, and no position that a reader had reached counts as diverged (KIP-320);
-- of a compacted topic what has a later record of its key may be gone, and then stays away;
-- what was pinned is read as it was, until somebody let go of it or its time was over;
-- topics are there or not as was last said, and no topic id is given twice; so are settings.
+- in a compacted topic a record with a later one of the same key may be removed, and then never
+  reappears;
+- a pinned range reads the same until its pin is released or has expired;
+- topics exist as they were last changed, and no topic id is assigned twice; so do settings.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ from tests.log.kit import World
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 PARTITIONS = (T0, T1)
 KEPT = TopicPartition("kept", 0)
-"""Of a compacted topic."""
+"""Partition of a compacted topic."""
 AGED = TopicPartition("aged", 0)
-"""Of one whose records are deleted when they are old."""
+"""Partition of a topic whose records are deleted when they are old."""
 SYSTEM = (TopicPartition(CONSUMER_OFFSETS, 0), TopicPartition(TRANSACTION_STATE, 0))
 GROUPS = ("g0", "g1", "plain")
-"""Of the two transactional producers, and of a consumer that commits by itself; all read T0."""
+"""Groups of the two transactional producers, and of a plain consumer; all read T0."""
 
 
 Promise = Literal[
@@ -69,7 +71,7 @@ PROMISES: dict[Promise, str] = {
 
 
 class Violation(AssertionError):
-    """A promise was broken."""
+    """Raised if a promise was broken."""
 
     def __init__(self, promise: Promise, broken: str) -> None:
         super().__init__(f"{promise}: {broken}")
@@ -81,11 +83,11 @@ def check(promise: Promise, kept: object, broken: str) -> None:
         raise Violation(promise, broken)
 
 
-# What should be there -----------------------------------------------------------------
+# The ledger ---------------------------------------------------------------------------
 
 
 class Settings(NamedTuple):
-    """What a topic was told to be."""
+    """Requested settings of a topic."""
 
     partitions: int
     config: dict[str, str]
@@ -96,7 +98,7 @@ class Settings(NamedTuple):
 
 @dataclass
 class Transaction:
-    """What a transactional producer has put into its transaction so far."""
+    """Content of a transactional producer's transaction so far."""
 
     group: str
     records: dict[bytes, tuple[TopicPartition, int]] = field(default_factory=dict)
@@ -105,7 +107,7 @@ class Transaction:
 
 
 class Pinned(NamedTuple):
-    """What a pin was made to keep."""
+    """Content of a pin at its creation."""
 
     ranges: dict[TopicPartition, PinnedRange]
     rows: list[tuple[TopicPartition, int, bytes]]
@@ -114,57 +116,57 @@ class Pinned(NamedTuple):
 
 @dataclass
 class Ledger:
-    """All that was promised so far."""
+    """All promises so far."""
 
     partitions: tuple[TopicPartition, ...] = PARTITIONS
-    """Those that it watches."""
+    """Partitions that the ledger watches."""
     topics: dict[str, set[Settings | None]] = field(default_factory=dict)
-    """By name, what each topic may be; None: it is not there."""
+    """Possible settings by topic; None means that the topic does not exist."""
     settings: list[dict[str, str]] = field(default_factory=lambda: [{}])
-    """What may be set for the log as a whole."""
+    """Possible settings of the log as a whole."""
     topic_ids: dict[str, str] = field(default_factory=dict)
-    """Which topic was seen under an id."""
+    """Topic names by topic id."""
     certain: dict[bytes, tuple[TopicPartition, int]] = field(default_factory=dict)
-    """Acknowledged or committed: partition and offset."""
+    """Partition and offset of acknowledged and committed records, by value."""
     void: set[bytes] = field(default_factory=set)
-    """Never to be seen: aborted, or in a transaction that nobody asked to commit."""
+    """Values that must never be seen: aborted, or in a transaction without a commit call."""
     batches: dict[bytes, TopicPartition] = field(default_factory=dict)
-    """Plain batches that were sent and not acknowledged."""
+    """Partitions of plain batches that were sent and not acknowledged, by value."""
     missing: set[bytes] = field(default_factory=set)
-    """Those of them that an opening did not find."""
+    """Values of such batches that an opening did not find."""
     open: dict[int, Transaction] = field(
         default_factory=lambda: {0: Transaction("g0"), 1: Transaction("g1")}
     )
-    """By producer, the transaction that it is filling."""
+    """Transaction in progress, by producer."""
     transactions: list[Transaction] = field(default_factory=list)
-    """Those whose commit was not answered."""
+    """Transactions whose commit was not answered."""
     offsets: dict[str, set[int | None]] = field(default_factory=dict)
-    """By group, what may be committed."""
+    """Possible committed offsets, by group."""
     starts: dict[TopicPartition, set[int]] = field(default_factory=dict)
-    """Where each partition may begin."""
+    """Possible start offsets, by partition."""
     keys: dict[bytes, bytes] = field(default_factory=dict)
-    """The keys of what is in the compacted partition."""
+    """Keys of values in the compacted partition."""
     replaced: set[bytes] = field(default_factory=set)
-    """Of that, what was seen to be gone."""
+    """Values in the compacted partition that were removed."""
     places: dict[tuple[TopicPartition, int], bytes] = field(default_factory=dict)
-    """Which record was seen at an offset, by anybody."""
+    """Value that was seen at each offset, by any reader."""
     identities: set[ProducerIdentity] = field(default_factory=set)
     reached: set[tuple[TopicPartition, int, int]] = field(default_factory=set)
-    """Positions up to which somebody could have read, with their leader epoch."""
+    """End positions up to which a reader could have read, with their leader epoch."""
     pins: dict[PinName, Pinned] = field(default_factory=dict)
-    """Those that must be there."""
+    """Pins that must exist."""
 
     def __post_init__(self) -> None:
         for tp in self.partitions:
             self.starts.setdefault(tp, {0})
 
     def marks(self) -> list[object]:
-        """Changes whenever anything becomes known."""
+        """Return values that change whenever the ledger changes."""
         sizes = [len(getattr(self, known.name)) for known in fields(self)]
         return [*sizes, repr((self.topics, self.settings, self.open, self.offsets, self.starts))]
 
     def copy(self) -> Ledger:
-        """What is promised at this moment."""
+        """Return a copy of the promises at this moment."""
         return copy.deepcopy(self)
 
     def introduce(self, identity: ProducerIdentity) -> None:
@@ -172,7 +174,7 @@ class Ledger:
         self.identities.add(identity)
 
     def sent(self, value: bytes, tp: TopicPartition) -> bool:
-        """A plain batch is under way; whether it may already be there."""
+        """Note a plain batch that is sent. Return True if it may already be in the log."""
         was_missing = value in self.missing
         self.missing.discard(value)
         self.batches[value] = tp
@@ -203,7 +205,7 @@ class Ledger:
         )
 
     def _is_replaced(self, value: bytes, offset: int) -> bool:
-        """Whether a later record of its key lets a record go."""
+        """Return True if a record may be removed because of a later one with the same key."""
         key = self.keys.get(value)
         return key is not None and any(
             self.keys.get(other) == key and later > offset
@@ -219,20 +221,20 @@ class Ledger:
         self.void.update(transaction.records)
 
     def died(self) -> None:
-        """The log's process is dead: nobody asked to commit what is open."""
+        """Note the death of the log's process: open transactions were never committed."""
         for number, transaction in self.open.items():
             self.aborted(transaction)
             self.open[number] = Transaction(transaction.group)
 
     def topic_changes(self, name: str, to: Settings | None) -> None:
-        """Somebody asked for that; `topic_is` says that it was done."""
+        """Note a requested change; `topic_is` notes that it was done."""
         self.topics.setdefault(name, {None}).add(to)
 
     def topic_is(self, name: str, settings: Settings | None) -> None:
         self.topics[name] = {settings}
 
     def settings_change(self, changes: dict[str, str | None]) -> None:
-        """Somebody asked for that; `settings_are` says that it was done."""
+        """Note a requested change; `settings_are` notes that it was done."""
         changed = [{**given, **changes} for given in self.settings]
         kept = [{k: v for k, v in given.items() if v is not None} for given in changed]
         self.settings += [given for given in kept if given not in self.settings]
@@ -244,7 +246,7 @@ class Ledger:
     # After an opening -----------------------------------------------------------------
 
     def judge(self, world: World) -> None:
-        """Hold an opened log against the promises, and settle what was in doubt."""
+        """Compare an opened log with the promises, and decide what was in doubt."""
         self._judge_topics(world)
         self.settings_are(world.owner.describe_config())
         there = self._there(world)
@@ -293,7 +295,7 @@ class Ledger:
         self._see(world)
 
     def judge_pins(self, world: World) -> None:
-        """What is pinned is read as it was."""
+        """Check that pinned ranges read the same as at the pin's creation."""
         for name, kept in self.pins.items():
             if world.clock.now_ms() < kept.expires_ms:
                 try:
@@ -318,12 +320,12 @@ class Ledger:
             )
 
     def _there(self, world: World) -> list[TopicPartition]:
-        """The watched partitions that exist."""
+        """Return the watched partitions that exist."""
         counts = {info.name: info.partitions for info in world.owner.topics()}
         return [tp for tp in self.partitions if tp.partition < counts.get(tp.topic, 0)]
 
     def _may_start(self, tp: TopicPartition, start: int) -> bool:
-        """At a known place, or past it, if only offsets that were never given lie between."""
+        """Return True for a known start, or one after it with only unused offsets in between."""
         offsets = [offset for where, offset in self.places if where == tp]
         return any(
             before <= start and not any(before <= offset < start for offset in offsets)
@@ -335,7 +337,7 @@ class Ledger:
             if value in shown:
                 check("acknowledged", value not in self.missing, f"{value[:9]!r} has come back")
                 self.certain.setdefault(value, shown[value])
-            elif value not in self.certain:  # else it was found once, and deleted since
+            elif value not in self.certain:  # otherwise it was found once, and deleted since
                 self.missing.add(value)
 
     def _judge_transactions(
@@ -377,11 +379,13 @@ class Ledger:
         for value in shown:
             check("transactions", value not in self.void, f"{value[:9]!r} was aborted and is shown")
             check(
-                "acknowledged", value in self.certain, f"{value[:9]!r} is shown and nobody knows it"
+                "acknowledged",
+                value in self.certain,
+                f"{value[:9]!r} is shown and was never sent or committed",
             )
 
     def look(self, world: World) -> None:
-        """Read while the log is in use: nothing is shown that is not committed."""
+        """Read while the log is in use, and check that only committed records are visible."""
         self._see(world)
         hidden = self.void.union(*(transaction.records for transaction in self.open.values()))
         for tp in self._there(world):
@@ -390,7 +394,7 @@ class Ledger:
                 check("transactions", not hides, f"{record.value[:9]!r} is shown and not committed")
 
     def _see(self, world: World) -> None:
-        """Note all that anybody could have read by now."""
+        """Note all records that any reader could have seen by now."""
         there = self._there(world)
         ends = world.owner.offsets([*there, *SYSTEM])
         self.reached |= {(tp, e.leader_epoch, e.high_watermark) for tp, e in ends.items()}
@@ -402,7 +406,7 @@ class Ledger:
 def records(
     owner: Owner, tp: TopicPartition, isolation: Isolation = "read_committed"
 ) -> Iterator[ConsumerRecord]:
-    """All that a reader sees."""
+    """Yield all records that a reader gets."""
     position = owner.offsets([tp])[tp].log_start
     while True:
         fetched = owner.fetch({tp: position}, isolation=isolation)[tp]
@@ -416,7 +420,7 @@ def records(
 def pinned_rows(
     owner: Owner, name: PinName, ranges: PinnedRanges
 ) -> list[tuple[TopicPartition, int, bytes]]:
-    """All that a reader sees by a pin."""
+    """Return all records that a reader of a pin gets."""
     rows = []
     for tp, span in ranges.items():
         position = span.start

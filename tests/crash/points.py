@@ -1,9 +1,10 @@
-"""Where a process can be stopped: every operation on the disk has a name.
+"""Crash points: every operation on the disk has a name.
 
-A name says what runs, on which file, and what is done to it: `prepare.transactions.fsync`,
-`roll.manifest.rename`, `recovery.segment.truncate`. What runs is read off the stack: the innermost
-function of STEPS, behind `recovery` while the log is being opened. POINTS is the list of all
-names; `test_battery` fails when the workload meets another one, or misses one of these.
+A name consists of the step that runs, the kind of file, and the operation:
+`prepare.transactions.fsync`, `roll.manifest.rename`, `recovery.segment.truncate`. The step is read
+off the stack: the innermost function in STEPS, after `recovery` while the log is being opened.
+POINTS is the list of all names; `test_battery` fails when the workload meets another one, or misses
+one of these.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ STEPS = {
     "open_partition": "partition",
     "folder_meta": "folder",
 }
-"""By qualified name of a function, what it is called here."""
+"""Step names by qualified name of the function."""
 
 RECOVERY = "Owner._open"
 _SYSTEM = {TRANSACTION_STATE: "transactions", CONSUMER_OFFSETS: "offsets"}
 
 
 def named(storage: PowerStorage, operation: Operation) -> str:
-    """The name of an operation that takes place. Call it from the hook itself."""
+    """Return the name of the operation in progress. Call this from the hook itself."""
     running = list(_running())
     step = next((STEPS[name] for name in running if name in STEPS), None)
     where = "recovery" if RECOVERY in running else None
@@ -81,7 +82,7 @@ def _running() -> Iterator[str]:
 
 
 def _file(storage: PowerStorage, path: str) -> str:
-    """What kind of file or folder that is."""
+    """Return the kind of a file or folder."""
     top, _, rest = path.removesuffix(".tmp").partition("/")
     if top == STATE:
         return "store"
@@ -222,4 +223,5 @@ POINTS = frozenset(f"{place}.{kind}" for place, kinds in _KINDS.items() for kind
 AFTERMATH = frozenset(
     f"{place}.unlink" for place, kinds in _KINDS.items() if "create" in kinds.split()
 )
-"""What was left half is removed before it is made anew: any of these may come in a life after a failure."""
+"""Points that can occur after a failure, because a file left half-written is removed before it is
+created again."""

@@ -1,4 +1,4 @@
-"""Stops within a recovery from a death, and again within the next one."""
+"""Stops within a recovery from a death, and again within the recovery after it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,24 @@ from tests.crash.lives import (
 from tests.crash.twin import Outcome
 
 ROTATION = {"fsync": 6, "os": 24}
-"""Of the images of one recovery every sixth is tried, of the next ones the others. With "os" all
-partitions are rolled after a kill, so there are many more."""
+"""Stride over the images of one recovery; the next recovery starts at the next image.
+
+With "os" a kill rolls all partitions, so a recovery has many more operations.
+"""
 
 
 class Base(NamedTuple):
-    """What the first recovery begins with."""
+    """Starting point of the first recovery."""
 
     image: Image
     death: Outcome
     durability: str
 
     def stop_twice(self, score: Score, images: list[Image], chance: Random) -> None:
-        """Of each image of the recovery one death; and another one anywhere in the recovery from
-        that, which is about as long."""
+        """Stop at each image of the recovery, then once more at a random operation of the next.
+
+        The second recovery is taken to be as long as the first.
+        """
         operations, tried = len(visited_by_recovery(*self)), Tried()
         for image in images:
             death = chance.choice(image.any_death(self.durability))
@@ -44,31 +48,31 @@ class Base(NamedTuple):
 
 
 def recoveries(share: Share, durability: str = "fsync") -> Score:
-    """From a death behind each point of the workload: some operations of each recovery."""
+    """Stop in the recovery from a death after each point of the workload, at some operations."""
     score, points, rotation = Score(), visited(durability), ROTATION[durability]
     for at, point in enumerate(dict.fromkeys(points)):
         if share.has(at):
             image = image_at(points, point, durability)
-            # kill -9, nothing is kept, everything is
+            # kill -9, a cut that loses everything, a cut that loses nothing
             base = Base(image, image.any_death(durability)[: at % 3 + 1][-1], durability)
             base.stop_twice(score, filmed_recovery(*base)[at % rotation :: rotation], Random(at))
     return score
 
 
 def recoveries_without_fsync(share: Share) -> Score:
-    """The same with durability "os"."""
+    """Stop in recoveries with durability "os"."""
     return recoveries(share, "os")
 
 
 def known_recoveries(share: Share) -> Score:
-    """Every operation of those recoveries that have all points."""
+    """Stop at every operation of the recoveries that together have all points."""
     score = Score()
     for at, base in enumerate(known()):
         base.stop_twice(score, filmed_recovery(*base, share.has), Random(at))
     return score
 
 
-# Those that have all points -----------------------------------------------------------
+# Recoveries that have all points ------------------------------------------------------
 
 
 class Crash(NamedTuple):
@@ -77,9 +81,9 @@ class Crash(NamedTuple):
     durability: str
     point: str
     torn: bool
-    """Whether the operation there, an append, is done in part."""
+    """True if the operation at the point, an append, is done in part only."""
     death: str
-    """`kill -9`, or what the power cut leaves."""
+    """Name of the death: `kill -9`, or the outcome of a power cut."""
 
 
 CRASHES = (
@@ -100,12 +104,12 @@ CRASHES = (
     Crash("fsync", "restore.store.create", False, "kill -9"),
     Crash("fsync", "pin.pins.link", False, "kill -9"),
 )
-"""Their recoveries go, together, through every point that recoveries have."""
+"""Crashes whose recoveries go, together, through every point that recoveries have."""
 
 
 @cache
 def known() -> list[Base]:
-    """What the CRASHES leave."""
+    """Return the starting points that the CRASHES leave."""
     points = {durability: visited(durability) for durability in ("fsync", "os")}
     bases = []
     for durability, point, torn, name in CRASHES:

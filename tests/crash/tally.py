@@ -1,11 +1,11 @@
-"""A stateful task with two stores and timers on the storage twin, and what it must come to.
+"""A stateful task with two stores and timers on the storage twin, and its expected results.
 
-For each word it counts, remembers the last value, and sends the count; QUIET_MS of stream time
-after a word's last record a timer sends the count once more, and a timer by the wall clock sends
-once for each word. `fold` says what stores and outputs are if each record counts exactly once.
+It counts each word, remembers its last value, and sends the count. QUIET_MS of stream time after
+the last record of a word a timer sends the count once more. A timer by the wall clock sends once
+for each word. `fold` computes stores and outputs if each record counts exactly once.
 
-RocksDB does its own I/O, so here the stores' engines keep their content in the twin: a
-checkpoint and a restore are written, synced and renamed there, and can be stopped anywhere.
+RocksDB does its own I/O, so here the stores' engines keep their content in the twin: a checkpoint
+and a restore are written, synced and renamed there, and can be stopped anywhere.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def tally(limits: StoreLimits) -> Tally:
     return Tally(app, out, seen, last)
 
 
-# What it must come to -----------------------------------------------------------------
+# Expected results ------------------------------------------------------------------------
 
 
 class Word(NamedTuple):
@@ -96,10 +96,10 @@ class Expected:
     seen: dict[str, int] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
     sent: dict[str, list[int]] = field(default_factory=dict)
-    """By key, what was sent in order; the wall clock's timers left out."""
+    """Values sent, in order, by key; without the wall clock's timers."""
 
     def take(self, words: Iterable[Word]) -> None:
-        """One partition of the input, in order."""
+        """Process one partition of the input, in order."""
         timers: dict[str, int] = {}
         for word in words:
             for key in sorted(timers, key=lambda key: timers[key]):
@@ -116,7 +116,7 @@ class Expected:
 
 
 def fold(inputs: Iterable[Sequence[Word]]) -> Expected:
-    """The right answer for these partitions."""
+    """Return the expected stores and outputs for these partitions."""
     expected = Expected()
     for words in inputs:
         expected.take(words)
@@ -203,7 +203,7 @@ class TwinFolders(StoreFolders):
 
 
 class Runner:
-    """The task at work on an open log. Raises whatever the log raises."""
+    """The task at work on an open log. It raises the log's errors."""
 
     def __init__(
         self,
@@ -215,29 +215,29 @@ class Runner:
     ) -> None:
         self.tally = tally(StoreLimits(checkpoint_interval_ms=checkpoint_ms))
         self._owner = owner
-        # Commits come when they are called for, and stores are restored one after another.
+        # Commits are called explicitly, and stores are restored one after another.
         options = Options(commit_interval_ms=FOREVER_MS, restore_threads=1)
         self._worker = worker_on(
             owner, self.tally.app.declared, clock, options, folders, alone=True
         )
 
     def start(self) -> None:
-        """Take over, and restore."""
+        """Start the worker: fence the previous one, restore the stores."""
         self._worker.start()
 
     def work(self, wait: float = 0.0) -> None:
-        """Handle all there is and commit it; wait up to so many seconds for something."""
+        """Handle and commit all input. Wait up to `wait` seconds for the first record."""
         while self._worker.cycle(wait=wait):
             wait = 0.0
         self._worker.commit()
 
-    def let_go(self) -> None:
+    def abandon(self) -> None:
         self._worker.abandon()
 
     def judge(self, *, finished: bool) -> None:
-        """Hold stores and outputs against the input that is committed.
+        """Compare stores and outputs with those expected for the committed input.
 
-        `finished`: all input has been handled, and the wall clock's timers have fired.
+        `finished` means that all input was handled and the timers by the wall clock have fired.
         """
         inputs = [list(self._input(tp, finished=finished)) for tp in WORDS]
         expected = fold(inputs)
@@ -255,7 +255,7 @@ class Runner:
         check("outputs", sent == expected.sent, f"sent was {sent}, not {expected.sent}")
 
     def _input(self, tp: TopicPartition, *, finished: bool) -> Iterator[Word]:
-        """The records of a partition, up to the committed offset unless all are `finished`."""
+        """Yield the records of a partition, up to the committed offset unless `finished`."""
         position = self._owner.committed(APP).get(tp)
         end = position.offset if position is not None else 0
         for record in records(self._owner, tp):

@@ -1,4 +1,4 @@
-"""The battery's short form, and that it finds what is wrong when something is.
+"""A short run of the battery, and tests that it finds broken promises.
 
 `make battery` runs all of it (tests/crash/battery.py).
 """
@@ -37,7 +37,7 @@ SHORT = {
     "recoveries, all points": 307,
     "pairs": 193,
 }
-"""By part, which share of it runs here."""
+"""Stride of each part in this short run."""
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def one_thing_after_another() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_nothing_that_was_promised_breaks(part: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_death_breaks_a_promise(part: str, capsys: pytest.CaptureFixture[str]) -> None:
     score = PARTS[part](Share(0, SHORT[part]))
     with capsys.disabled():
         print(f"\n{part}: {len(score.points)} points, {score.deaths.total()} deaths", end=" ")
@@ -68,21 +68,22 @@ def test_the_workload_is_always_the_same() -> None:
     assert visited() == visited()
 
 
-def test_a_life_is_spared_only_if_it_begins_like_another() -> None:
+def test_a_life_is_skipped_only_if_it_begins_like_another() -> None:
     image = image_at(visited(), "append.segment.append")
     score, tried = Score(), Tried()
     spared = []
-    for written in (image.torn_at(10), image.torn_at(20), image):  # two are cut off, one is there
+    for written in (image.torn_at(10), image.torn_at(20), image):  # two torn, one whole
         judge(score, written, KILL, tried=tried)
         spared.append(score.spared)
     assert spared == [0, 1, 1]
 
 
-# That it can fail ---------------------------------------------------------------------
+# The battery can fail --------------------------------------------------------------------
 
 
 def first_broken(point: str, storage: PowerStorage | None = None) -> set[Promise]:
-    """What the first case breaks that breaks anything, of the deaths behind such operations."""
+    """Return the promises broken by the first case that breaks any: deaths after the named
+    point."""
     numbers = {at for at, name in enumerate(visited(), start=1) if name == point}
     score = Score()
     for image in filmed(numbers.__contains__, storage=storage):
@@ -104,34 +105,40 @@ def first_broken(point: str, storage: PowerStorage | None = None) -> set[Promise
         ("sync_dir", "pins/", "drop.manifest.append", "pins"),
     ],
 )
-def test_it_finds_out_a_disk_that_lies(kind: str, where: str, point: str, broken: Promise) -> None:
-    storage = PowerStorage()  # a log's fourth identifier is that of its first topic
+def test_the_battery_detects_a_disk_that_lies(
+    kind: str, where: str, point: str, broken: Promise
+) -> None:
+    storage = PowerStorage()  # the log's fourth identifier belongs to its first topic
     storage.lies = lambda operation: (
         operation.kind == kind and bool(re.match(where, operation.path))
     )
     assert first_broken(point, storage) == {broken}
 
 
-def test_it_finds_out_a_commit_without_the_fsync_of_its_prepare(
+def test_the_battery_detects_a_commit_without_the_fsync_of_its_prepare(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(TransactionLog, "sync", lambda _: None)
     assert first_broken("settle.segment.fsync") == {"state"}
 
 
-def test_it_finds_out_retries_that_are_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_battery_detects_retries_that_are_written_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(ProducerStates, "check", lambda *_: None)
     assert first_broken("append.segment.fsync") == {"acknowledged"}
 
 
-def test_it_finds_out_outputs_that_are_not_in_the_transaction_of_the_offsets(
+def test_the_battery_detects_outputs_outside_the_transaction_of_the_offsets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(COMMITS, "exactly_once", COMMITS["at_least_once"])  # type: ignore[misc]
     assert first_broken("offsets.offsets.append") == {"state"}
 
 
-def test_it_finds_out_a_store_that_leaves_out_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_battery_detects_a_store_that_leaves_out_a_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     write = SnapshotEngine.write
 
     def forgetful(engine: SnapshotEngine, keys: Any, values: Any, position: StorePosition) -> None:
@@ -141,7 +148,9 @@ def test_it_finds_out_a_store_that_leaves_out_a_change(monkeypatch: pytest.Monke
     assert first_broken("checkpoint.store.sync_dir") == {"state"}
 
 
-def test_it_finds_out_a_document_that_is_written_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_battery_detects_a_document_that_is_written_in_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def write(storage: Storage, path: str, content: bytes) -> None:
         storage.unlink(path)
         storage.create(path).append(content)
@@ -154,7 +163,7 @@ def test_it_finds_out_a_document_that_is_written_in_place(monkeypatch: pytest.Mo
     assert score.broken == {"check": 2}
 
 
-def test_the_whole_of_it_names_what_it_leaves_out() -> None:
+def test_a_whole_run_names_the_points_that_it_leaves_out() -> None:
     score = Score(points=Counter(POINTS))
     score.visit("")  # a failure that had nothing to do
     assert gaps(score) == []
@@ -166,11 +175,11 @@ def test_the_whole_of_it_names_what_it_leaves_out() -> None:
     ]
 
 
-def test_it_finds_out_a_bit_that_has_changed() -> None:
+def test_the_battery_detects_a_flipped_bit() -> None:
     image = image_at(visited(), "roll.manifest.rename")
     first, *others = image.storage.paths("topics", ".log")
     partition = first.rpartition("/")[0]
-    for path in (first, *others):  # cleaning may have replaced any of them by another
+    for path in (first, *others):  # cleaning may have replaced any of the files
         if path.startswith(partition) and image.storage.open(path).size():
             image.storage.flip(path, 200)
     score = Score()

@@ -1,6 +1,6 @@
-"""Real processes with RocksDB, killed at any moment: what was promised holds in the next.
+"""Processes with RocksDB, killed at any moment: the promises hold in the next process.
 
-STRANDLINE_KILLS=200 kills so many.
+STRANDLINE_KILLS=200 sets the number of kills.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from strandline.statestore.checking import check_stores
 from tests.crash.victim import Process, live
 
 SHORT, LONG = 0.4, 2.5
-"""The longest lives in seconds, opening and restore included; as many are short as long."""
+"""Longest lives in seconds, opening and restore included. Half of the lives are short."""
 FIRST_WORDS = 50
 BOUND = 60.0
 LIVES = 10
-"""In one folder before it is judged."""
+"""Number of lives in one folder before it is judged."""
 
 
 @pytest.fixture(scope="module")
 def processes() -> ForkServerContext:
-    """A server that has imported everything, so that a life is short and a start cheap."""
+    """Fork server that has imported everything, so that processes start quickly."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.crash.victim"])
     return context
 
 
 def kill_one(processes: ForkServerContext, folder: Path, chance: Random, *, words: int = 0) -> None:
-    """Start a process, and kill it some time later, or once it has sent so many words."""
+    """Start a process, and kill it some time later, or after it has sent `words` words."""
     begun = processes.Event()
     victim = processes.Process(
         target=live,
@@ -61,20 +61,20 @@ def kill_one(processes: ForkServerContext, folder: Path, chance: Random, *, word
 
 def _wait_for_words(folder: Path, victim: BaseProcess, words: int) -> None:
     deadline = time.monotonic() + BOUND
-    while len(told(folder)) < words:
+    while len(acknowledged(folder)) < words:
         assert time.monotonic() < deadline, "it sends nothing"
         victim.join(0.01)
         assert victim.is_alive(), f"it ended by itself: {victim.exitcode}"
 
 
-def told(folder: Path) -> set[int]:
-    """The words that were acknowledged."""
+def acknowledged(folder: Path) -> set[int]:
+    """Return the words that were acknowledged."""
     path = folder / "acknowledged"
     return {int(line) for line in path.read_bytes().split()} if path.exists() else set()
 
 
 def judge(folder: Path) -> int:
-    """Hold what the killed have left against what they were told; how many words there are."""
+    """Check log, stores and outputs left by killed processes. Return the number of words."""
     process = Process(folder / "log", background=False)
     try:
         process.runner.judge(finished=False)
@@ -83,7 +83,7 @@ def judge(folder: Path) -> int:
         sent = sorted(process.words())
     finally:
         process.close()
-    assert told(folder) <= set(sent)
+    assert acknowledged(folder) <= set(sent)
     assert sent == list(range(1, len(sent) + 1))
     checked = check_log(LocalStorage(folder / "log"))
     check_stores(folder / "log", checked)
@@ -94,7 +94,7 @@ def judge(folder: Path) -> int:
 
 
 def kills(processes: ForkServerContext, root: Path, rounds: int) -> Iterator[int]:
-    """Rounds of LIVES in a folder of their own each."""
+    """Run rounds of LIVES, each in its own folder. Yield the number of words of each."""
     for number in range(rounds):
         folder, chance = root / str(number), Random(number)
         folder.mkdir()
@@ -105,7 +105,7 @@ def kills(processes: ForkServerContext, root: Path, rounds: int) -> Iterator[int
 
 @pytest.mark.slow
 @pytest.mark.timeout(3_600)
-def test_killed_processes_leave_nothing_half(
+def test_killed_processes_leave_a_log_and_stores_that_keep_every_promise(
     processes: ForkServerContext, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wanted = int(os.environ.get("STRANDLINE_KILLS", "10"))

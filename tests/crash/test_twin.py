@@ -1,4 +1,4 @@
-"""What the storage twin keeps, and what it may lose."""
+"""Promises of the storage twin: what it keeps, and what it may lose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.crash.twin import Died, Operation, Outcome, PowerStorage, read_all
 
 
 def a_storage() -> PowerStorage:
-    """One file with a synced and an unsynced half, another that was only created."""
+    """Return a storage: one file with a synced and an unsynced half, another only created."""
     storage = PowerStorage()
     file = storage.create("a")
     file.append(b"safe")
@@ -21,13 +21,13 @@ def a_storage() -> PowerStorage:
 
 
 def left(storage: PowerStorage, outcome: Outcome) -> dict[str, bytes]:
-    """The files after a power cut."""
+    """Return the files after a power cut."""
     twin = storage.clone()
     twin.cut(outcome)
     return {name: read_all(twin, name) for name in twin.list_dir("")}
 
 
-def test_the_outcomes_of_a_power_cut() -> None:
+def test_the_outcomes_of_a_power_cut_cover_each_unsynced_thing() -> None:
     storage = a_storage()
     found = {outcome.name: left(storage, outcome) for outcome in storage.outcomes()}
     assert found == {
@@ -38,7 +38,7 @@ def test_the_outcomes_of_a_power_cut() -> None:
     }
 
 
-def test_the_outcomes_that_leave_a_file() -> None:
+def test_outcomes_can_be_limited_to_those_that_keep_a_file() -> None:
     storage = a_storage()
     names = {path: [o.name for o in storage.outcomes(keeping=path)] for path in ("a", "b")}
     assert names == {
@@ -47,7 +47,7 @@ def test_the_outcomes_that_leave_a_file() -> None:
     }
 
 
-def test_a_seed_always_leaves_the_same() -> None:
+def test_a_seed_always_leaves_the_same_files() -> None:
     storage = a_storage()
     seeded = [left(storage, Outcome("seed", seed=seed)) for seed in range(40)]
     assert seeded == [left(storage, Outcome("seed", seed=seed)) for seed in range(40)]
@@ -61,7 +61,7 @@ def test_with_everything_synced_there_is_one_outcome() -> None:
     assert [outcome.name for outcome in storage.outcomes()] == ["nothing"]
 
 
-def test_a_clone_goes_its_own_way() -> None:
+def test_a_clone_does_not_affect_the_original() -> None:
     storage = a_storage()
     twin = storage.clone()
     twin.open("a", writable=True).append(b"!")
@@ -80,7 +80,7 @@ def test_a_stop_after_an_operation_leaves_it_done() -> None:
     storage.after = stop
     with pytest.raises(Died):
         file.append(b"done")
-    with pytest.raises(Died):  # dead is dead, with or without a hook
+    with pytest.raises(Died):  # a dead process stays dead, with or without a hook
         file.append(b"not done")
     storage.crash()
     assert read_all(storage, "a") == b"done"
@@ -90,7 +90,7 @@ def fail(operation: Operation) -> None:
     raise StorageFailed(f"cannot {operation.kind} {operation.path}")
 
 
-def test_a_failed_fsync_may_be_tried_again_unless_the_system_is_forgetful() -> None:
+def test_a_failed_fsync_can_be_repeated_unless_the_system_is_forgetful() -> None:
     for forgetful, kept in (False, b"safelost"), (True, b"safe\0\0\0\0"):
         storage = a_storage()
         storage.forgetful = forgetful
@@ -105,7 +105,7 @@ def test_a_failed_fsync_may_be_tried_again_unless_the_system_is_forgetful() -> N
         assert read_all(storage, "a") == kept
 
 
-def test_what_a_forgetful_system_forgot_is_safe_once_it_was_written_again() -> None:
+def test_bytes_dropped_by_a_forgetful_system_are_safe_once_written_again() -> None:
     storage = a_storage()
     storage.forgetful = True
     file = storage.open("a", writable=True)
@@ -120,7 +120,7 @@ def test_what_a_forgetful_system_forgot_is_safe_once_it_was_written_again() -> N
     assert read_all(storage, "a") == b"safelost"
 
 
-def test_a_torn_write() -> None:
+def test_a_torn_write_leaves_a_part_of_its_bytes() -> None:
     storage = a_storage()
     storage.shorten("a", 3)
     assert read_all(storage, "a") == b"safel"
@@ -128,7 +128,7 @@ def test_a_torn_write() -> None:
     assert read_all(storage, "a") == b"safe"
 
 
-def test_how_much_a_failed_write_leaves_can_be_said() -> None:
+def test_the_size_of_a_failed_write_can_be_chosen() -> None:
     storage = a_storage()
     storage.short = lambda size: size // 2
     storage.hook = fail

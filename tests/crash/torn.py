@@ -10,7 +10,7 @@ from tests.crash.recoveries import known
 
 
 def torn(share: Share) -> Score:
-    """At each byte × a death, by turns kill -9 and a power cut that leaves what was written."""
+    """Cut off each append at each byte × a death: by turns kill -9 and a cut that keeps it."""
     score, number = Score(), 0
     for image, durability in appends():
         assert image.written is not None
@@ -25,7 +25,8 @@ def torn(share: Share) -> Score:
 
 
 def appends() -> Iterator[tuple[Image, str]]:
-    """Each of the workload, and one at each point that is elsewhere only; with the durability."""
+    """Yield each append of the workload, and one for each point met elsewhere only, with
+    durability."""
     points = visited()
     met = set(points)
     every = {number for number, point in enumerate(points, start=1) if _is_append(point)}
@@ -38,7 +39,7 @@ def appends() -> Iterator[tuple[Image, str]]:
 
 
 def _first_of_new(met: set[str], points: list[str]) -> set[int]:
-    """At which operations there is the first append at a point not met so far. Adds to `met`."""
+    """Return the operations that are the first append at a point not in `met`. Extend `met`."""
     numbers = set()
     for number, point in enumerate(points, start=1):
         if _is_append(point) and point not in met:

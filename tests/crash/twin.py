@@ -1,25 +1,26 @@
 """The storage twin: a folder in memory whose power can be cut at any operation.
 
-It keeps what a folder on a disk promises, and no more:
+It keeps the guarantees of a folder on a disk, and no more:
 
-- A byte of a file is safe once `File.sync` has returned after it was appended. Of later ones
-  there may be none, a beginning, all, or all with blocks of zeros; a truncation that was not
-  synced may not have happened.
+- A byte of a file is safe once `File.sync` has returned after the append. Of later bytes a cut may
+  leave none, a beginning, all, or all with blocks of zeros. A truncation that was not synced may
+  be undone.
 - A name is safe once its folder was synced. Of later creations, links, renames and removals any
-  subset may have happened, whatever became of the bytes.
+  subset may have happened, independently of the files' bytes.
 
-`crash` is the milder death, kill -9: the process is gone, all that it has written stays. After
-either, the file handles of before are dead, so that no straggler writes into the next life.
+`crash` is the milder death, kill -9: the process is gone, and all that it has written stays. After
+either death the old file handles are dead, so that no late thread writes into the next life.
 
-`hook` sees each operation before it takes place, `after` once it has, and both may raise: a
-StorageFailed is an error of the disk, `Died` the end of the process, after which nothing more can
-be done before `crash` or `power_cut`. `lies` names operations which the disk acknowledges and does
-not do. A `forgetful` disk takes what a failed fsync did not write for written, as Linux does: a
-later fsync succeeds without it.
+`hook` sees each operation before it takes place, `after` sees it afterwards. Both may raise: a
+StorageFailed is an error of the disk, `Died` ends the process, after which nothing more can be
+done before `crash` or `power_cut`. `lies` selects operations that the disk acknowledges and does
+not do. A `forgetful` disk treats the bytes of a failed fsync as written, as Linux does: a later
+fsync succeeds without them.
 
-Chance is passed in. Without it a cut takes all that was not synced, and an append that fails
-writes nothing; with it any part may be left of either, always the same for the same seed. What a
-cut may leave can also be enumerated: `outcomes` names each, `clone` makes a twin to try it on.
+Randomness is passed in. Without it a cut takes everything unsynced, and an append that fails
+writes nothing. With it any part of either may be left, always the same for the same seed. The
+possible results of a cut can also be enumerated: `outcomes` names each, `clone` makes a twin to
+try it on.
 """
 
 from __future__ import annotations
@@ -49,18 +50,18 @@ Kind = Literal[
 
 
 def read_all(storage: Storage, path: str) -> bytes:
-    """The whole content of a file."""
+    """Return the whole content of a file."""
     file = storage.open(path)
     return bytes(file.read(0, file.size()))
 
 
 class Operation(NamedTuple):
-    """What is about to be done, and to which path (of a rename: the target)."""
+    """An operation about to be done, and its path (of a rename: the target)."""
 
     kind: Kind
     path: str
     size: int = 0
-    """Bytes, of an append."""
+    """Number of bytes of an append."""
 
     @property
     def folder(self) -> str:
@@ -68,7 +69,7 @@ class Operation(NamedTuple):
 
 
 class Died(BaseException):
-    """The process stopped at this operation. Not an Exception: nobody may go on after it."""
+    """The process stopped at this operation. Not an Exception, so that no handler carries on."""
 
 
 Hook = Callable[[Operation], None]
@@ -89,11 +90,11 @@ class NameChange(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a power cut leaves of what was not synced: all but some of it, or what a seed says."""
+    """One way in which a power cut treats unsynced things: some are lost, or a seed decides."""
 
     name: str
     lost: frozenset[int] = frozenset()
-    """Places in `PowerStorage.unsynced`."""
+    """Positions in `PowerStorage.unsynced` of the things that are lost."""
     seed: int | None = None
 
 
@@ -107,9 +108,10 @@ class PowerStorage:
         self.lies: Callable[[Operation], bool] = lambda _: False
         self.forgetful = True
         self.short: Callable[[int], int] | None = None
-        """How many bytes of an append that fails are written; else chance says."""
+        """Number of bytes written by an append that fails, given its size. None: `chance`
+        decides."""
         self.operations = 0
-        """How many there were so far; reads are not counted, since they leave no trace."""
+        """Number of operations so far. Reads are not counted, because they leave no trace."""
         self.life = 0
         self._dead = False
         self._names: dict[str, Inode] = {}
@@ -121,21 +123,21 @@ class PowerStorage:
     # Deaths ---------------------------------------------------------------------------
 
     def crash(self) -> None:
-        """The process dies (kill -9): locks and handles are gone, whatever was written stays."""
+        """Kill the process (kill -9): locks and handles are gone, all that was written stays."""
         self.life += 1
         self._dead = False
         self._locked = set()
         self.hook = self.after = None
 
     def power_cut(self, keep: Callable[[NameChange], bool] | None = None) -> None:
-        """The machine dies: of what was not synced, chance decides.
+        """Cut the power: chance decides what remains of unsynced things.
 
-        `keep` says instead of chance which changes of names have reached the disk.
+        `keep` decides instead of chance which changes of names have reached the disk.
         """
         self._cut(self._surviving(keep), lambda inode: inode.after_power_cut(self.chance))
 
     def cut(self, outcome: Outcome) -> None:
-        """The machine dies, and leaves what the outcome says."""
+        """Cut the power, with the given outcome."""
         if outcome.seed is not None:
             self.chance = Random(outcome.seed)
             self.power_cut()
@@ -145,9 +147,10 @@ class PowerStorage:
         self._cut(survivors, lambda inode: inode.found(lost=id(inode) in lost))
 
     def outcomes(self, seeds: Iterable[int] = (), *, keeping: str = "") -> Iterator[Outcome]:
-        """What a power cut could leave now: nothing, all, all but one thing, what seeds say.
+        """Yield the outcomes of a power cut now: all lost, nothing, one thing, or as seeds say.
 
-        With a file for `keeping` only those that leave it, and of its bytes what a seed says or all.
+        With a file for `keeping`, only outcomes that keep its name, and all or a seed's part of its
+        bytes.
         """
         things = self.unsynced()
         if not keeping:
@@ -163,13 +166,13 @@ class PowerStorage:
             yield Outcome(f"seed {seed}", seed=seed)
 
     def unsynced(self) -> list[NameChange | Inode]:
-        """All that a power cut may take: changes of names, and bytes of files."""
+        """Return everything that a power cut may take: changes of names, and bytes of files."""
         inodes = {**self._durable_names, **self._names}
         each = {id(inode): inode for _, inode in sorted(inodes.items())}  # it may have two names
         return [*self._unsynced, *(inode for inode in each.values() if inode.is_dirty)]
 
     def _is_of(self, thing: NameChange | Inode, path: str) -> bool:
-        """Whether that is the name of the file, or its bytes."""
+        """Return True for the name of the file or its bytes."""
         return thing is self._names[path] or (isinstance(thing, NameChange) and thing.path == path)
 
     def _described(self, thing: NameChange | Inode) -> str:
@@ -189,7 +192,7 @@ class PowerStorage:
         self._names = {path: left[id(inode)] for path, inode in sorted(self._durable_names.items())}
         self._durable_names = dict(self._names)
         for path in self._names:
-            self._note_folder(_folder(path))  # one whose removal was undone
+            self._note_folder(_folder(path))  # a folder whose removal was undone
         self.crash()
 
     def _surviving(self, keep: Callable[[NameChange], bool] | None) -> list[NameChange]:
@@ -207,7 +210,7 @@ class PowerStorage:
         return [self._unsynced[i] for i in sorted(survivors)]
 
     def announce(self, kind: Kind, path: str, size: int = 0) -> bool:
-        """Let the hook see an operation; False if the disk only pretends to do it."""
+        """Show an operation to the hook. Return False if the disk only pretends to do it."""
         if self._dead:
             raise Died(f"{kind} {path}, by a dead process")
         operation = Operation(kind, path, size)
@@ -216,7 +219,7 @@ class PowerStorage:
         return not self.lies(operation)
 
     def done(self, kind: Kind, path: str, size: int = 0) -> None:
-        """Let `after` see an operation that has taken place."""
+        """Show `after` an operation that has taken place."""
         self._show(self.after, Operation(kind, path, size))
 
     def _show(self, hook: Hook | None, operation: Operation) -> None:
@@ -228,7 +231,8 @@ class PowerStorage:
                 raise
 
     def clone(self) -> PowerStorage:
-        """A storage of its own with the same content, synced and not; without hooks and locks."""
+        """Return a separate storage with the same content, synced and unsynced; no hooks, no
+        locks."""
         twin = copy.copy(self)
         known: dict[int, Inode] = {}
 
@@ -252,29 +256,29 @@ class PowerStorage:
     # Damage ---------------------------------------------------------------------------
 
     def paths(self, folder: str = "", suffix: str = "") -> list[str]:
-        """The files below a folder whose names end in `suffix`."""
+        """Return the files below a folder whose names end in `suffix`, sorted."""
         inside = folder + "/" if folder else ""
         return sorted(p for p in self._names if p.startswith(inside) and p.endswith(suffix))
 
     def content(self, path: str) -> bytes:
-        """All that was written to a file; nothing if there is none."""
+        """Return all that was written to a file; nothing if it does not exist."""
         return bytes(self._names[path].content) if path in self._names else b""
 
     def lose(self, path: str) -> None:
-        """A file disappears, durably, as by a mistaken hand."""
+        """Delete a file durably, as an operator might by mistake."""
         del self._names[path]
         self._durable_names.pop(path, None)
         self._unsynced = [change for change in self._unsynced if change.path != path]
 
     def flip(self, path: str, position: int) -> None:
-        """A bit of a file changes, as by a failing disk; negative positions count from the end."""
+        """Flip a bit of a file, as a failing disk might. Negative positions count from the end."""
         inode = self._names[path]
         position %= len(inode.content)
         inode.write(position, bytes([inode.content[position] ^ 1]))
         inode.sync()
 
     def shorten(self, path: str, by: int) -> None:
-        """The last bytes of a file were not written after all."""
+        """Remove the last bytes of a file, as if they had not been written."""
         inode = self._names[path]
         inode.truncate(len(inode.content) - by)
 
@@ -354,7 +358,7 @@ class PowerStorage:
         self.done("sync_dir", path)
 
     def short_write(self, size: int) -> int:
-        """How many bytes of an append that fails reach the file."""
+        """Return the number of bytes of a failing append that reach the file."""
         if self.short is not None:
             return self.short(size)
         return self.chance.randrange(size + 1) if self.chance is not None else 0
@@ -372,7 +376,7 @@ class PowerStorage:
         return PowerLock(self, path)
 
     def _note_folder(self, path: str) -> None:
-        """It is there, with its parents."""
+        """Note a folder and its parents as existing."""
         while path not in self._folders:
             self._folders.add(path)
             path = _folder(path)
@@ -382,13 +386,14 @@ class PowerStorage:
             raise FileNotFoundError(path)
 
     def unlock(self, path: str, life: int) -> None:
-        """Let go of a lock that was taken in that life."""
+        """Release a lock, if it was taken in that life."""
         if life == self.life:
             self._locked.discard(path)
 
 
 class PowerFile:
-    """A handle of a file; like a descriptor of LocalStorage, it knows the end by itself."""
+    """A handle of a file. Like a descriptor of LocalStorage, it keeps the end of the file
+    itself."""
 
     def __init__(self, storage: PowerStorage, inode: Inode, path: str) -> None:
         self._storage = storage

@@ -1,6 +1,6 @@
 """A process to be killed: it owns a log, sends words into it, and counts them in RocksDB.
 
-What was acknowledged it writes down in a file, a number a line, before it sends the next.
+It appends the number of each acknowledged word to a file before it sends the next one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEYS = [f"word-{number}" for number in range(20)]
 CHECKPOINT_MS = 20
 WAIT_SECONDS = 0.02
 STEP_MS = 2
-"""Between the timestamps of two words: so timers fire between the records of a key."""
+"""Milliseconds between the timestamps of two words: timers fire between the records of a key."""
 
 
 class Process:
@@ -42,7 +42,7 @@ class Process:
         self.runner.start()
 
     def words(self) -> list[int]:
-        """All that were sent."""
+        """Return the values of all words in the log."""
         return [
             msgspec.msgpack.decode(record.value)
             for tp in WORDS
@@ -50,12 +50,13 @@ class Process:
         ]
 
     def close(self) -> None:
-        self.runner.let_go()
+        self.runner.abandon()
         self.owner.close()
 
 
 def live(root: Path, acknowledged: Path, begun: Any, *, ingest: bool) -> None:
-    """Until killed. With `ingest` checkpoints are files that RocksDB takes in, however small."""
+    """Run until killed. With `ingest`, RocksDB ingests every checkpoint as a file, however
+    small."""
     if ingest:
         assert RocksEngine.__init__.__kwdefaults__ is not None
         RocksEngine.__init__.__kwdefaults__["sst_from"] = 1
@@ -67,7 +68,7 @@ def live(root: Path, acknowledged: Path, begun: Any, *, ingest: bool) -> None:
 
 
 def _send(process: Process, acknowledged: Path) -> None:
-    """Words without end."""
+    """Send words without end."""
     file = os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     producer = process.owner.init_producer()
     sequences = dict.fromkeys(WORDS, 0)

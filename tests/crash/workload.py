@@ -1,8 +1,8 @@
 """The script that goes through every durability step of the log, of its stores and of a task.
 
-Always the same: the clock is moved by hand, nothing runs beside it, and chance has no part. A
-`Scene` is one process with everything that uses its log; `play` is its life, `go_on` what the
-next one does after a death: everybody carries on, and everything is there.
+It is always the same: the clock is moved by hand, nothing runs beside it, nothing is random. A
+`Scene` is one process with all clients of its log. `play` is its life. `go_on` is the next life
+after a death: every client carries on, and everything is there.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ def never() -> bool:
 
 
 class Past(NamedTuple):
-    """What is known when a log is opened again."""
+    """Knowledge that outlives a process: the clients' and the clock's."""
 
     actors: Actors
     clock: ManualClock
 
     def marks(self) -> list[object]:
-        """Changes whenever anybody learns something."""
+        """Return values that change whenever a client learns something."""
         actors = self.actors
         return [actors.count, repr(actors.unanswered), *actors.ledger.marks()]
 
     def copy(self) -> Past:
-        """As it is at this moment."""
+        """Return a copy that later events do not change."""
         return Past(self.actors.copy(None, never), copy.copy(self.clock))
 
 
 class Scene:
-    """A log in a storage, and all who use it; `past` is what they know from before."""
+    """A log in a storage, with all its clients; `past` is their knowledge from earlier lives."""
 
     def __init__(
         self,
@@ -74,19 +74,19 @@ class Scene:
         self.may_fail = may_fail
 
     def open(self) -> None:
-        """Open the log. Raises what that raises."""
+        """Open the log. Raises the errors of opening."""
         self.world = PowerWorld(self._storage, clock=self.clock, durability=self._durability)
         self.actors.world = self.world
         self.actors.log_died()
 
     def past(self) -> Past:
-        """What is known; `copy` keeps it as it is at a moment."""
+        """Return the clients' knowledge; `copy` keeps it as it is at a moment."""
         return Past(self.actors, self.clock)
 
     # Its life -------------------------------------------------------------------------
 
     def play(self) -> None:
-        """Once through everything."""
+        """Go once through everything."""
         actors = self.actors
         actors.create_topic("t", 1, SEGMENTS)
         actors.create_topic("gone", 1, {})
@@ -94,7 +94,7 @@ class Scene:
         actors.create_topic("kept", 1, COMPACTED)
         actors.alter_topic("t", 2, {**SEGMENTS, "compression.type": "lz4"})
         actors.alter_config({"log.cleaner.threads": "2", "log.cleaner.backoff.ms": "5"})
-        self.task()  # which makes its topics
+        self.task()  # creates its topics
         self._words(6)
         self.task()
         self._compaction()
@@ -114,12 +114,12 @@ class Scene:
             self._deletions()
             self._compaction()
             self._words(2)
-            self.task()  # restored: checkpoints, and what came after them
+            self.task()  # restored from checkpoints and the changelog after them
             self._transactions()
             self._reopen()
 
     def go_on(self) -> None:
-        """Nothing happens any more, and everybody gets on. The topics are made if need be."""
+        """Let every client carry on without failures. Missing topics are created again."""
         actors = self.actors
         self.task()
         self._ensure("t", 2, SEGMENTS)
@@ -157,7 +157,8 @@ class Scene:
     # Its parts ------------------------------------------------------------------------
 
     def _transactions(self) -> None:
-        """Of two producers, interleaved with plain records; committed and aborted."""
+        """Run transactions of two producers, mixed with plain records; commit some, abort
+        others."""
         actors = self.actors
         self._append(0, T0)
         actors.append_in_transaction(0, self._value(), T0)
@@ -165,7 +166,7 @@ class Scene:
         self._append(1, T1)
         actors.append_in_transaction(0, self._value(), T1)
         actors.add_offsets(0)
-        actors.tick()  # what is open becomes durable, and visible to those who read uncommitted
+        actors.tick()  # makes open transactions durable, and visible to read_uncommitted
         actors.ledger.look(self.world)
         actors.commit(0)
         actors.append_in_transaction(1, self._value(), T1)
@@ -179,7 +180,7 @@ class Scene:
         actors.tick()
 
     def _rolls(self) -> None:
-        """Of partitions with plain records, committed, aborted and open transactions."""
+        """Roll partitions with plain records, and with committed, aborted and open transactions."""
         actors = self.actors
         for tp in PARTITIONS:
             actors.append_in_transaction(0, self._value(), tp)
@@ -192,7 +193,7 @@ class Scene:
         actors.commit(1)
 
     def _takeover(self) -> None:
-        """A producer's successor aborts what it left open; the clock aborts what stays open."""
+        """Abort an open transaction by a producer's successor, and another by timeout."""
         actors = self.actors
         actors.append_in_transaction(0, self._value(), T0)
         actors.forget(0)
@@ -202,7 +203,7 @@ class Scene:
         actors.commit(0)
 
     def _deletions(self) -> None:
-        """By retention and by hand."""
+        """Delete records by retention and by hand."""
         actors = self.actors
         for at_ms in range(3):
             actors.append(0, self._value() + LARGE, AGED, at_ms=at_ms)
@@ -213,13 +214,14 @@ class Scene:
         actors.delete_records(T1, ends[T1].last_stable_offset)
         self._wait(MINUTE_MS)
         actors.use_pins()
-        actors.tick()  # the files go
+        actors.tick()  # deletes the files
         actors.ledger.judge_pins(self.world)
         actors.hold("c", *PARTITIONS)
         actors.release_pins()
 
     def _compaction(self) -> None:
-        """Of plain records, committed and aborted ones, in several segments, and of the log's own topics."""
+        """Clean plain, committed and aborted records in several segments, and the log's own
+        topics."""
         actors = self.actors
         for number, filling in enumerate((LARGE, LARGE, b"", LARGE)):
             actors.append(number % 2, self._value() + filling, KEPT, key=KEYS[number % 2])
@@ -230,13 +232,13 @@ class Scene:
         actors.hold("k", KEPT)
         actors.clean()
         actors.append(0, self._value(), KEPT, key=KEYS[0])
-        actors.clean()  # what is clean already, with what is not
+        actors.clean()  # a clean part together with a dirty one
         self._wait(MINUTE_MS)
-        actors.tick()  # the old files go
+        actors.tick()  # deletes the old files
         actors.ledger.judge_pins(self.world)
 
     def task(self) -> None:
-        """Let the task handle all there is; if the disk fails, it is gone."""
+        """Let the task handle all input. Drop the task if the disk fails."""
         try:
             self.start_task().work()
         except StorageFailed:
@@ -245,7 +247,7 @@ class Scene:
             self._stop_task()
 
     def start_task(self) -> Runner:
-        """Take over and restore, if it is not at work."""
+        """Start the task if it is not running, and restore its stores."""
         if self.runner is None:
             folders = TwinFolders(None, self.clock, self._storage)
             self.runner = Runner(self.world.owner, self.clock, folders)
@@ -254,18 +256,18 @@ class Scene:
 
     def _stop_task(self) -> None:
         if self.runner is not None:
-            self.runner.let_go()
+            self.runner.abandon()
         self.runner = None
 
     def close(self) -> None:
-        """In order."""
+        """Close the task and the log in order."""
         self._stop_task()
         with self.actors.tolerant():
             self.world.owner.close()
         self.actors.log_died()
 
     def _reopen(self) -> bool:
-        """Closed in order, and opened again; False if the disk does not let it."""
+        """Close the log in order and open it again. Return False if the disk fails."""
         self.close()
         with self.actors.tolerant():
             self.world.open()
@@ -274,7 +276,7 @@ class Scene:
         return False
 
     def _words(self, count: int) -> None:
-        """Input for the task."""
+        """Send input for the task."""
         for _ in range(count):
             number = self.actors.next_count()
             key = KEYS[number % len(KEYS)]

@@ -1,8 +1,8 @@
-"""A small log with one of everything, made once, and all that a user can ask of it.
+"""A small log with one of everything, created once, and all questions that a user can ask about it.
 
-Bytes and typed topics, compressed and not; transactions committed and aborted over several
+It has bytes and typed topics, compressed and not; transactions committed and aborted over several
 partitions; committed offsets; several segments with their indexes and producer snapshots; a log
-start past offset 0; a partition that nobody has written to. Closed in order, or left as by a kill.
+start past offset 0; an empty partition. It was closed in order, or killed.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ CLOCK_MS = START_MS + 60_000
 
 Files = Mapping[str, bytes]
 Answers = dict[tuple[Any, ...], Any]
-"""By question, the answer: a dict by offset where it is records."""
+"""Answers by question. Answers with records are dicts by offset."""
 
 
 @dataclass(frozen=True)
 class Material:
-    """The files of a log, and what it answered before anybody touched them."""
+    """The files of a log, and its answers before any damage."""
 
     files: Files
     folders: Mapping[str, str]
-    """By folder of a partition, its topic."""
+    """Topic by folder of a partition."""
     answers: Answers
     closed: bool
-    """Whether it was closed in order."""
+    """True if the log was closed in order."""
 
     def topic_of(self, path: str) -> str | None:
-        """The topic that a file of a partition belongs to."""
+        """Return the topic of a partition's file; None for other files."""
         return self.folders.get(path.rpartition("/")[0])
 
 
 def make(*, closed: bool, rounds: int = 8) -> Material:
-    """Make it."""
+    """Create the log."""
     storage = MemoryStorage()
     world = World(storage, ManualClock(START_MS))
     world.owner.create_topic("plain", 2, config=SMALL)
@@ -90,7 +90,7 @@ def _fill(world: World, rounds: int) -> None:
 
 
 def _append_typed(world: World, client: Client, n: int) -> None:
-    """A batch of rows, and one large enough for a compressed Arrow message."""
+    """Append a batch of rows, and one large enough for a compressed Arrow message."""
     count = 40 if n % 2 else 3
     carriers = ["AA", "BB", None][: 1 + n % 3]
     value = pa.StructArray.from_arrays(
@@ -114,14 +114,14 @@ def _append_typed(world: World, client: Client, n: int) -> None:
 
 
 def load(files: Files) -> MemoryStorage:
-    """The files in a folder of their own."""
+    """Return a storage with these files."""
     storage = MemoryStorage()
     storage._files = {path: bytearray(content) for path, content in files.items()}
     return storage
 
 
 def opened(storage: MemoryStorage) -> Owner:
-    """Its owner, some time after the log was made."""
+    """Open the log, some time after it was created."""
     return Owner(storage, clock=ManualClock(CLOCK_MS), background=False)
 
 
@@ -129,9 +129,10 @@ def opened(storage: MemoryStorage) -> Owner:
 
 
 def ask(owner: Owner, *, tolerant: bool = False) -> Answers:
-    """All that a user can ask: settings, topics, offsets, records from any place and time, groups.
+    """Ask everything that a user can ask: settings, topics, offsets, records from any position,
+    groups.
 
-    `tolerant`: a partition that answers with an error has no records.
+    With `tolerant`, a partition that answers with an error counts as having no records.
     """
     answers: Answers = {("settings",): owner.describe_config()}
     for info in owner.topics():
@@ -173,7 +174,8 @@ def records(
     *,
     at_once: bool = False,
 ) -> dict[int, tuple[Any, ...]]:
-    """By offset, what a reader sees from `position` on; `at_once`: in one small fetch."""
+    """Return the records that a reader sees from `position`, by offset; `at_once` in one small
+    fetch."""
     seen: dict[int, tuple[Any, ...]] = {}
     while True:
         size = 1 if at_once else 8 << 20

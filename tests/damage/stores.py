@@ -1,8 +1,9 @@
-"""Opens a store whose RocksDB was wounded, and says what came of it.
+"""Open a store whose RocksDB was damaged, and print the verdict.
 
     python -m tests.damage.stores <every>
 
-As the ward of logs does, in a process of its own: RocksDB is a library in C++.
+It runs in a process of its own, like the ward of logs, because damaged files may crash RocksDB's
+C++ code.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ SPEC: StoreSpec[str, int] = StoreSpec("s", key=str, value=int)
 
 
 class Shelf:
-    """A store with batches flushed and a file ingested, its changelog, and a place to wound it."""
+    """A store with flushed batches and an ingested file, its changelog, and a folder for damaged
+    copies."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -48,7 +50,7 @@ class Shelf:
         self.files = {path.relative_to(made).as_posix(): path.read_bytes() for path in paths}
 
     def cases(self) -> Iterator[Case]:
-        """Each file in every way, and every two that an opening reads."""
+        """Yield each file with every wound, and every two files that an opening reads."""
         yield from single(self.files)
         read = {
             path: data for path, data in self.files.items() if not path.endswith(("LOG", "LOCK"))
@@ -58,7 +60,7 @@ class Shelf:
             yield tuple(Wound(path, "zero", len(read[path]) // 3) for path in two)
 
     def judge(self, case: Case) -> Verdict:
-        """Open it, and once more if it is refused, as the error says."""
+        """Open the store, and once more if it is refused, as the error recommends."""
         folder = self._folder / "wounded"
         shutil.rmtree(folder, ignore_errors=True)
         for path, content in hurt(self.files, case).items():
@@ -78,7 +80,7 @@ class Shelf:
             return Verdict("wrong", f"{said}; and when it was started again: {error}")
 
     def _tried(self, folder: Path) -> Verdict | None:
-        """What is wrong with its answers."""
+        """Open the store. Return a verdict if its answers are wrong."""
         store = self.log.open(SPEC, folder)
         try:
             found = {key: store[key] for key in self.expected if key in store}

@@ -1,10 +1,10 @@
-"""Every file of a log, damaged alone and in pairs: the same answers, or an error that helps.
+"""Damage to every file of a log, alone and in pairs: the same answers, or a helpful error.
 
     same       all questions are answered as before
-    prefix     after a kill, the end of a last segment is taken for never written; the rest is as before
-               (so it is after an orderly end whose note is deleted too)
-    refused    CorruptLog, naming the file and the way out; `repair` then opens it, shows nothing
-               that was not there, and says what it has lost
+    prefix     recovery cuts the end of a last segment, as after a kill; the rest is as before
+               (the same if the note of an orderly close was deleted too)
+    refused    CorruptLog, with the file and the remedy; `repair` then opens the log, shows only
+               records that were there, and names the losses
 
 STRANDLINE_DAMAGE_EVERY=1 tries all cases (20 minutes), instead of every 151st.
 """
@@ -29,13 +29,13 @@ from tests.damage.wounds import Wound
 pytestmark = pytest.mark.damages
 
 NO_NOTE = "delete clean "
-"""Without the note of an orderly end it is one that was killed."""
+"""Prefix of cases without the note of an orderly close, which count as killed."""
 EVERY = int(os.environ.get("STRANDLINE_DAMAGE_EVERY", "151"))
 BOUND_SECONDS = 4 * 3600 if EVERY < 20 else 300
 
 
 class Said(msgspec.Struct):
-    """A line of the ward."""
+    """A line printed by the ward."""
 
     case: str = ""
     outcome: str = ""
@@ -45,7 +45,7 @@ class Said(msgspec.Struct):
 
 
 def verdicts(command: list[str], folder: Path) -> Iterator[tuple[str, Said]]:
-    """Case by case what a ward says. A death of its interpreter is a verdict too."""
+    """Yield the verdict of each case. A death of the ward's interpreter is a verdict too."""
     ran = subprocess.run(
         command, cwd=folder, capture_output=True, timeout=BOUND_SECONDS, check=False
     )
@@ -69,7 +69,7 @@ def ward(state: str, selection: str, every: int = EVERY) -> list[str]:
 @pytest.mark.timeout(BOUND_SECONDS)
 @pytest.mark.parametrize("selection", ["single", "pairs", "frames"])
 @pytest.mark.parametrize("state", ["closed", "killed"])
-def test_the_same_answers_or_an_error_that_helps(
+def test_damaged_files_give_the_same_answers_or_a_helpful_error(
     state: str, selection: str, repository: Path
 ) -> None:
     seen = list(verdicts(ward(state, selection), repository))
@@ -84,7 +84,9 @@ def test_the_same_answers_or_an_error_that_helps(
 
 @pytest.mark.timeout(BOUND_SECONDS)
 @pytest.mark.parametrize("state", ["closed", "killed"])
-def test_files_in_the_places_of_others(state: str, repository: Path) -> None:
+def test_swapped_files_give_the_same_answers_or_a_helpful_error(
+    state: str, repository: Path
+) -> None:
     every = 1 + EVERY // 20
     seen = list(verdicts(ward(state, "swaps", every), repository))
     failed = [(case, said.why) for case, said in seen if said.outcome in ("wrong", "died")]
@@ -95,13 +97,13 @@ def test_files_in_the_places_of_others(state: str, repository: Path) -> None:
     assert set(outcomes) == {"refused", "same"}
 
 
-def test_the_tail_cut_at_every_byte_leaves_what_was_before_it(repository: Path) -> None:
+def test_a_tail_cut_at_any_byte_leaves_the_records_before_it(repository: Path) -> None:
     seen = list(verdicts(ward("killed", "last frames", every=1), repository))
     assert Counter(said.outcome for _, said in seen) == {"prefix": 192}, seen[:5]
 
 
 @pytest.mark.timeout(BOUND_SECONDS)
-def test_a_store_is_what_it_was_or_says_that_it_must_be_started_again(repository: Path) -> None:
+def test_a_damaged_store_is_unchanged_or_asks_to_be_started_again(repository: Path) -> None:
     every = 1 + EVERY // 7
     command = [sys.executable, "-m", "tests.damage.stores", str(every)]
     seen = list(verdicts(command, repository))
@@ -109,7 +111,7 @@ def test_a_store_is_what_it_was_or_says_that_it_must_be_started_again(repository
     assert len(seen) > 20
 
 
-def test_a_wrong_answer_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_answer_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the checksum of payloads a changed byte of a value is a silent wrong answer."""
     monkeypatch.setattr(frame.crc32c, "crc32c", lambda *_: 0)
     material = make(closed=False)
@@ -124,7 +126,7 @@ def test_a_wrong_answer_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "without a word" in verdict.why
 
 
-def test_the_death_of_an_interpreter_is_found_out(tmp_path: Path) -> None:
+def test_the_death_of_an_interpreter_is_detected(tmp_path: Path) -> None:
     dying = 'import os; print(\'{"case": "one"}\', flush=True); os.abort()'
     ((case, said),) = verdicts([sys.executable, "-c", dying], tmp_path)
     assert (case, said.outcome) == ("one", "died")

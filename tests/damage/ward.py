@@ -1,9 +1,9 @@
-"""Opens wounded logs, one after another, and says of each what came of it.
+"""Open damaged logs, one after another, and print the verdict of each.
 
     python -m tests.damage.ward closed|killed <selection> <every>
 
-It runs in a process of its own, since damage may kill the interpreter: it names each case before it
-begins, and says its verdict, as a line of JSON, after it.
+It runs in a process of its own, because damage may kill the interpreter. It prints the name of each
+case before it begins, and its verdict, as a line of JSON, after it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Case = tuple[Wound, ...]
 
 
 class Verdict(NamedTuple):
-    """What came of a case."""
+    """Verdict on a case."""
 
     outcome: str
-    """same, prefix, refused or wrong."""
+    """One of same, prefix, refused and wrong."""
     why: str = ""
     repaired: str = ""
-    """whole, lossy or wrong; empty if no repair was needed."""
+    """One of whole, lossy and wrong; empty if no repair was needed."""
 
 
 def main(state: str, selection: str, every: str) -> None:
@@ -45,7 +45,7 @@ def main(state: str, selection: str, every: str) -> None:
 
 
 def go_round(cases: Iterable[Case], every: int, verdict_of: Callable[[Case], Verdict]) -> None:
-    """Every so many cases, with a verdict each."""
+    """Print a verdict on every `every`-th case."""
     for number, case in enumerate(cases):
         if number % every == 0:
             say({"case": " + ".join(map(str, case))})
@@ -58,7 +58,7 @@ def say(what: dict[str, Any]) -> None:
 
 
 def select(material: Material, selection: str) -> Iterable[Case]:
-    """The cases of one kind, always in the same order."""
+    """Return the cases of one kind, always in the same order."""
     files = material.files
     if selection == "single":
         return single(files)
@@ -74,7 +74,7 @@ def select(material: Material, selection: str) -> Iterable[Case]:
 
 
 def active(files: Iterable[str]) -> set[str]:
-    """The last segment of each partition."""
+    """Return the last segment of each partition."""
     last: dict[str, str] = {}
     for path in sorted(path for path in files if path.endswith(".log")):
         last[path.rpartition("/")[0]] = path
@@ -85,7 +85,7 @@ def active(files: Iterable[str]) -> set[str]:
 
 
 def judge(material: Material, case: Case) -> Verdict:
-    """Open it, ask everything, and if it is refused, repair it and ask again."""
+    """Open the log and ask everything. If it is refused, repair it and ask again."""
     storage = load(hurt(material.files, case))
     try:
         answers = _asked(storage)
@@ -125,7 +125,7 @@ def _judge_refusal(
 
 
 def _unclear(material: Material, case: Case, error: StrandlineError) -> str:
-    """What an error fails to say: the file, or the way out."""
+    """Return the parts that an error lacks: the file, or the remedy."""
     said = f"{type(error).__name__}: {error}"
     if not isinstance(error, CorruptLog):
         return f"no CorruptLog but {said}"
@@ -137,7 +137,7 @@ def _unclear(material: Material, case: Case, error: StrandlineError) -> str:
 
 
 def _repaired(material: Material, case: Case, storage: MemoryStorage) -> str:
-    """Repair it: it opens, shows nothing wrong, and says what is lost."""
+    """Repair the log: it must open, show nothing wrong, and name its losses."""
     clock = ManualClock(CLOCK_MS)
     storage.crash()
     plan = plan_of(check_log(storage, clock=clock), storage, clock)
@@ -148,7 +148,8 @@ def _repaired(material: Material, case: Case, storage: MemoryStorage) -> str:
     for question, before in material.answers.items():
         if question[0] == "records":
             after = answers.get(question, {})
-            if any(wound.path.endswith(MANIFEST) for wound in case):  # what was deleted may be back
+            # deleted records may be visible again
+            if any(wound.path.endswith(MANIFEST) for wound in case):
                 start = material.answers["start", question[1]]
                 after = {offset: one for offset, one in after.items() if offset >= start}
                 answers[question] = after
@@ -180,14 +181,14 @@ def _difference(material: Material, answers: Answers) -> str:
 
 
 def _may_lose_its_tail(material: Material, case: Case) -> bool:
-    """After a kill, what was at the end of an active segment may be taken for never written."""
+    """Return True if recovery may cut the end of an active segment, as after a kill."""
     clean = CLEAN in material.files and not any(wound.path == CLEAN for wound in case)
     ends = active(material.files)
     return not clean and any(wound.path in ends for wound in case)
 
 
 def _not_a_prefix(material: Material, case: Case, answers: Answers) -> str:
-    """Why the answers are not those of a log that ended earlier in the wounded partitions."""
+    """Return the reason why the answers are not those of a log that ended earlier."""
     wounded = {material.topic_of(wound.path) for wound in case}
     for question, before in material.answers.items():
         after = answers.get(question)

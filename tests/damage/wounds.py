@@ -1,4 +1,4 @@
-"""What can happen to a file: gone, cut, zeroed, overwritten, one bit changed somewhere."""
+"""Damage to a file: missing, cut, zeroed, overwritten, one bit changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strandline.changelog.embedded.format import HEADER_SIZE
 from tests.damage.material import Files
 
 _HEADER_FIELDS = (0, 4, 8, 12, 16, 17, 18, 20, 24, 32, 40, 48, 56, 64, 72, 76, 80, 84, 88, 96, 100)
-"""Where each field of a frame's header begins (docs/format.md)."""
+"""Position of each field of a frame's header (docs/format.md)."""
 
 WHOLE = ("delete", "empty", "zero", "noise")
 PAIRED = ("delete", "zero tail", "flip")
@@ -23,9 +23,9 @@ class Wound(NamedTuple):
     path: str
     kind: str
     at: int = 0
-    """From which byte on, or which byte."""
+    """First byte of the damage, or the damaged byte."""
     other: str = ""
-    """The file whose content it has instead."""
+    """File whose content this one gets instead."""
 
     def __str__(self) -> str:
         if self.other:
@@ -33,7 +33,7 @@ class Wound(NamedTuple):
         return f"{self.kind} {self.path} at {self.at}"
 
     def of(self, content: bytes) -> bytes | None:
-        """What is left of the content; None: no file."""
+        """Return the damaged content; None if the file is missing."""
         before, after = content[: self.at], content[self.at :]
         match self.kind:
             case "delete":
@@ -58,7 +58,7 @@ class Wound(NamedTuple):
 
 
 def hurt(files: Files, wounds: tuple[Wound, ...]) -> dict[str, bytes]:
-    """The files with all these wounds."""
+    """Return the files with all these wounds."""
     left = dict(files)
     for wound in wounds:
         content = files[wound.other] if wound.other else wound.of(left[wound.path])
@@ -70,7 +70,7 @@ def hurt(files: Files, wounds: tuple[Wound, ...]) -> dict[str, bytes]:
 
 
 def single(files: Files) -> Iterator[tuple[Wound, ...]]:
-    """Every file, in every way, at every place that means something."""
+    """Yield every wound of every file, at every significant byte."""
     for path, content in sorted(files.items()):
         for kind in WHOLE:
             yield (Wound(path, kind),)
@@ -84,7 +84,7 @@ def single(files: Files) -> Iterator[tuple[Wound, ...]]:
 
 
 def pairs(files: Files) -> Iterator[tuple[Wound, ...]]:
-    """Every two files, each in a few ways."""
+    """Yield a few combinations of wounds for every two files."""
     for one, other in combinations(sorted(files), 2):
         for first in PAIRED:
             for second in PAIRED:
@@ -92,7 +92,7 @@ def pairs(files: Files) -> Iterator[tuple[Wound, ...]]:
 
 
 def swaps(files: Files) -> Iterator[tuple[Wound, ...]]:
-    """Every two files of one kind, each in the place of the other, in all partitions and topics."""
+    """Yield swaps of every two files of one kind, across partitions and topics."""
     for one, other in combinations(sorted(files), 2):
         if _kind(one) == _kind(other) and files[one] != files[other]:
             yield Wound(one, "swap", other=other), Wound(other, "swap", other=one)
@@ -104,7 +104,7 @@ def _kind(path: str) -> str:
 
 
 def tails(files: Files, path: str, last: int) -> Iterator[tuple[Wound, ...]]:
-    """The end of a file cut, zeroed and overwritten from each of its last bytes on."""
+    """Yield a file's end cut, zeroed and overwritten from each of its last bytes."""
     size = len(files[path])
     for at in range(max(0, size - last), size):
         for kind in ("cut", "zero tail", "noise tail"):
@@ -112,7 +112,7 @@ def tails(files: Files, path: str, last: int) -> Iterator[tuple[Wound, ...]]:
 
 
 def places(path: str, content: bytes) -> list[int]:
-    """The bytes of a file that mean something different each."""
+    """Return one byte of each significant part of a file."""
     if path.endswith(".log"):
         return sorted(_places_of_frames(content))
     words = [at + 1 for at, byte in enumerate(content[:60]) if byte in b" \n"]

@@ -13,7 +13,7 @@ Handle = Callable[[Any, sl.Record[str, Any]], None]
 
 
 def put_value(store: Any, record: sl.Record[str, Any]) -> None:
-    """Keep the value of a record under its key."""
+    """Store the value of a record under its key."""
     store[record.key] = record.value
 
 
@@ -39,19 +39,19 @@ class Program:
             handle(self.store, record)
 
     def run(self, *records: tuple[str, Any]) -> int:
-        """Append these, and handle everything there is."""
+        """Append these records, and handle everything."""
         if records:
             self.sales.append(records)
         return self.app.run(until="idle", progress=False)
 
-    def held(self) -> dict[Any, Any]:
-        """All that is committed in the store."""
+    def content(self) -> dict[Any, Any]:
+        """Return the committed content of the store."""
         return self.app.query(self.store).to_dict()
 
 
 @contextmanager
 def program(log: str | Path, **options: Any) -> Iterator[Program]:
-    """A version of the program, closed behind the block."""
+    """Open a version of the program, closed after the block."""
     made = Program(log, **options)
     try:
         yield made

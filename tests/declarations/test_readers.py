@@ -1,4 +1,4 @@
-"""Whoever reads a store without its app reads it as its recorded declaration says."""
+"""Programs that read a store without its app follow its recorded declaration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.declarations.programs import Program, program
 __all__ = ["folder", "strandline"]
 
 MISLEADING = b"\xc1" + bytes(8) + b"x"
-"""Bytes that begin as an expiry does, and one that says "long ago"."""
+"""Bytes that begin like an expiry that is long over."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ def totals(store: Any, record: sl.Record[str, Any]) -> None:
 
 @pytest.fixture(params=[None, 3_600_000], ids=["for ever", "with a time to live"])
 def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Program:
-    """A store of bytes that look like something else, its app at rest."""
+    """A store of bytes that look like something else. Its app is not running."""
     with program(tmp_path / "log", value=bytes, ttl_ms=request.param) as made:
         made.run(("york", MISLEADING), ("hull", b"a"))
     return made
@@ -58,14 +58,14 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Program:
 HELD = {"york": MISLEADING, "hull": b"a"}
 
 
-def test_a_connection_while_no_worker_runs(shop: Program) -> None:
+def test_a_connection_reads_by_the_declaration_while_no_worker_runs(shop: Program) -> None:
     with sl.connect(str(shop.app.log)) as connection:
         store = connection.store("shop/totals")
         assert dict(store.all()) == HELD
         assert store["york"] == MISLEADING
 
 
-def test_the_command_line(shop: Program, strandline: Command) -> None:
+def test_the_command_line_reads_by_the_declaration(shop: Program, strandline: Command) -> None:
     log = ("--log", str(shop.app.log))
     assert strandline("stores", "get", "shop/totals", "hull", *log).json == {"utf8": "a"}
     listed = strandline("stores", "list", "--json", *log).json
@@ -75,7 +75,7 @@ def test_the_command_line(shop: Program, strandline: Command) -> None:
     assert len(lines) == 2
 
 
-def test_spark(shop: Program) -> None:
+def test_spark_reads_by_the_declaration(shop: Program) -> None:
     with program(str(shop.app.log), value=bytes) as made:
         broker = made.app.broker
         options = SourceOptions.parse({"path": "/log", "store": "shop/totals"})
@@ -89,7 +89,7 @@ def test_spark(shop: Program) -> None:
         assert {row["key"]: row["value"] for one in found for row in one.to_pylist()} == HELD
 
 
-def test_what_a_connection_is_told_is_compared_with_the_record(tmp_path: Path) -> None:
+def test_types_given_to_a_connection_are_compared_with_the_declaration(tmp_path: Path) -> None:
     with program(tmp_path, value=Total, handle=totals) as made:
         made.run(("york", 1))
         with sl.connect(made.app.broker) as connection:
@@ -116,7 +116,7 @@ def test_figures_are_shown_as_figures_while_no_worker_runs(tmp_path: Path) -> No
             assert (found.n, found.mean) == (2, 1.5)
 
 
-def test_a_driver_on_a_folder_compares_too(tmp_path: Path) -> None:
+def test_a_driver_on_a_folder_compares_declarations_too(tmp_path: Path) -> None:
     def driver(kind: Any) -> TestDriver:
         app = sl.App("shop", log="unused")
         sales = app.topic("sales", key=str, value=Any)
@@ -136,7 +136,7 @@ def test_a_driver_on_a_folder_compares_too(tmp_path: Path) -> None:
         again.run([("york", 2)])
 
 
-def test_a_timers_store_is_recorded_as_well(tmp_path: Path) -> None:
+def test_the_store_of_timers_is_declared_too(tmp_path: Path) -> None:
     app = sl.App("shop", log="unused")
 
     @app.task(app.topic("sales", key=str, value=Any), name="tally")

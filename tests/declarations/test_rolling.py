@@ -1,4 +1,4 @@
-"""Programs that declare a store differently, at the same time: one is first, the others are compared."""
+"""Programs that declare a store differently, at the same time: the first one decides."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ class Shop:
         return DeclarationLog(self.app.broker, self.name, SystemClock())
 
 
-def test_a_wider_program_beside_an_older_one(
+def test_a_wider_program_can_run_next_to_an_older_one(
     system: System, log: Log, eventually: Eventually
 ) -> None:
-    """The older worker keeps what it has, and takes up no partition that the newer one had."""
+    """The older worker keeps its partitions, and takes none that the newer worker had."""
     older, newer = Shop(system, log, Small), Shop(system, log, Wide)
     old = InThread(older.app, "tally")
     eventually(lambda: len(old.numbers) == 4, what="the older one's start")
@@ -84,8 +84,8 @@ def test_a_wider_program_beside_an_older_one(
     last.stop()
 
 
-def test_of_two_that_start_at_once_one_begins(system: System, log: Log) -> None:
-    """Whichever is first; the other one has changed nothing."""
+def test_one_of_two_programs_that_start_at_once_begins(system: System, log: Log) -> None:
+    """The first one decides. The other one has changed nothing."""
     shops = {"str": Shop(system, log, Small), "bytes": Shop(system, log, Small, bytes)}
     shops["str"].sales.append([(f"k{n}", n) for n in range(8)])
     gate = threading.Barrier(2)
@@ -122,7 +122,7 @@ def test_an_empty_store_changes_only_while_no_worker_runs(
     assert stored.key == "bytes"
 
 
-def test_a_change_decides_again_when_another_was_first(system: System, log: Log) -> None:
+def test_a_change_is_decided_again_if_another_program_was_first(system: System, log: Log) -> None:
     mine, other = Shop(system, log, Small).recorded(), Shop(system, log, Small).recorded()
     seen: list[int] = []
 
@@ -145,7 +145,7 @@ def _some(kind: Any) -> bytes:
     return declaration_of(StoreSpec("x", key=kind, value=int)).to_bytes()
 
 
-def test_it_goes_with_a_reset(system: System, log: Log) -> None:
+def test_a_reset_deletes_the_declaration(system: System, log: Log) -> None:
     shop = Shop(system, log, Small)
     shop.sales.append([("york", 1)])
     shop.app.run(until="idle", progress=False)
@@ -157,7 +157,7 @@ def test_it_goes_with_a_reset(system: System, log: Log) -> None:
     assert other.app.query(other.totals).to_dict() == {"york": "1"}
 
 
-def test_it_goes_with_a_move(system: System, log: Log, tmp_path: Any) -> None:
+def test_a_move_includes_the_declaration(system: System, log: Log, tmp_path: Any) -> None:
     shop = Shop(system, log, Small)
     shop.sales.append([("york", 1)])
     shop.app.run(until="idle", progress=False)

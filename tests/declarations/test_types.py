@@ -1,4 +1,4 @@
-"""Which types read the values of which others, and what it is recorded as."""
+"""Compatibility of types: which type can read the values of another, and how types are recorded."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ UNREADABLE = [
 
 
 def samples(kind: Any) -> list[Any]:
-    """Some values of a type."""
+    """Return some values of a type."""
     by_type: dict[Any, list[Any]] = {
         int: [0, -(2**60)],
         dict[str, int]: [{"a": 1}],
@@ -191,14 +191,14 @@ def test_a_wider_type_reads_everything(old: Any, new: Any) -> None:
 
 
 @pytest.mark.parametrize(("old", "new", "said"), UNREADABLE)
-def test_any_other_type_does_not_and_it_is_said_why(old: Any, new: Any, said: str) -> None:
+def test_any_other_type_is_refused_with_the_reason(old: Any, new: Any, said: str) -> None:
     reason = unreadable(described_type(new), described_type(old))
     assert reason is not None
     assert said in reason
 
 
 @pytest.mark.parametrize("kind", [one for one, _ in READABLE] + [one for one, *_ in UNREADABLE])
-def test_a_type_reads_itself_and_comes_back_from_its_record(kind: Any) -> None:
+def test_a_type_reads_itself_and_is_restored_from_its_record(kind: Any) -> None:
     declared = declaration_of(StoreSpec("x", value=kind))
     read = Declaration.from_bytes(declared.to_bytes())
     assert read == declared
@@ -267,7 +267,7 @@ def test_other_keys_are_refused(old: Any, new: Any) -> None:
 
 
 def test_the_default_of_a_field_that_values_lack_must_stay() -> None:
-    """Of one that all values have it may change: nobody reads it."""
+    """The default of a field that all values have may change, because it is never read."""
 
     class Other(msgspec.Struct):
         n: int
@@ -293,7 +293,9 @@ def test_the_default_of_a_field_that_values_lack_must_stay() -> None:
         ({"value": bytes}, {"value": bytes}, "same", "none"),
     ],
 )
-def test_where_values_carry_an_expiry(stored: Any, declared: Any, kind: str, expiry: str) -> None:
+def test_the_expiry_mark_of_values_follows_the_declaration(
+    stored: Any, declared: Any, kind: str, expiry: str
+) -> None:
     change = compare(
         declaration_of(StoreSpec("x", **stored)),
         declaration_of(StoreSpec("x", **declared)),
@@ -302,7 +304,7 @@ def test_where_values_carry_an_expiry(stored: Any, declared: Any, kind: str, exp
     assert (change.kind, change.becomes.expiry) == (kind, expiry)
 
 
-def test_before_declarations_were_recorded_a_first_byte_told_of_an_expiry() -> None:
+def test_values_from_before_declarations_mark_an_expiry_by_their_first_byte() -> None:
     ages = declaration_of(StoreSpec("x", value=bytes, ttl_ms=9))
     assert undeclared(ages).expiry == "marked"
     assert compare(undeclared(ages), ages, can_upgrade=False).kind == "rewrite"
@@ -331,7 +333,7 @@ def test_a_serde_is_known_by_its_name_or_its_identity() -> None:
     assert compare(stored, other, can_upgrade=False).kind == "refused"
 
 
-def test_a_record_of_a_later_format_is_refused_and_a_damaged_one_is_told() -> None:
+def test_a_record_of_a_later_format_is_refused_and_a_damaged_one_is_reported() -> None:
     later = b'{"format":2,"key":["map"],"form":"columns"}'
     with pytest.raises(FutureFormat, match="format 2"):
         Declaration.from_bytes(later)

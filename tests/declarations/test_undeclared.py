@@ -1,4 +1,4 @@
-"""Stores from before declarations were recorded are adopted, once what is there was looked at."""
+"""Stores from before declarations are adopted after a look at their content."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from strandline.statestore.recorded import DeclarationLog
 from tests.declarations.programs import program
 
 OLD_LOG = Path(__file__).parent / "stores_without_declarations.tar.xz"
-"""Written by version 0.1 before it recorded declarations: counts, typed values, and values with a
-time to live, one of them of bytes that begin as an expiry does."""
+"""Log of version 0.1, from before it recorded declarations: counts, typed values, and values with a
+time to live, one of them of bytes that begin like an expiry."""
 
 LONG_MS = 3 * 10**12
 
@@ -34,7 +34,7 @@ def old_log(tmp_path: Path) -> Path:
 
 
 class Shop:
-    """The program that wrote the old log, or almost."""
+    """The program that wrote the old log, or a slightly different one."""
 
     def __init__(self, log: Path, *, key: Any = str, value: Any = Total) -> None:
         self.app = sl.App("shop", log=str(log))
@@ -75,7 +75,7 @@ def test_an_old_log_is_read_as_it_was_written(old_log: Path) -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [(int, Total), (str, int), (str, bool)])
-def test_it_is_refused_where_what_is_there_is_something_else(
+def test_a_declaration_that_contradicts_the_content_is_refused(
     old_log: Path, key: Any, value: Any
 ) -> None:
     shop = Shop(old_log, key=key, value=value)
@@ -92,8 +92,8 @@ def forget_declarations(log: Path) -> None:
         made.app.broker.delete_topic("shop-declarations")
 
 
-def test_only_what_a_store_still_has_counts_against_it(tmp_path: Path) -> None:
-    """A value of another type that was replaced meanwhile is in the log, and in no store."""
+def test_only_current_values_of_a_store_are_compared(tmp_path: Path) -> None:
+    """A replaced value of another type is still in the log, but not in the store."""
     with program(tmp_path, value=str) as before:
         before.run(("york", "text"))
     forget_declarations(tmp_path)
@@ -104,12 +104,12 @@ def test_only_what_a_store_still_has_counts_against_it(tmp_path: Path) -> None:
     forget_declarations(tmp_path)
     with program(tmp_path, value=int) as after:
         after.run()
-        assert after.held() == {"york": 7}
+        assert after.content() == {"york": 7}
 
 
-def test_an_empty_store_takes_any_declaration(tmp_path: Path) -> None:
+def test_an_empty_store_accepts_any_declaration(tmp_path: Path) -> None:
     with program(tmp_path, key=str, value=int) as before:
         before.run()
     with program(tmp_path, key=int, value=str) as after:
         after.run()
-        assert after.held() == {}
+        assert after.content() == {}

@@ -1,4 +1,4 @@
-"""A store that cannot decode what it has: its task stops, and no record is put aside for it."""
+"""A store that cannot decode its content stops its task, and no record is skipped for it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def put_if_absent(store: Any, record: sl.Record[str, Any]) -> None:
 
 
 def spoil(log: Path, key: bytes, value: bytes) -> None:
-    """Write into the changelog past the store."""
+    """Write to the changelog directly."""
     with program(log, value=int) as made, made.app.producer() as producer:
         for partition in range(2):
             producer.send(CHANGELOG, value, key=key, partition=partition).result(10)
@@ -50,7 +50,7 @@ def spoil(log: Path, key: bytes, value: bytes) -> None:
 
 @pytest.mark.parametrize("on_error", ["fail", "skip", "dead_letter"])
 @pytest.mark.parametrize("handle", [read, read_all, read_some, put_if_absent])
-def test_it_stops_whatever_becomes_of_records_that_fail(
+def test_an_undecodable_store_stops_its_task_under_every_error_policy(
     tmp_path: Path, on_error: str, handle: Callable[..., None]
 ) -> None:
     with program(tmp_path, value=int, handle=read) as before:
@@ -64,7 +64,7 @@ def test_it_stops_whatever_becomes_of_records_that_fail(
 
 
 class Moody:
-    """A serde that raises what it likes."""
+    """A serde that raises any given error."""
 
     error: Exception | None = None
 
@@ -78,7 +78,7 @@ class Moody:
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), UnicodeError("x"), sl.InvalidRecord("x")])
-def test_whatever_a_serde_raises_is_the_stores_fault(error: Exception) -> None:
+def test_any_error_of_a_serde_while_reading_is_the_stores_fault(error: Exception) -> None:
     serde = Moody()
     spec: StoreSpec[str, Any] = StoreSpec("totals", key=str, value=serde, engine="memory")
     store = open_store(spec, clock=ManualClock())
@@ -94,7 +94,7 @@ def test_whatever_a_serde_raises_is_the_stores_fault(error: Exception) -> None:
         list(store.all())
 
 
-def test_a_value_that_cannot_be_put_is_the_records_fault_as_before() -> None:
+def test_a_value_that_cannot_be_put_is_the_records_fault() -> None:
     app = sl.App("shop")
     sales = app.topic("sales", key=str, value=Any)
     totals = app.store("totals", key=str, value=int)

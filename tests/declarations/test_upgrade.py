@@ -1,4 +1,4 @@
-"""`upgrade=`: values of an older declaration are rewritten once, whatever happens in between."""
+"""`upgrade=`: values of an older declaration are rewritten once, across any failures."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def test_new_values_are_made_of_old_ones_once(log: Path) -> None:
+def test_values_are_upgraded_once(log: Path) -> None:
     with program(log, **NEW) as after:
         after.run(("new", 3.5))
-        assert after.held() == {**EXPECTED, "new": Total(3.5)}
+        assert after.content() == {**EXPECTED, "new": Total(3.5)}
     assert sorted(CALLS) == sorted(CENTS.values())
     with program(log, **NEW) as again:
         again.run()
-        assert again.held() == {**EXPECTED, "new": Total(3.5)}
+        assert again.content() == {**EXPECTED, "new": Total(3.5)}
     assert len(CALLS) == len(CENTS)
     with program(log, value=Total, handle=put) as without:
         assert without.run(("k000", 1.0)) == 1, "the function is needed no more"
@@ -77,19 +77,19 @@ def test_files_and_changelog_agree(log: Path) -> None:
     with program(log, **NEW) as after:
         after.run()
     with program(log, **NEW) as with_files:
-        assert with_files.held() == EXPECTED
+        assert with_files.content() == EXPECTED
     with program(log, state=log / "elsewhere", **NEW) as without_files:
         without_files.run()
-        assert without_files.held() == EXPECTED
+        assert without_files.content() == EXPECTED
     assert len(CALLS) == len(CENTS)
 
 
 class Died(BaseException):
-    """The process is gone."""
+    """The process has died."""
 
 
 class Dying:
-    """Stands where transactions are appended, and dies at one of them: before it, or right after."""
+    """Replaces the call that appends transactions, and dies before or after one of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int, *, after: bool) -> None:
         self.left, self.after = at, after
@@ -111,7 +111,7 @@ class Dying:
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the commit", "after it"])
 @pytest.mark.parametrize("at", [1, 2, 5, 8])
-def test_it_goes_on_where_it_died(
+def test_an_upgrade_continues_where_it_died(
     log: Path, monkeypatch: pytest.MonkeyPatch, at: int, after: bool
 ) -> None:
     with monkeypatch.context() as dying:
@@ -121,7 +121,7 @@ def test_it_goes_on_where_it_died(
     monkeypatch.setattr(rewriting, "CHUNK_RECORDS", 4)
     with program(log, **NEW) as made:
         made.run()
-        assert made.held() == EXPECTED
+        assert made.content() == EXPECTED
         assert (
             not DeclarationLog(made.app.broker, "shop", SystemClock())
             .read()
@@ -129,16 +129,14 @@ def test_it_goes_on_where_it_died(
         )
 
 
-def test_nobody_reads_a_store_that_is_half_rewritten(
-    log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_half_rewritten_store_cannot_be_read(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as dying:
         Dying(dying, 2, after=True)
         with program(log, **NEW) as dies, pytest.raises(Died):
             dies.run()
     with program(log, **NEW) as made:
         with pytest.raises(sl.InvalidConfig, match="older declaration.*run it first"):
-            made.held()
+            made.content()
         with (
             sl.connect(made.app.broker) as connection,
             pytest.raises(sl.InvalidConfig, match="older declaration"),
@@ -148,7 +146,7 @@ def test_nobody_reads_a_store_that_is_half_rewritten(
         with pytest.raises(sl.InvalidConfig, match="older declaration"):
             plan_store(made.app.broker, options)
         made.run()
-        assert made.held() == EXPECTED
+        assert made.content() == EXPECTED
         with sl.connect(made.app.broker) as connection:
             assert connection.store("shop/totals")["k007"] == {"euros": 0.07, "n": 7}
         target = store_schema(made.app.broker, options)
@@ -163,7 +161,7 @@ def test_nobody_reads_a_store_that_is_half_rewritten(
         }
 
 
-def test_an_aborted_transaction_is_made_again(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_aborted_transaction_is_repeated(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append, left = recorded.append_at_once, [3]
 
     def refused(*args: Any) -> None:
@@ -175,7 +173,7 @@ def test_an_aborted_transaction_is_made_again(log: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(rewriting, "append_at_once", refused)
     with program(log, **NEW) as made:
         made.run()
-        assert made.held() == EXPECTED
+        assert made.content() == EXPECTED
 
 
 def test_without_its_function_an_unfinished_store_is_refused(
@@ -193,7 +191,7 @@ def test_without_its_function_an_unfinished_store_is_refused(
         third.run()
     with program(log, **NEW) as made:
         made.run()
-        assert made.held() == EXPECTED
+        assert made.content() == EXPECTED
 
 
 def broken(old: int) -> Any:
@@ -214,7 +212,7 @@ def nothing(old: int) -> Any:
     ("function", "said"),
     [(broken, "'k017'.*no seventeens"), (wrong, "'k017'.*Total"), (nothing, "returned None")],
 )
-def test_a_function_that_fails_names_the_key_and_leaves_what_was_not_done(
+def test_a_failing_function_names_the_key_and_leaves_the_remaining_values(
     log: Path, function: Callable[[int], Any], said: str
 ) -> None:
     with program(log, **{**NEW, "upgrade": function}) as fails:
@@ -223,10 +221,10 @@ def test_a_function_that_fails_names_the_key_and_leaves_what_was_not_done(
             fails.run()
     with program(log, **NEW) as mended:
         assert mended.run() == 1
-        assert mended.held() == {**EXPECTED, "late": Total(1.0)}
+        assert mended.content() == {**EXPECTED, "late": Total(1.0)}
 
 
-def test_whoever_began_to_rewrite_and_was_overtaken_changes_nothing(
+def test_an_upgrade_overtaken_by_another_worker_changes_nothing(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Program(log, **NEW)
@@ -254,7 +252,7 @@ def test_whoever_began_to_rewrite_and_was_overtaken_changes_nothing(
     with pytest.raises(sl.Retriable, match="interrupted"):
         finish()
     made.run()
-    assert made.held() == EXPECTED
+    assert made.content() == EXPECTED
     made.app.close()
 
 
@@ -264,7 +262,7 @@ def _memory() -> Any:
     return MemoryEngine()
 
 
-def test_it_waits_for_no_older_worker_but_refuses_beside_one(log: Path) -> None:
+def test_an_upgrade_is_refused_while_an_older_worker_runs(log: Path) -> None:
     with program(log, value=int) as older:
         broker = older.app.broker
         member = broker.join_group("shop", _subscription())
@@ -274,7 +272,7 @@ def test_it_waits_for_no_older_worker_but_refuses_beside_one(log: Path) -> None:
                 newer.run()
             broker.leave_group(member)
             newer.run()
-            assert newer.held() == EXPECTED
+            assert newer.content() == EXPECTED
 
 
 def _subscription() -> Any:
@@ -290,7 +288,7 @@ def test_a_time_to_live_stays_with_each_value(log: Path, tmp_path: Path) -> None
         [first] = _stored(before)
     with program(where, value=bytes, ttl_ms=9_999_999, upgrade=lambda old: b"%d" % old) as after:
         after.run()
-        assert after.held() == {"york": b"100"}
+        assert after.content() == {"york": b"100"}
         [second] = _stored(after)
     assert first[:9] == second[:9], "it expires when it was to expire"
 
@@ -348,7 +346,7 @@ def test_figures_can_be_upgraded_too(tmp_path: Path) -> None:
 
     with program(tmp_path, store=more, handle=add) as after:
         after.run(("york", 7))
-        held = after.held()["york"]
+        held = after.content()["york"]
         assert (held.n, held.worst, held.least) == (2, 7, 0)
 
 
@@ -357,7 +355,7 @@ def test_a_counter_is_a_store_of_ints(tmp_path: Path) -> None:
         before.run(("york", 5))
     with program(tmp_path, value=int, default=0, handle=_add_one) as after:
         after.run(("york", 7))
-        assert after.held() == {"york": 2}
+        assert after.content() == {"york": 2}
 
 
 def _count(store: Any, record: sl.Record[str, Any]) -> None:

@@ -1,18 +1,18 @@
-"""A page of the documentation: its blocks, and whether what it shows is what came out.
+"""A page of the documentation: its blocks, and the comparison of their output with the page.
 
 A block of code is one of
 
     ```python              runs, after those above it, in one namespace and one folder
-    ```python spark        the same, where there is a Spark
-    ```python kafka        the same, where there is a Kafka, for which kafka://localhost:9092 stands
-    ```python spark kafka  the same, where there are both
+    ```python spark        the same, if Spark is installed
+    ```python kafka        the same, if there is a Kafka, which replaces kafka://localhost:9092
+    ```python spark kafka  the same, if there are both
     ```python              whose first line is `# name.py`: that file
-    ```console             lines `$ …` run, to exit with 0 or as `# exit code 1` behind them says; the
-                           others are what they print
-    ```sh                  is to be read only; options of `strandline …` must exist
-    ```text                right behind python: what that block prints
+    ```console             lines `$ …` are run; they exit with 0, or with the status in a comment
+                           `# exit code 1`; the other lines are their output
+    ```sh                  is only read; options of `strandline …` must exist
+    ```text                directly after python: the output of that block
 
-In what is printed `…` stands for anything, alone on a line for any lines; white space does not count.
+In output `…` stands for any text, alone on a line for any lines. White space does not count.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _FILE = re.compile(r"# ([\w-]+\.py)\n")
 
 
 class Command(NamedTuple):
-    """A line of a console, and what comes of it."""
+    """A command of a console block, with its expected output."""
 
     line: str
     code: str
-    """The exit code."""
+    """Expected exit code."""
     prints: str
 
 
@@ -51,28 +51,28 @@ class Block:
     """Page and line, for messages."""
     line: int
     prints: str | None = None
-    """What the page says that it prints."""
+    """Output that the page shows."""
 
     @property
     def file(self) -> str | None:
-        """The name of the file that it is, if it is one."""
+        """Name of the file that the block contains; None if it is no file."""
         found = _FILE.match(self.text) if self.kind.startswith("python") else None
         return found[1] if found else None
 
     @property
     def commands(self) -> list[Command]:
-        """Of a console: each command."""
+        """Commands of a console block."""
         parts = re.split(r"^\$ ", self.text, flags=re.MULTILINE)[1:]
         return [Command(*re.match(_COMMAND, part).groups("0")) for part in parts]  # type: ignore[union-attr]
 
 
 def name_of(page: Path) -> str:
-    """A page as tests are called: docs/cli.md."""
+    """Return the path of a page as used in test ids: docs/cli.md."""
     return str(page.relative_to(ROOT))
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """All blocks of a page, in order."""
+    """Return all blocks of a page, in order."""
     source = page.read_text()
     found: list[Block] = []
     end = 0
@@ -90,20 +90,20 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def links_of(page: Path) -> Iterator[str]:
-    """The targets of a page's links, those to other sites left out."""
+    """Yield the targets of a page's links, without those to other sites."""
     prose = _FENCE.sub("", page.read_text())
     yield from (target for target in _LINK.findall(prose) if "://" not in target)
 
 
 def anchors_of(page: Path) -> set[str]:
-    """What links may name behind a `#`: headings, as GitHub writes them."""
+    """Return the anchors of a page's headings, as GitHub writes them."""
     headings = re.findall(r"^#+ (.+)$", _FENCE.sub("", page.read_text()), re.MULTILINE)
     kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
     return {heading.replace(" ", "-") for heading in kept}
 
 
 def is_what_came(shown: str, said: str) -> bool:
-    """Whether a page shows what was said.
+    """Return True if the output matches the text that a page shows.
 
     >>> is_what_came("a  1\\n…\\nz …", "a 1\\nb\\nc\\nz 26"), is_what_came("a", "b")
     (True, False)
@@ -116,6 +116,6 @@ def is_what_came(shown: str, said: str) -> bool:
 
 
 def _lines(text: str) -> list[str]:
-    """Lines that say something, with single spaces."""
+    """Return the lines that are not empty, with single spaces."""
     squeezed = (" ".join(line.split()) for line in text.splitlines())
     return [line for line in squeezed if line.strip("─━═- ")]

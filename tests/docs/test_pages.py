@@ -1,4 +1,4 @@
-"""What the documentation shows is run, and comes out as it says."""
+"""The examples of the documentation run, with the output that the pages show."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LONGEST = 300
-"""Lines of a page of the guide."""
+"""Maximum number of lines of a page of the guide."""
 PRESSES = 600
-"""Of Ctrl-C, 20 a second."""
+"""Maximum number of presses of Ctrl-C, 20 a second."""
 LOG = "data"
-"""The folder that commands without --log mean."""
+"""Folder used by commands without --log."""
 
 
 def pages_with(kinds: Callable[[str], bool]) -> list[Path]:
@@ -62,7 +62,7 @@ def any_console(kind: str) -> bool:
 
 @pytest.fixture(autouse=True)
 def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty folder as the current one, and an environment that says nothing."""
+    """An empty folder as the current one, and an environment without Strandline's variables."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("STRANDLINE_LOG", raising=False)
     monkeypatch.delenv("STRANDLINE_TOKEN", raising=False)
@@ -80,7 +80,7 @@ def written(folder: Path) -> set[str]:
 
 @pytest.fixture
 def namespace() -> Iterator[types.ModuleType]:
-    """The module that a page's blocks are: annotations are looked up in it by name."""
+    """Module in which a page's blocks run. Annotations are looked up in it by name."""
     module = types.ModuleType("page")
     sys.modules["page"] = module
     yield module
@@ -91,7 +91,7 @@ def namespace() -> Iterator[types.ModuleType]:
 
 
 def run_block(block: Block, module: types.ModuleType) -> None:
-    """Run a block of Python, and its tests if it defines some; compare what it prints."""
+    """Run a block of Python, with the tests that it defines, and compare the output."""
     if block.file is not None:
         Path(block.file).write_text(block.text)
         return
@@ -114,7 +114,7 @@ class Terminal:
         self._patch = patch
 
     def run(self, block: Block) -> None:
-        """Run each command of a console; compare what it prints."""
+        """Run each command of a console block and compare the output."""
         for command in block.commands:
             where = f"{block.where}: {command.line}"
             code, said = self._run(command.line)
@@ -146,7 +146,7 @@ class Terminal:
 def interrupted_if(serving: bool) -> Iterator[None]:
     """Press Ctrl-C once the command waits for it, and again until it ends.
 
-    One that comes just before the wait begins is noticed only with the next.
+    A press just before the wait begins is noticed only with the next one.
     """
     if not serving:
         yield
@@ -155,7 +155,7 @@ def interrupted_if(serving: bool) -> Iterator[None]:
     assert main_thread is not None
 
     def ignore(*_: object) -> None:
-        """One press too many changes nothing."""
+        """Ignore a press too many."""
 
     def press() -> None:
         for _ in range(PRESSES):
@@ -208,7 +208,7 @@ def test_the_kafka_page_runs(namespace: types.ModuleType, kafka: str) -> None:
 
 
 def at(kafka: str, block: Block) -> Block:
-    """A block whose cluster is that of the tests."""
+    """Return the block with the address of the test's cluster."""
     return replace(block, text=block.text.replace("kafka://localhost:9092", kafka))
 
 
@@ -226,7 +226,7 @@ def test_the_spark_page_runs(namespace: types.ModuleType, spark: SparkSession) -
 def test_the_spark_page_runs_on_kafka(
     namespace: types.ModuleType, spark: SparkSession, kafka: str
 ) -> None:
-    """What it does on a cluster, behind what it begins with."""
+    """The part about clusters runs after the page's first blocks."""
     first, session, *others = blocks_of(ROOT / "docs/spark.md")
     on_kafka = [block for block in others if block.kind == "python spark kafka"]
     for block in (first, session, *(at(kafka, block) for block in on_kafka)):
@@ -236,7 +236,7 @@ def test_the_spark_page_runs_on_kafka(
 
 @pytest.fixture
 def spark(tmp_path: Path) -> Iterator[SparkSession]:
-    """A small session, which the page's own call gets."""
+    """A small session, which the page's own call returns."""
     if importlib.util.find_spec("pyspark") is None:
         pytest.skip("there is no PySpark")
     from strandline.framework.spark import session
@@ -248,7 +248,7 @@ def spark(tmp_path: Path) -> Iterator[SparkSession]:
     found.stop()
 
 
-def test_commands_that_are_only_shown_have_the_options_they_are_given() -> None:
+def test_options_of_commands_that_are_only_shown_exist() -> None:
     command = typer.main.get_command(command_line())
     for page in PAGES:
         for block in blocks_of(page):
@@ -260,14 +260,14 @@ def test_commands_that_are_only_shown_have_the_options_they_are_given() -> None:
 
 
 def parse(command: Any, words: list[str], where: str) -> None:
-    """Let the command's own parser read a command line, without running anything."""
+    """Parse a command line with the command's own parser, without running anything."""
     while hasattr(command, "commands"):
         assert words[0] in command.commands, where
         command, words = command.commands[words[0]], words[1:]
     command.make_context(where, words)
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_have_a_target() -> None:
     broken = []
     for page in PAGES:
         for target in links_of(page):

@@ -1,4 +1,4 @@
-"""docs/reference.md names everything that is public, and says where it is."""
+"""docs/reference.md names every public object with its file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REFERENCE = ROOT / "docs/reference.md"
 
 
 def rows(prefix: str) -> dict[str, Path]:
-    """Of a table of names: each name, and the file that the row links."""
+    """Return the names of a table, each with the file that its row links."""
     row = re.compile(rf"^\| `{prefix}\.(\w+)` \|.*\]\(([^)]+)\) \|$", re.MULTILINE)
     return {
         name: (REFERENCE.parent / target).resolve()
@@ -26,14 +26,14 @@ def rows(prefix: str) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize(("prefix", "module"), [("sl", strandline), ("changelog", changelog)])
-def test_every_public_name_is_there_with_its_file(prefix: str, module: ModuleType) -> None:
+def test_every_public_name_is_listed_with_its_file(prefix: str, module: ModuleType) -> None:
     found = rows(prefix)
     assert set(found) == set(module.__all__)
     for name, file in found.items():
         assert file == Path(str(inspect.getsourcefile(getattr(module, name)))).resolve(), name
 
 
-def test_every_public_method_of_an_app_is_there_with_its_parameters() -> None:
+def test_every_public_method_of_an_app_is_listed_with_its_parameters() -> None:
     page = REFERENCE.read_text()
     for name, method in vars(strandline.App).items():
         if name.startswith("_") and name != "__init__":

@@ -1,4 +1,4 @@
-"""Small apps whose right answer is known from their input alone."""
+"""Small apps whose right results follow from their input alone."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from tests.kafka.apps import totals
 
 
 def running_totals(**options: Any) -> tuple[Any, Any, Any]:
-    """Counts per key and sends each count, so that every loss and repeat shows; for a TestDriver."""
+    """Return an app for a TestDriver that counts per key and sends each count, so that errors
+    show."""
     made = totals("app", **{"partitions": 3, **options})
     return made.app, made.out, made.seen
 
 
 def totals_sent(driver: TestDriver, out: Any) -> dict[str, list[int]]:
-    """The totals that were sent for each key, in order."""
+    """Return the totals sent for each key, in order."""
     sent: dict[str, list[int]] = {}
     for record in driver.output(out):
         sent.setdefault(record.key, []).append(record.value)
@@ -25,6 +26,6 @@ def totals_sent(driver: TestDriver, out: Any) -> dict[str, list[int]]:
 
 
 def expected(given: Iterable[Any]) -> tuple[dict[str, int], dict[str, list[int]]]:
-    """State and totals if each record counts exactly once."""
+    """Return state and totals if each record counts exactly once."""
     counts = Counter(item[0] for item in given if item is not CRASH)
     return dict(counts), {key: list(range(1, n + 1)) for key, n in counts.items()}

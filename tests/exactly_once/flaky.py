@@ -11,12 +11,12 @@ CALLS = ("append", "add_offsets", "end_transaction", "commit_offsets")
 
 
 class Flaky:
-    """Lets calls of a log fail: `plan[call]` says what becomes of the next ones, one by one.
+    """A log whose calls fail: `plan[call]` lists the fate of the next calls, one by one.
 
-    None     nothing
+    None     the call works
     error    it is raised instead of the call
-    after    a tuple ("after", error): it is raised when the call has been carried out
-    action   something that is done before the call
+    after    a tuple ("after", error): it is raised after the call was carried out
+    action   it is called before the call
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -30,7 +30,7 @@ class Flaky:
 
     @property
     def is_done(self) -> bool:
-        """Whether everything planned has happened."""
+        """True once everything planned has happened."""
         return not any(self.plan.values())
 
     def _wrapped(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -41,15 +41,15 @@ FAILURES: list[Plan] = [
 
 
 class Story:
-    """An app at work: each chapter has the same input, and a plan of what goes wrong."""
+    """An app at work. Each chapter has the same input, and a plan of failures."""
 
     def __init__(self, made: Totals) -> None:
         self.made = made
         self.flaky = Flaky(made.app.broker)
         self._chapters = 0
 
-    def goes(self, plan: Plan) -> None:
-        """Each record has counted once, although this has happened."""
+    def run_chapter(self, plan: Plan) -> None:
+        """Run a chapter, and check that each record has counted once despite the plan."""
         self.flaky.will({})
         self.made.words.append(GIVEN)
         self.flaky.will(plan)
@@ -62,7 +62,7 @@ class Story:
 @pytest.fixture
 def story(system: System) -> Iterator[Story]:
     with telling(system) as told:
-        told.goes({})
+        told.run_chapter({})
         yield told
 
 
@@ -74,13 +74,14 @@ def telling(system: System) -> Iterator[Story]:
         yield Story(made)
 
 
-def test_a_commit_that_fails_is_made_again_and_counts_once(story: Story) -> None:
+def test_a_failed_commit_is_repeated_and_counts_once(story: Story) -> None:
     for plan in FAILURES:
-        story.goes(plan)
+        story.run_chapter(plan)
 
 
-@pytest.mark.parametrize("plan", FAILURES[:-1])  # after the last one its partitions are opened anew
-def test_what_init_does_is_committed_once_whatever_fails(system: System, plan: Plan) -> None:
+# after the last failure the partitions are opened anew
+@pytest.mark.parametrize("plan", FAILURES[:-1])
+def test_work_of_init_is_committed_once_across_failures(system: System, plan: Plan) -> None:
     app = sl.App(f"{system.prefix}app", log=system.url, state_dir=system.state)
     words, begun = app.topic(f"{system.prefix}words"), app.topic(f"{system.prefix}begun", value=int)
     seen = app.store("seen", value=int, default=0)
@@ -105,26 +106,26 @@ def test_what_init_does_is_committed_once_whatever_fails(system: System, plan: P
         assert len(begun.to_polars()) == 1
 
 
-def test_a_worker_whose_producer_is_taken_over_says_so_and_joins_again(
+def test_a_worker_whose_producer_is_fenced_logs_it_and_rejoins(
     story: Story, system: System, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = system.open().broker
     takes_over = functools.partial(other.init_producer, f"{story.made.app.name}-0")
     for step in STEPS:
         caplog.clear()
-        story.goes({step: [takes_over]})
+        story.run_chapter({step: [takes_over]})
         said = re.search(r"drops what it had not committed \((\d+) records\)", caplog.text)
         assert said is not None
-        # On Kafka the first fetch may bring only some of them.
+        # On Kafka the first fetch may return only some of the records.
         assert 0 < int(said[1]) <= len(GIVEN)
 
 
-def test_one_that_is_fenced_while_it_aborts_joins_again_too(story: Story) -> None:
+def test_a_worker_fenced_while_it_aborts_rejoins_too(story: Story) -> None:
     fenced = ProducerFenced("another instance took over")
     for failure in (TransactionAborted("no"), AWAY):
-        story.goes({"append": [failure], "end_transaction": [fenced]})
-        story.goes({"add_offsets": [failure], "end_transaction": [fenced]})
-        story.goes({"end_transaction": [failure, fenced]})
+        story.run_chapter({"append": [failure], "end_transaction": [fenced]})
+        story.run_chapter({"add_offsets": [failure], "end_transaction": [fenced]})
+        story.run_chapter({"end_transaction": [failure, fenced]})
 
 
 def test_a_commit_in_doubt_is_looked_up_in_the_log(
@@ -135,23 +136,23 @@ def test_a_commit_in_doubt_is_looked_up_in_the_log(
     with telling(system) as story:
         for step in STEPS:
             for first in (AWAY, ("after", AWAY)):
-                story.goes({step: [first, *[AWAY] * 9]})
+                story.run_chapter({step: [first, *[AWAY] * 9]})
 
 
-def test_a_worker_that_cannot_commit_gives_up_with_the_reason(
+def test_a_worker_that_cannot_commit_raises_the_reason(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("strandline.framework.container.worker.MAX_ABORTED_COMMITS", 2)
     always = TransactionAborted("always")
     with pytest.raises(TransactionAborted, match="always"):
-        story.goes({"end_transaction": [always] * 100})
+        story.run_chapter({"end_transaction": [always] * 100})
     story.flaky.will({})
     story.made.app.run(until="idle", progress=False)
     story.made.judge(GIVEN * 2)
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_many_failures_at_random(seed: int) -> None:
+def test_random_failures_count_each_record_once(seed: int) -> None:
     chance = random.Random(seed)
     app, out, seen = running_totals(commit_records=4)
     driver = TestDriver(app)
@@ -192,19 +193,19 @@ def test_timers_and_stream_time_are_rewound() -> None:
     assert [(r.key, r.timestamp) for r in driver.output(out)] == [("a", 10), ("b", 60)]
 
 
-def test_fencing_is_an_error_of_its_own() -> None:
+def test_fencing_has_its_own_error() -> None:
     assert issubclass(ProducerFenced, Fenced)
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_one_in_doubt_that_gets_no_new_producer_at_first_gets_it_later(
+def test_a_worker_with_a_commit_in_doubt_retries_to_get_a_new_producer(
     step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flaky: Flaky | None = None
 
     def producer(*arguments: Any, **options: Any) -> Any:
         if flaky is not None and flaky.plan:
-            flaky.plan = {}  # it is there again after this
+            flaky.plan = {}  # the log is back after this
             raise AWAY
         return made(*arguments, **options, delivery_timeout_ms=30)
 

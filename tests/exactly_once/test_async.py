@@ -1,4 +1,4 @@
-"""Async handlers of several partitions run beside each other: of what cuts one short the others come to an end."""
+"""Async handlers of several partitions run concurrently. An error in one lets the others finish."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GIVEN = [(key, n) for n in range(5) for key in "abcd"]
 
 
 class Once:
-    """Raises an error, the first time that it is called while another partition is within a handler."""
+    """Raises an error at the first call during which another partition is within a handler."""
 
     def __init__(self, error: Exception) -> None:
         self.within = False
@@ -31,7 +31,7 @@ class Once:
 
 
 @pytest.mark.parametrize("where", ["a handler", "decoding"])
-def test_each_record_counts_once_if_another_partition_cannot_go_on(
+def test_each_record_counts_once_if_another_partition_fails(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outage, "FIRST_PAUSE_S", 0.001)

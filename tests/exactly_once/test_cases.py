@@ -1,4 +1,4 @@
-"""`[0, 1, CRASH, 2]`: each case runs in memory and on a real folder with RocksDB."""
+"""`[0, 1, CRASH, 2]`: each case runs in memory and on a folder on disk with RocksDB."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def driver_of(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
 
 
 def summing(commit_records: int = 100) -> tuple[sl.App, Any, Any]:
-    """Adds up and sends the sum."""
+    """Return an app that adds up values and sends the sum."""
     app = sl.App("sums", commit_records=commit_records)
     numbers, out = app.topic("numbers", value=int), app.topic("out", value=int)
     state = app.store("state", value=int, default=0)
@@ -58,7 +58,7 @@ def test_each_record_counts_once(
     assert driver.store(state).get("sum", 0) == (sums[-1] if sums else 0)
 
 
-def test_state_is_there_after_many_crashes_and_checkpoints(driver_of: Open) -> None:
+def test_state_survives_many_crashes_and_checkpoints(driver_of: Open) -> None:
     app, out, state = summing()
     driver = driver_of(app)
     for n in range(1, 5):
@@ -84,7 +84,7 @@ def test_deletions_survive_a_crash(driver_of: Open) -> None:
     assert driver.store(seen) == {"c": 4}
 
 
-def test_a_pipeline_through_a_repartition_topic(driver_of: Open) -> None:
+def test_a_pipeline_through_a_repartition_topic_survives_crashes(driver_of: Open) -> None:
     app = sl.App("app", commit_records=3)
     words = app.topic("words", value=str, partitions=2)
     by_value = app.repartition(words, lambda record: record.value, name="by-value", partitions=3)
@@ -102,7 +102,7 @@ def test_a_pipeline_through_a_repartition_topic(driver_of: Open) -> None:
         assert [r.value for r in driver.output(out) if r.key == key] == [1, 2, 3, 4]
 
 
-def test_what_a_view_shows_is_what_the_task_has(driver_of: Open) -> None:
+def test_a_view_shows_the_state_of_the_task(driver_of: Open) -> None:
     from strandline.framework.query import view_of
 
     app, _, state = summing()

@@ -1,4 +1,4 @@
-"""Partitions come back one by one: what a worker does meanwhile, and who is told of it."""
+"""Restoring partitions one by one: the work of a worker meanwhile, and progress reports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ Handler = Callable[[sl.Record[str, int]], None]
 
 
 def counting(path: Path, partitions: int = 2, on_record: Handler | None = None) -> sl.App:
-    """An app that has counted each letter once, and has them before it once more, on an empty disk."""
+    """Return an app that has counted each letter once, and must count each again with an empty
+    disk."""
     app = sl.App("app", log=changelog.open(path / "log"), state_dir=path / "state")
     words = app.topic("words", value=int, partitions=partitions)
     seen = app.store("seen", value=int, default=0)
@@ -54,7 +55,8 @@ def counting(path: Path, partitions: int = 2, on_record: Handler | None = None) 
 def held_up(
     path: Path, partitions: int = 2, on_record: Handler | None = None, **options: Any
 ) -> Iterator[tuple[sl.App, Callable[[], None]]]:
-    """The same app, and what lets partition 1 come back: a dead worker's transaction is open there."""
+    """Yield such an app, and a function that releases partition 1, which a dead worker's
+    transaction blocks."""
     with changelog.open(path / "log") as log, log.producer(transactional_id="dead") as dead:
         log.create_topic("app-seen-changelog", partitions, config={"cleanup.policy": "compact"})
         dead.begin_transaction()
@@ -65,7 +67,7 @@ def held_up(
         app.log.close()  # type: ignore[union-attr]
 
 
-def test_a_poisoned_partition_does_not_end_the_run_while_another_comes_back(
+def test_a_failed_partition_does_not_end_the_run_while_another_is_restored(
     tmp_path: Path,
 ) -> None:
     handled: set[int] = set()
@@ -83,7 +85,7 @@ def test_a_poisoned_partition_does_not_end_the_run_while_another_comes_back(
         assert handled == {0, 1}
 
 
-def test_a_bounded_run_waits_for_what_comes_back_without_spinning(
+def test_a_bounded_run_waits_for_restores_without_spinning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cycles, cycle = 0, Worker.cycle
@@ -101,7 +103,7 @@ def test_a_bounded_run_waits_for_what_comes_back_without_spinning(
 
 
 @pytest.mark.parametrize("error", [RequestTimedOut, DiskFull])
-def test_those_that_fail_together_are_one_failure_and_those_that_are_back_begin(
+def test_partitions_that_fail_together_are_one_failure_and_restored_ones_begin(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = sl.App("app")
@@ -123,7 +125,7 @@ def test_those_that_fail_together_are_one_failure_and_those_that_are_back_begin(
         with pytest.raises(error):
             tasks.ready()
         assert [instance.partition for instance in tasks.instances] == [7]
-        assert before == []  # who is looking at it sees it as it was
+        assert before == []  # the caller's list has not changed
         assert not tasks.is_opening
         driver.settle()
         assert [instance.partition for instance in tasks.instances] == list(range(12))
@@ -136,11 +138,11 @@ def test_a_progress_function_that_raises_leaves_no_member_behind(tmp_path: Path)
     with held_up(tmp_path, partitions=3, restore_threads=1) as (app, _):
         with pytest.raises(BrokenPipeError) as raised:
             app.run(timeout=60, progress=broken)
-        assert raised.value  # as long as it is kept, so is its worker
+        assert raised.value  # the exception keeps the worker alive
         assert not app.broker.describe_group("app").members
 
 
-def test_one_that_raises_at_the_end_does_not_keep_stores_from_being_closed(
+def test_a_progress_function_that_raises_at_the_end_does_not_keep_stores_open(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(progress: RestoreProgress) -> None:
@@ -148,14 +150,14 @@ def test_one_that_raises_at_the_end_does_not_keep_stores_from_being_closed(
             raise BrokenPipeError("nobody reads it")
 
     with held_up(tmp_path, partitions=3, restore_threads=1) as (app, _):
-        # 0 is at work, 1 is held up, and 2 waits for the thread until it is not wanted any more.
+        # 0 is at work, 1 is blocked, and 2 waits for the thread until it is no longer needed.
         app.run(timeout=2, progress=broken)
         lock_folder(LocalStorage(tmp_path / "state/app/seen"), "0").release()
         assert "a progress function raised: nobody reads it" in caplog.text
 
 
 def test_a_progress_function_is_called_by_one_thread_at_a_time(tmp_path: Path) -> None:
-    """Also when a worker that still restores is given more."""
+    """A worker may get more partitions while it still restores."""
     within = most = 0
     told: list[bool] = []
 
@@ -181,8 +183,9 @@ def test_a_progress_function_is_called_by_one_thread_at_a_time(tmp_path: Path) -
     assert told[-1]
 
 
-def test_metrics_are_told_while_a_progress_function_is_at_work(tmp_path: Path) -> None:
-    """Asked by it, or by others while it stands still, as at a terminal that was stopped."""
+def test_metrics_are_available_while_a_progress_function_runs(tmp_path: Path) -> None:
+    """Metrics are read from within it, and from outside while it blocks, like a stopped
+    terminal."""
     stuck: list[bool] = []
 
     def progress(_: RestoreProgress) -> None:

@@ -1,6 +1,7 @@
-"""Each guarantee shows what it allows: a worker dies, or sleeps, at each point of its commit.
+"""The guarantees differ as documented when a worker dies or sleeps at each point of its commit.
 
-It is a process of its own. When it is gone another one goes on, and the results tell the guarantees apart.
+The worker is a process of its own. After it is gone another one continues, and the results show the
+guarantee.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from tests.workers.processes import Process, ending
 from tests.workers.threads import InThread
 
 ONCE, TWICE, NEVER = [1, 2, 3], [1, 2, 3, 4], [1, 2]
-"""What is sent for three records when the second one is handled so often."""
+"""Sums sent for three records if the second one is handled once, twice, or never."""
 Sums = Mapping[str, list[int]]
-"""By the point at which the worker is struck that has the second record."""
+"""Sums by the point at which the worker that has the second record is struck."""
 
 DEATHS: dict[str, Sums] = {
     "exactly_once": {
@@ -65,7 +66,7 @@ class Case:
         return Process(["tests.exactly_once.victim", *self._arguments, fate], self._said)
 
     def begin(self, fate: str) -> Process:
-        """One record is committed, a second one is there, and the victim begins."""
+        """Commit one record, append a second one, and start the victim."""
         made = self.worker()
         with made.app:
             made.words.append([("a", 1)])
@@ -74,8 +75,8 @@ class Case:
         return self.victim(fate)
 
 
-def goes_on(made: Totals) -> int:
-    """With a third record in the end; how many there were for this worker before that."""
+def finish(made: Totals) -> int:
+    """Run the app, with a third record at the end. Return the number of records before that one."""
     left = made.app.run(until="idle", progress=False, timeout=60)
     made.words.append([("a", 3)])
     made.app.run(until="idle", progress=False, timeout=60)
@@ -83,31 +84,31 @@ def goes_on(made: Totals) -> int:
 
 
 def sums(made: Totals) -> list[int]:
-    """What was sent, which is what the store has last."""
+    """Return the sums that were sent. The last one is in the store."""
     sent = made.sent()["a"]
     assert made.app.query(made.seen).to_dict() == {"a": sent[-1]}
     return sent
 
 
-def at_once(told: Callable[[Case], list[int]], cases: Mapping[str, Case]) -> Sums:
-    """All cases beside each other, since most of their time is waiting."""
+def at_once(run_case: Callable[[Case], list[int]], cases: Mapping[str, Case]) -> Sums:
+    """Run all cases concurrently, because most of their time is waiting."""
     with ThreadPoolExecutor(len(cases)) as pool:
-        return dict(zip(cases, pool.map(told, cases.values()), strict=True))
+        return dict(zip(cases, pool.map(run_case, cases.values()), strict=True))
 
 
 @pytest.mark.parametrize("guarantee", DEATHS)
-def test_a_worker_dies_at_each_point_of_its_commit(
+def test_a_worker_that_dies_in_its_commit_keeps_its_guarantee(
     system: System, tmp_path: Path, guarantee: str
 ) -> None:
-    """In a folder it is the log's owner, too."""
+    """In a folder the worker is the log's owner, too."""
 
-    def told(case: Case) -> list[int]:
+    def run_case(case: Case) -> list[int]:
         victim = case.begin("dies")
         with ending([victim]):
             assert victim.ended() == STATUS, victim.text()
         made = case.worker()
         with made.app:
-            goes_on(made)
+            finish(made)
             return sums(made)
 
     cases = {
@@ -120,22 +121,22 @@ def test_a_worker_dies_at_each_point_of_its_commit(
         )
         for number, point in enumerate(DEATHS[guarantee])
     }
-    assert at_once(told, cases) == DEATHS[guarantee]
+    assert at_once(run_case, cases) == DEATHS[guarantee]
 
 
-def test_a_worker_sleeps_in_its_commit_and_wakes_when_another_has_gone_on(
+def test_a_worker_that_sleeps_in_its_commit_while_another_continues_keeps_its_guarantee(
     system: System, tmp_path: Path, eventually: Callable[..., None]
 ) -> None:
-    """What it goes on to write counts for nothing."""
-    log = system.open()  # and the owner of a folder stays awake
+    """Nothing that it writes after waking up takes effect."""
+    log = system.open()  # keeps the owner of a folder awake
 
-    def told(case: Case) -> list[int]:
+    def run_case(case: Case) -> list[int]:
         victim, made = case.begin("sleeps"), case.worker()
         with ending([victim]), made.app:
             eventually(lambda: ASLEEP in victim.text(), what="its sleep")
-            left = goes_on(made)
+            left = finish(made)
             eventually(lambda: not shares(log, case.name), what="its end")
-            wakes(victim, eventually)
+            wake(victim, eventually)
             found = sums(made)
         assert left == (0 if found == NEVER else 1)
         return found
@@ -145,18 +146,18 @@ def test_a_worker_sleeps_in_its_commit_and_wakes_when_another_has_gone_on(
         for guarantee, points in SLEEPERS.items()
         for point, allowed in points.items()
     }
-    found = at_once(told, {name: case for name, (case, _) in expected.items()})
+    found = at_once(run_case, {name: case for name, (case, _) in expected.items()})
     assert found == {name: allowed for name, (_, allowed) in expected.items()}
 
 
-def test_one_that_sleeps_writes_nothing_where_nobody_has_got_its_slot(
+def test_a_sleeping_worker_whose_slot_is_free_commits_nothing(
     system: System, tmp_path: Path, eventually: Callable[..., None]
 ) -> None:
-    """Its producer is not fenced then; only that it is no member any more keeps it from committing."""
+    """Its producer is not fenced, so only its lost membership prevents the commit."""
     log = system.open()
     given = [(key, 1) for key in "abcdefgh"]
 
-    def told(case: Case) -> list[int]:
+    def run_case(case: Case) -> list[int]:
         made = case.worker()
         with made.app:
             made.app.prepare()
@@ -169,7 +170,7 @@ def test_one_that_sleeps_writes_nothing_where_nobody_has_got_its_slot(
                 eventually(lambda: ASLEEP in victim.text(), what="its sleep")
                 eventually(lambda: other.numbers == [0, 1], what="its end")
                 eventually(lambda: is_done(log, made), what="the rest")
-                wakes(victim, eventually)
+                wake(victim, eventually)
             other.stop()
             sent = made.sent()
             assert made.app.query(made.seen).to_dict() == dict.fromkeys(sent, 1)
@@ -179,12 +180,12 @@ def test_one_that_sleeps_writes_nothing_where_nobody_has_got_its_slot(
         guarantee: Case(system, system.url, tmp_path, guarantee, "before append")
         for guarantee in SLEEPERS
     }
-    found = at_once(told, cases)
+    found = at_once(run_case, cases)
     assert found == {"exactly_once": [1], "at_least_once": [1], "at_most_once": [0, 1]}
 
 
-def wakes(victim: Process, eventually: Callable[..., None]) -> None:
-    """It finds out that it was taken for dead, goes on as another, and ends in order."""
+def wake(victim: Process, eventually: Callable[..., None]) -> None:
+    """Wake the victim: it is fenced, continues as a new member, and ends in order."""
     victim.thaw()
     eventually(lambda: "this worker was fenced" in victim.text(), what="its fencing")
     assert victim.end() == 0, victim.text()
@@ -195,7 +196,7 @@ def shares(log: Log, group: str) -> list[int]:
 
 
 def is_done(log: Log, made: Totals) -> bool:
-    """Whether all input is committed."""
+    """Return True if all input is committed."""
     inputs = [TopicPartition(made.words.name, number) for number in range(2)]
     committed = log.broker.committed(made.app.name, inputs, require_stable=False)
     ends = log.broker.offsets(inputs)
@@ -203,7 +204,9 @@ def is_done(log: Log, made: Totals) -> bool:
 
 
 @pytest.mark.parametrize("guarantee", DEATHS)
-def test_without_trouble_they_are_all_alike(system: System, guarantee: str) -> None:
+def test_all_guarantees_give_the_same_result_without_failures(
+    system: System, guarantee: str
+) -> None:
     given = [("a", 1), ("b", 1), ("a", 1)]
     made = worker(f"{system.prefix}alike", system.url, system.state, guarantee)
     with made.app:

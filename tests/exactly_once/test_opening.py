@@ -1,4 +1,4 @@
-"""What goes wrong while partitions are taken up: nobody is at work by halves."""
+"""Failures while partitions are opened: a task never works on half of them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("error", [OwnerUnavailable("away"), DiskFull("no room")])
-def test_tasks_that_read_the_same_topic_are_at_work_together_or_not_at_all(
+def test_tasks_that_read_the_same_topic_work_together_or_not_at_all(
     error: Exception,
 ) -> None:
-    """One alone would commit where it is, and the other would go on from there."""
+    """A single task would commit past records that the other one has not handled."""
     app = sl.App("app")
     words = app.topic("words", value=int)
     first = app.store("first", value=int, default=0)
@@ -66,7 +66,7 @@ def test_tasks_that_read_the_same_topic_are_at_work_together_or_not_at_all(
         assert (driver.store(first), driver.store(second)) == ({"a": 3}, {"a": 3})
 
 
-def test_who_has_arrived_begins_with_its_init_though_others_cannot_be_brought_back(
+def test_a_restored_partition_begins_with_its_init_even_if_others_cannot_be_restored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     app = sl.App("app")
@@ -97,7 +97,7 @@ def test_who_has_arrived_begins_with_its_init_though_others_cannot_be_brought_ba
         assert sorted(begun) == [0, 1]
 
 
-def test_offsets_that_an_open_transaction_withholds_are_asked_for_until_nobody_wants_them(
+def test_offsets_withheld_by_an_open_transaction_are_requested_until_the_opening_is_abandoned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(outage, "PATIENCE_SECONDS", 0.5)
@@ -110,7 +110,8 @@ def test_offsets_that_an_open_transaction_withholds_are_asked_for_until_nobody_w
         def committed(*_: Any) -> Any:
             nonlocal asked
             asked += 1
-            tasks._openings[0].abandoned = asked == 2  # as it is when others are to have them
+            # set when the partitions are assigned to others
+            tasks._openings[0].abandoned = asked == 2
             raise CoordinatorLoading("a transaction is open")
 
         monkeypatch.setattr(driver.owner, "committed", committed)
@@ -120,7 +121,7 @@ def test_offsets_that_an_open_transaction_withholds_are_asked_for_until_nobody_w
 
 
 class Told(SoleMember):
-    """A place that takes down what it is told."""
+    """A group membership that records the owned partitions reported to it."""
 
     may = frozenset({TopicPartition("words", 0)})
 
@@ -135,8 +136,10 @@ class Told(SoleMember):
         self.told.append(frozenset(partitions))
 
 
-def test_who_has_dropped_all_says_that_it_holds_nothing_once_others_are_to_have_it() -> None:
-    """Or they would wait for that for ever."""
+def test_a_worker_that_dropped_all_partitions_reports_that_it_owns_none_once_they_are_revoked() -> (
+    None
+):
+    """Otherwise the new owners would wait for ever."""
     app = sl.App("app")
     app.task(app.topic("words", value=int), name="count")(lambda record: None)
     with TestDriver(app) as driver:
@@ -162,7 +165,7 @@ def test_a_worker_is_not_idle_if_another_sent_it_something_just_before_it_was_do
         ask = driver.owner.committed
 
         def committed(*args: Any, **options: Any) -> Any:
-            """What the other has committed with its last output."""
+            """Return the offsets, after the other worker has committed with its last output."""
             with Producer(driver.owner) as other:
                 other.append("words", [{"key": b"a", "value": b"\x01"}], partition=0)
             return ask(*args, **options)
@@ -174,7 +177,7 @@ def test_a_worker_is_not_idle_if_another_sent_it_something_just_before_it_was_do
         assert driver.worker.is_idle
 
 
-def test_an_init_that_is_cut_short_is_done_again_and_keeps_nobody_from_theirs(
+def test_an_interrupted_init_is_repeated_and_does_not_block_other_partitions(
     tmp_path: Path,
 ) -> None:
     app = sl.App("app", log=tmp_path)
@@ -196,7 +199,7 @@ def test_an_init_that_is_cut_short_is_done_again_and_keeps_nobody_from_theirs(
     assert app.query(begun).to_dict() == {"0": 1, "1": 1}
 
 
-def test_a_partition_that_cannot_be_brought_back_yet_keeps_no_other_waiting(
+def test_a_partition_that_cannot_be_restored_yet_does_not_block_others(
     tmp_path: Path,
 ) -> None:
     log = changelog.open(tmp_path / "log")

@@ -1,4 +1,4 @@
-"""A handler that raises leaves no trace in the log, and its record goes where the policy says, once."""
+"""A handler that raises leaves no trace in the log, and its record follows the policy, once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ GIVEN = [("a", 1), ("a", -1), ("a", 2)]
 
 @contextmanager
 def picky(system: System, on_error: Any, *, refused: int = -1) -> Iterator[Totals]:
-    """Counts, sends the count, and raises after both on the value that it refuses."""
+    """Yield an app that counts, sends the count, and raises after both on the value that it
+    refuses."""
     app = sl.App(f"{system.prefix}picky", log=system.url, state_dir=system.state)
     words = app.topic(f"{system.prefix}words", key=str, value=int)
     out = app.topic(f"{system.prefix}out", key=str, value=int)
@@ -39,10 +40,8 @@ def picky(system: System, on_error: Any, *, refused: int = -1) -> Iterator[Total
 
 
 @pytest.mark.parametrize("on_error", ["skip", "dead_letter"])
-def test_a_record_is_passed_over_in_the_commit_of_those_beside_it(
-    system: System, on_error: str
-) -> None:
-    """So it is also when that commit is made again."""
+def test_a_record_is_skipped_in_the_commit_of_its_neighbours(system: System, on_error: str) -> None:
+    """The commit is repeated with some errors, and still skips the record."""
     with picky(system, on_error) as made:
         made.words.append(GIVEN)
         flaky = Flaky(made.app.broker)
@@ -55,7 +54,7 @@ def test_a_record_is_passed_over_in_the_commit_of_those_beside_it(
             assert letters["value"].to_pylist() == [msgspec.msgpack.encode(-1)]
 
 
-def test_a_task_stops_before_a_record_and_goes_on_with_it(system: System) -> None:
+def test_a_task_stops_before_a_record_and_continues_with_it(system: System) -> None:
     for _ in range(2):
         with picky(system, "fail") as made:
             if not made.sent():

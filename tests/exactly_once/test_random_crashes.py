@@ -1,4 +1,4 @@
-"""State == fold(committed input), and every running total once, whatever crashes when."""
+"""State == fold(committed input), and every running total once, after any crashes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.exactly_once.apps import expected, running_totals, totals_sent
 
 
 def scenario(seed: int, records: int = 40) -> list:
-    """Records of few keys with crashes among them."""
+    """Return records of few keys with crashes among them."""
     chance = random.Random(seed)
     given: list = []
     for number in range(records):
@@ -23,7 +23,7 @@ def scenario(seed: int, records: int = 40) -> list:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_totals_after_crashes_at_random_moments(seed: int) -> None:
+def test_totals_are_right_after_crashes_at_random_moments(seed: int) -> None:
     given = scenario(seed)
     app, out, seen = running_totals(commit_records=random.Random(seed).randint(1, 9))
     driver = TestDriver(app).run(given)
@@ -33,7 +33,7 @@ def test_totals_after_crashes_at_random_moments(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_same_on_a_real_folder(seed: int, tmp_path: Path) -> None:
+def test_totals_are_right_after_crashes_on_a_folder_on_disk(seed: int, tmp_path: Path) -> None:
     given = scenario(seed, 20)
     app, out, seen = running_totals(commit_records=3)
     driver = TestDriver(app, folder=tmp_path).run(given)

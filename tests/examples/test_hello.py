@@ -23,12 +23,12 @@ def run_hello(repository: Path, folder: Path) -> str:
     return done.stdout
 
 
-def test_it_counts_words_and_goes_on_counting(repository: Path, tmp_path: Path) -> None:
+def test_the_example_counts_words_and_continues_counting(repository: Path, tmp_path: Path) -> None:
     assert run_hello(repository, tmp_path) == "{'sea': 1, 'shore': 1, 'strandline': 1, 'the': 3}\n"
     assert run_hello(repository, tmp_path) == "{'sea': 2, 'shore': 2, 'strandline': 2, 'the': 6}\n"
 
 
-def test_it_is_short_and_stands_in_the_readme(repository: Path) -> None:
+def test_the_example_is_short_and_in_the_readme(repository: Path) -> None:
     source = (repository / "examples/hello.py").read_text()
     code = [line for line in source.splitlines() if line.strip()]
     assert len(code) < 15

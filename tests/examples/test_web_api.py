@@ -1,4 +1,4 @@
-"""The web API of the examples, asked over HTTP."""
+"""The web API of the examples, called over HTTP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Ask = Callable[[str], Any]
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Iterator[Ask]:
-    """Asks the API, which serves the totals of a running shop."""
+    """Function that calls the API, which serves the totals of a running shop."""
     path = str(tmp_path / "log")
     shop = Running(path, durability="os")
     shop.made.sales.append([(f"shop-{n}", n + 1) for n in range(9)])
@@ -42,7 +42,7 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
     shop.made.app.close()
 
 
-def test_it_answers_with_what_is_committed(ask: Ask, eventually: Callable[..., None]) -> None:
+def test_the_api_returns_committed_totals(ask: Ask, eventually: Callable[..., None]) -> None:
     eventually(lambda: len(ask("")) == 9, what="all sales counted")
     assert ask("shop-3") == {"n": 1, "amount": 4}
     assert [entry["key"] for entry in ask("?from=shop-2&to=shop-7&limit=3")] == [

@@ -1,4 +1,4 @@
-"""What the README shows: played with a script, and counted."""
+"""The demo shown in the README, played with a script, and counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every driver that a test makes is closed behind it."""
+"""Each driver that a test creates is closed after it."""
 
 from tests.framework.drivers import drivers_are_closed
 

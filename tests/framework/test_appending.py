@@ -31,9 +31,7 @@ NOON = dt.datetime(2013, 1, 1, 12, tzinfo=dt.UTC)
 
 @pytest.mark.parametrize("data", [ROWS, TABLE, TABLE.to_arrow()])
 @pytest.mark.parametrize("timestamp", [NOON, int(NOON.timestamp() * 1000)])
-def test_records_without_a_time_get_the_one_that_is_given(
-    app: sl.App, data: Any, timestamp: Any
-) -> None:
+def test_records_without_a_time_get_the_given_one(app: sl.App, data: Any, timestamp: Any) -> None:
     delays = app.topic("delays", key=str, value=Delay)
     assert delays.append(data, timestamp=timestamp) == 2
     assert delays.to_polars().select("key", "timestamp", "minutes").rows() == [
@@ -42,7 +40,7 @@ def test_records_without_a_time_get_the_one_that_is_given(
     ]
 
 
-def test_the_times_of_a_table_are_its_own(app: sl.App) -> None:
+def test_a_table_with_times_keeps_them(app: sl.App) -> None:
     delays = app.topic("delays", key=str, value=Delay)
     own = TABLE.with_columns(timestamp=pl.Series([NOON, NOON + dt.timedelta(hours=1)]))
     delays.append(own, timestamp=7)

@@ -1,4 +1,4 @@
-"""Whoever builds state from a changelog while it is cleaned: copies, views, queries."""
+"""Readers of a changelog while it is cleaned: copies, views, queries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPEC: StoreSpec[str, int] = StoreSpec("s", key=str, value=int)
 
 @pytest.fixture
 def changelog(monkeypatch: pytest.MonkeyPatch) -> Segments:
-    """Some keys, one of them to be deleted; fetched one by one."""
+    """A changelog with some keys, one of them to be deleted. Records are fetched one by one."""
     monkeypatch.setattr(restore_module, "FETCH_BYTES", 1)
     monkeypatch.setattr(restore_module, "CHUNK_RECORDS", 1)
     made = Segments()
@@ -39,7 +39,7 @@ def changelog(monkeypatch: pytest.MonkeyPatch) -> Segments:
 
 
 class Stopped:
-    """A stop by SIGSTOP, as it looks to those who go on."""
+    """A stop by SIGSTOP, as other processes see it."""
 
     def __init__(self) -> None:
         self.reached, self.continued = threading.Event(), threading.Event()
@@ -57,7 +57,7 @@ def stopped() -> Iterator[Stopped]:
 
 
 @pytest.mark.parametrize("on_disk", [True, False], ids=["on disk", "in memory"])
-def test_a_copy_that_was_stopped_for_longer_than_tombstones_stay_begins_anew(
+def test_a_copy_that_was_stopped_for_longer_than_tombstones_stay_starts_over(
     changelog: Segments,
     tmp_path: Path,
     stopped: Stopped,
@@ -84,10 +84,11 @@ def test_a_copy_that_was_stopped_for_longer_than_tombstones_stay_begins_anew(
     standbys.close()
 
 
-def test_a_copy_that_has_nothing_to_follow_for_long_notices_as_well(
+def test_a_copy_that_was_released_for_longer_than_tombstones_stay_starts_over(
     changelog: Segments, tmp_path: Path, eventually: Eventually, *, guarded: bool
 ) -> None:
-    """It is let go, and another worker that opens its files afterwards finds them too old."""
+    """The copy is released, and another worker that opens its files afterwards finds them too
+    old."""
     folders = StoreFolders(tmp_path, changelog.clock)
     standbys = Standbys(changelog.owner, changelog.clock, folders)
     standbys.follow({changelog.partition: SPEC})
@@ -103,7 +104,7 @@ def test_a_copy_that_has_nothing_to_follow_for_long_notices_as_well(
     store.close()
 
 
-def test_a_query_of_the_changelogs_never_finds_what_is_deleted(
+def test_a_query_of_the_changelogs_never_finds_deleted_keys(
     changelog: Segments, *, guarded: bool
 ) -> None:
     folded = ReplayedSource(changelog.owner, changelog.partition.topic, 1)
@@ -114,7 +115,7 @@ def test_a_query_of_the_changelogs_never_finds_what_is_deleted(
     assert (b"Qzombie" in dict(entries)) is not guarded
 
 
-def test_a_query_of_the_changelogs_finds_nothing_that_is_deleted_while_it_reads_them(
+def test_a_query_of_the_changelogs_finds_no_keys_deleted_while_it_reads(
     changelog: Segments, *, guarded: bool
 ) -> None:
     def purge() -> None:
@@ -130,9 +131,7 @@ def test_a_query_of_the_changelogs_finds_nothing_that_is_deleted_while_it_reads_
         assert values == wanted
 
 
-def test_a_view_that_is_kept_forgets_what_was_deleted(
-    storage: MemoryStorage, *, guarded: bool
-) -> None:
+def test_a_long_lived_view_drops_deleted_keys(storage: MemoryStorage, *, guarded: bool) -> None:
     owner = Owner(storage, background=False)
     app = sl.App("app", log=owner)
     events = app.topic("events", key=str, value=int)

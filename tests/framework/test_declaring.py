@@ -1,4 +1,4 @@
-"""What an app refuses, and says about it, before it touches anything."""
+"""Mistakes in declarations are refused with an explanation before anything is changed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def app() -> sl.App:
 
 
 def nothing(record: object) -> None:
-    """A handler."""
+    """Do nothing, as a handler."""
 
 
 def test_a_store_has_one_task(app: sl.App) -> None:
@@ -35,7 +35,7 @@ def test_a_store_has_one_task(app: sl.App) -> None:
         app.task(words, stores=[totals], name="two")(nothing)
 
 
-def test_a_store_name_is_taken_once(app: sl.App) -> None:
+def test_a_store_name_can_be_used_once(app: sl.App) -> None:
     app.store("totals")
     with pytest.raises(sl.InvalidConfig, match="declared twice"):
         app.store("totals")
@@ -145,7 +145,7 @@ def test_dead_letters_of_unlike_inputs_are_refused(app: sl.App) -> None:
         app.task([app.topic("f", value=Flight), app.topic("w")], on_error="dead_letter")(nothing)
 
 
-def test_the_driver_tells_when_state_is_keyed_otherwise_than_the_input(app: sl.App) -> None:
+def test_the_driver_reports_state_that_is_keyed_differently_than_the_input(app: sl.App) -> None:
     words, seen = (
         app.topic("words", value=str, partitions=4),
         app.store("seen", value=int, default=0),
@@ -168,7 +168,7 @@ def test_describe_is_plain_data(app: sl.App) -> None:
     assert described["internal_topics"] == ["app-n-changelog", "app-declarations"]
 
 
-def test_a_store_that_begins_empty_beside_a_task_that_goes_on_is_told(
+def test_a_store_that_begins_empty_next_to_a_continuing_task_is_logged(
     app: sl.App, caplog: pytest.LogCaptureFixture
 ) -> None:
     words, totals = app.topic("words", key=str, value=int), app.store("totals", key=str, value=int)
@@ -197,7 +197,7 @@ def test_a_store_that_begins_empty_beside_a_task_that_goes_on_is_told(
 def test_a_store_of_another_app_is_refused() -> None:
     mine, other = sl.App("mine"), sl.App("other")
     words, theirs = mine.topic("words"), other.store("totals", value=int)
-    mine.store("totals", value=int)  # one of the same name is another store all the same
+    mine.store("totals", value=int)  # a store of the same name is another store
     with pytest.raises(sl.InvalidConfig, match="store 'totals' belongs to app 'other'"):
         mine.task(words, name="t", stores=[theirs])(lambda record: None)
     assert theirs.task is None

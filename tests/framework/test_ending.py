@@ -1,4 +1,4 @@
-"""A bounded run leaves nothing waiting: windows are called, and at the end of the input timers fire."""
+"""A bounded run leaves nothing pending: windows are called, and timers fire at the end of input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOUR = 3_600_000
 
 
 def batches(log: Any = None, **options: Any) -> tuple[sl.App, Any, Any]:
-    """Counts that `window` sends, and forgets."""
+    """Return an app whose counts are sent and cleared by `window`."""
     app = sl.App("app", log=log, **options)
     words, out = app.topic("words", value=int, partitions=2), app.topic("out", value=int)
     pending = app.store("pending", value=int, default=0)
@@ -50,7 +50,7 @@ def test_a_run_until_idle_calls_a_window_that_is_not_due_yet(tmp_path: Path) -> 
         assert ("a", 3) in sent(app, out)
 
 
-def test_a_run_until_idle_handles_what_its_own_last_commit_has_sent(
+def test_a_run_until_idle_handles_records_sent_by_its_own_last_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit comes right after a fetch that found nothing, in the same round."""
@@ -71,7 +71,7 @@ def test_a_run_until_idle_handles_what_its_own_last_commit_has_sent(
     def feed_and_let_time_pass(worker: Worker, wait: float) -> None:
         feed(worker, wait)
         if not any(instance.has_input for instance in worker.instances):
-            worker._next_commit = 0.0  # as if the commit interval had passed meanwhile
+            worker._next_commit = 0.0  # pretends that the commit interval has passed
 
     monkeypatch.setattr(Worker, "_feed", feed_and_let_time_pass)
     with app:
@@ -80,8 +80,8 @@ def test_a_run_until_idle_handles_what_its_own_last_commit_has_sent(
     assert seen == [1, 2]
 
 
-def test_a_window_is_called_once_for_what_was_handled(tmp_path: Path) -> None:
-    """Neither for a partition without records, nor by the next run, has it anything to do."""
+def test_a_window_is_called_once_for_the_handled_records(tmp_path: Path) -> None:
+    """A partition without records, or the next run, must not call it again."""
     app, words, out = batches(tmp_path)
     with app:
         words.append([("a", 1)])
@@ -95,10 +95,10 @@ def test_a_window_is_called_once_for_what_was_handled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
-def test_a_window_that_a_run_owed_is_called_by_the_next_one(
+def test_a_pending_window_is_called_by_the_next_run(
     tmp_path: Path, guarantee: sl.Guarantee
 ) -> None:
-    """The first run commits its records and ends before it is idle, as one that dies there."""
+    """The first run commits its records and ends before it is idle, like one that dies there."""
     app, words, out = batches(tmp_path, processing_guarantee=guarantee)
     with app:
         words.append([("a", 1), ("a", 2)])
@@ -121,7 +121,7 @@ def test_windows_count_once_over_crashes() -> None:
         assert [r.value for r in driver.output(out) if r.key == "a"] == [3, 4]
 
 
-def test_what_a_window_sends_is_handled_before_the_run_ends() -> None:
+def test_records_sent_by_a_window_are_handled_before_the_run_ends() -> None:
     app = sl.App("app")
     words, sums = app.topic("words", value=int), app.topic("sums", value=int)
     out = app.topic("out", value=int)
@@ -150,7 +150,7 @@ def test_what_a_window_sends_is_handled_before_the_run_ends() -> None:
         assert [(r.key, r.value) for r in driver.output(out)] == [("last", 3)]
 
 
-def test_an_app_that_runs_on_waits_for_its_windows() -> None:
+def test_an_unbounded_run_calls_windows_only_when_they_are_due() -> None:
     app, _, out = batches()
     with TestDriver(app) as driver:
         driver.run([("a", 1)])
@@ -259,8 +259,8 @@ def test_timers_that_timers_set_fire_too_and_those_of_the_wall_clock_only_when_d
         assert driver.output(out)[-1].value == -1
 
 
-def test_a_timer_can_ask_whether_the_input_is_over() -> None:
-    """A periodic timer stops then; else the run would never end."""
+def test_a_timer_can_check_if_the_input_has_ended() -> None:
+    """A periodic timer must stop then, or the run would never end."""
     app = sl.App("app")
     words, out = app.topic("words", value=int), app.topic("out", value=int)
 
@@ -281,7 +281,8 @@ def test_a_timer_can_ask_whether_the_input_is_over() -> None:
 
 
 def two_stages(**options: Any) -> tuple[sl.App, Any, Any]:
-    """Sessions of users, which are counted in sessions of their shop through a repartition topic."""
+    """Return an app that counts sessions of users in sessions of their shop, through a repartition
+    topic."""
     app = sl.App("stages", **options)
     clicks = app.topic("clicks", key=str, value=str, partitions=2)
     ended = app.topic("ended", key=str, value=str, partitions=2)
@@ -318,8 +319,8 @@ CLICKS += [("eve", "york", 400)]
 SHOPS = [("hull", 1, 160), ("york", 1, 510), ("york", 3, 230)]
 
 
-def test_stream_time_ends_downstream_after_what_upstream_timers_send() -> None:
-    """A shop's session goes on while sessions of its users end within its gap."""
+def test_stream_time_ends_downstream_after_the_output_of_upstream_timers() -> None:
+    """A shop's session continues while sessions of its users end within its gap."""
     app, clicks, out = two_stages()
     given = [(clicks, *click) for click in CLICKS]
     with TestDriver(app) as driver:
@@ -333,7 +334,7 @@ def test_the_end_of_a_log_that_crashes_all_the_time_is_the_same() -> None:
     with TestDriver(app) as driver:
         driver.run([x for click in CLICKS for x in ((clicks, *click), CRASH)])
         ends = driver.worker._completion
-        for _ in range(30):  # one step of the end, which is or is not committed, and a crash
+        for _ in range(30):  # one step of the end, which may be committed, and a crash
             driver.settle()
             assert driver.worker.is_idle
             for instance, steps in ends.last_steps("end"):
@@ -348,7 +349,7 @@ def test_the_end_of_a_log_that_crashes_all_the_time_is_the_same() -> None:
 
 
 def test_nothing_fires_at_the_end_when_a_task_has_failed() -> None:
-    """Records are missing then, so the input is not over."""
+    """Records are missing after a failure, so the input has not ended."""
     app = sl.App("app")
     words, out = app.topic("words", value=int, partitions=2), app.topic("out", value=int)
     broken = [True]
@@ -414,8 +415,11 @@ def test_init_window_and_timers_may_send_and_use_stores_and_timers_and_close_may
 # Several workers ----------------------------------------------------------------------
 
 
-def test_the_end_is_asked_of_the_whole_app(tmp_path: Path, eventually: Callable[..., None]) -> None:
-    """Two workers end together: neither ends stream time before the other one's timers."""
+def test_the_end_of_input_is_decided_for_the_whole_app(
+    tmp_path: Path, eventually: Callable[..., None]
+) -> None:
+    """Two workers end together: neither ends stream time before the other one's timers have
+    fired."""
     with _opened(tmp_path) as log:
         made = [two_stages(log=log, state_dir=tmp_path / "state") for _ in range(2)]
         first, clicks, out = made[0]
@@ -439,7 +443,7 @@ def test_the_end_is_asked_of_the_whole_app(tmp_path: Path, eventually: Callable[
             app.close()
 
 
-def test_the_end_waits_for_timers_of_a_worker_that_runs_on(
+def test_the_end_waits_for_timers_of_a_worker_that_keeps_running(
     tmp_path: Path, eventually: Callable[..., None]
 ) -> None:
     with _opened(tmp_path) as log:

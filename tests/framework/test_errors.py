@@ -1,4 +1,4 @@
-"""A handler that raises leaves no trace, and the policy decides what becomes of its record."""
+"""A handler that raises leaves no trace, and the policy decides about its record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Flight:
 
 
 def counting(on_error: Any, **options: Any) -> tuple[sl.App, Any, Any]:
-    """Counts records and sends the count; raises after both on a negative value."""
+    """Return an app that counts records and sends the count, and raises after both on a negative
+    value."""
     app = sl.App("app", **options)
     words, out = app.topic("words", value=int), app.topic("out", value=int)
     seen = app.store("seen", value=int, default=0)
@@ -49,7 +50,7 @@ def test_skip_leaves_no_trace_of_the_record() -> None:
     assert driver.store(seen) == {"n": 3, "only-1": 1, "only-2": 1, "only-3": 1}
 
 
-def test_fail_stops_before_the_record_and_says_which() -> None:
+def test_fail_stops_before_the_record_and_names_it() -> None:
     app, out, seen = counting("fail")
     driver = TestDriver(app)
     with pytest.raises(
@@ -63,7 +64,7 @@ def test_fail_stops_before_the_record_and_says_which() -> None:
     assert driver.owner.committed("app")[TopicPartition("words", 0)].offset == 2
 
 
-def test_fail_comes_again_at_the_next_start() -> None:
+def test_a_failed_record_fails_again_at_the_next_start() -> None:
     app, out, _ = counting("fail")
     driver = TestDriver(app)
     for _ in range(2):
@@ -189,7 +190,7 @@ def test_edits_of_mutable_values_are_undone() -> None:
     assert TestDriver(app).run([1, -1, 2]).store(seen) == {"all": [1, 2]}
 
 
-def test_a_group_that_is_shared_out_anew_during_a_commit_is_no_failure(
+def test_a_rebalance_during_a_commit_is_no_failure(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = sl.App("app")

@@ -1,4 +1,4 @@
-"""An app whose schema is older than the topic's goes on as it did."""
+"""An app whose schema is older than the topic's continues to work."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def owner() -> Owner:
 
 
 def forwarding(app: sl.App, **settings: object) -> list[Flight | None]:
-    """An app of `flights` to `late`; what its handler has seen."""
+    """Add a task from `flights` to `late`. Return the values that its handler has seen."""
     flights, late = (app.topic(name, value=Flight, key="carrier") for name in ("flights", "late"))
     seen: list[Flight | None] = []
 
@@ -57,7 +57,7 @@ def stored(owner: Owner, topic: str) -> list[dict[str, object] | None]:
     return [value for b in batches for value in b.columns.column("value").to_pylist()]
 
 
-def test_it_reads_what_it_knows_and_leaves_null_what_it_does_not(owner: Owner) -> None:
+def test_an_older_app_reads_known_columns_and_writes_null_in_others(owner: Owner) -> None:
     app = sl.App("app", log=owner)
     seen = forwarding(app)
     rows = [{"carrier": "AA", "delay": 5.0, "gate": "B7"}, {"carrier": "AA", "delay": None}]
@@ -74,7 +74,7 @@ def test_it_reads_what_it_knows_and_leaves_null_what_it_does_not(owner: Owner) -
     assert owner.topic("late").schema == NEW
 
 
-def test_it_appends_records_and_frames_with_and_without_the_new_column(owner: Owner) -> None:
+def test_an_older_app_appends_with_and_without_the_new_column(owner: Owner) -> None:
     app = sl.App("app", log=owner)
     flights = app.topic("flights", value=Flight, key="carrier")
     flights.append([Flight("AA", 1.0)])
@@ -86,7 +86,7 @@ def test_it_appends_records_and_frames_with_and_without_the_new_column(owner: Ow
         flights.append(pl.DataFrame({"carrier": ["AA"], "gaet": ["B7"]}))
 
 
-def test_what_it_buries_has_the_columns_that_it_knows(owner: Owner) -> None:
+def test_dead_letters_of_an_older_app_have_the_known_columns(owner: Owner) -> None:
     app = sl.App("app", log=owner)
     forwarding(app, on_error="dead_letter")
     with app.producer() as producer:
@@ -108,7 +108,7 @@ def test_a_topic_that_is_extended_while_an_app_runs_does_not_stop_it() -> None:
     assert [row and row["gate"] for row in stored(driver.owner, "late")] == [None, None]
 
 
-def test_one_that_is_neither_older_nor_newer_is_refused(owner: Owner) -> None:
+def test_an_app_whose_schema_is_neither_older_nor_newer_is_refused(owner: Owner) -> None:
     @dataclass(frozen=True)
     class Other:
         carrier: str

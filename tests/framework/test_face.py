@@ -35,7 +35,7 @@ def test_importing_starts_no_thread_touches_no_file_and_loads_nothing_heavy(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_everything_promised_is_there() -> None:
+def test_every_exported_name_exists() -> None:
     assert [name for name in sl.__all__ if not hasattr(sl, name)] == []
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         sl.nothing  # type: ignore[attr-defined]  # noqa: B018

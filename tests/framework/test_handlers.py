@@ -1,4 +1,4 @@
-"""A handler has run when it has returned, and what it returned is not work still to be done."""
+"""A handler has run once it has returned. A returned coroutine or generator has not run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def generator(record: Any) -> Iterator[None]:
 
 
 async def coroutine(record: Any) -> None:
-    """Nothing."""
+    """Do nothing."""
 
 
 async def async_generator(record: Any) -> AsyncIterator[None]:
@@ -44,7 +44,7 @@ class AsyncCallable:
 
 
 def decorated(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """A plain function around a handler, as decorators often are."""
+    """Wrap a handler in a plain function, as decorators often do."""
 
     @functools.wraps(handler)
     def around(*arguments: Any) -> Any:
@@ -68,7 +68,7 @@ def future(record: Any) -> concurrent.futures.Future[None]:
     return concurrent.futures.Future()
 
 
-# Seen at declaration ------------------------------------------------------------------
+# Detected at declaration --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_handler_with_yield_is_refused(handler: Any) -> None:
 
 
 @pytest.mark.parametrize("handler", [5, None, object()])
-def test_what_cannot_be_called_is_refused(handler: Any) -> None:
+def test_an_object_that_cannot_be_called_is_refused(handler: Any) -> None:
     app = sl.App("app")
     with pytest.raises(sl.InvalidConfig, match="cannot be called"):
         app.task(app.topic("in"), name="t")(handler)
@@ -105,7 +105,7 @@ def test_a_class_with_yield_in_any_method_is_refused(method: str, body: Any) -> 
 
 
 @pytest.mark.parametrize("method", ["init", "window", "on_timer", "close"])
-def test_an_async_method_beside_a_plain_process_is_refused(method: str) -> None:
+def test_an_async_method_next_to_a_plain_process_is_refused(method: str) -> None:
     app = sl.App("app")
     methods = {"process": lambda self, record: None, method: coroutine}
     with pytest.raises(sl.InvalidConfig, match=f"{method} is async.*process"):
@@ -135,7 +135,7 @@ def test_a_default_factory_that_would_not_run_is_refused() -> None:
         sl.App("app").store("s", default_factory=factory)
 
 
-# Seen when it is called ---------------------------------------------------------------
+# Detected at the call -----------------------------------------------------------------
 
 
 async def returns_a_coroutine(record: Any) -> Any:
@@ -171,7 +171,7 @@ def test_a_record_whose_handler_has_not_run_fails(handler: Any, stores: int) -> 
 
 
 @pytest.mark.parametrize("handler", UNFINISHED.values(), ids=UNFINISHED)
-def test_a_record_whose_handler_has_not_run_goes_where_the_policy_says(handler: Any) -> None:
+def test_a_record_whose_handler_has_not_run_follows_the_policy(handler: Any) -> None:
     app = sl.App("app")
     words, out = app.topic("words", value=int), app.topic("out", value=int)
 
@@ -210,7 +210,7 @@ def test_other_methods_that_have_not_run_fail_the_task(method: str, is_async: bo
         driver.run([1]).advance(1)
 
 
-def test_a_key_that_is_still_to_be_computed_fails_its_record() -> None:
+def test_a_key_function_that_returns_a_coroutine_fails_its_record() -> None:
     app = sl.App("app")
     words = app.topic("words", value=int)
 
@@ -227,7 +227,7 @@ def test_a_key_that_is_still_to_be_computed_fails_its_record() -> None:
 
 
 @pytest.mark.parametrize("result", [None, 1, "x", [1], {"a": 1}, (1, 2)])
-def test_a_value_that_is_there_is_no_work_to_be_done(result: Any) -> None:
+def test_a_returned_plain_value_is_ignored(result: Any) -> None:
     app = sl.App("app")
     words, seen = app.topic("words", value=int), app.counter("seen")
 
@@ -239,7 +239,7 @@ def test_a_value_that_is_there_is_no_work_to_be_done(result: Any) -> None:
     assert TestDriver(app).run([("a", 1), ("a", 2)]).store(seen) == {"a": 2}
 
 
-# Run ----------------------------------------------------------------------------------
+# Awaited handlers ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("around", [lambda handler: handler, functools.partial])
@@ -259,7 +259,7 @@ def test_an_async_close_is_awaited() -> None:
             self.partition = context.partition
 
         async def process(self, record: Any) -> None:
-            """Nothing."""
+            """Do nothing."""
 
         async def close(self) -> None:
             await asyncio.sleep(0)
@@ -276,7 +276,7 @@ def test_a_close_that_has_not_run_is_an_error() -> None:
     @app.task(app.topic("words", value=int))
     class Session:
         def process(self, record: Any) -> None:
-            """Nothing."""
+            """Do nothing."""
 
         close = decorated(coroutine)
 

@@ -1,4 +1,4 @@
-"""An app does not run while it would leave pending timers of a task behind."""
+"""An app does not run if it would leave behind pending timers of a task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FAR_MS = 4_000_000_000_000
 
 
 def reminding(log: Path, *, app: str = "app", task: str = "remind", timers: bool = True) -> Any:
-    """An app with one task that sets a timer for each record, and what has fired."""
+    """Return an app with one task that sets a timer for each record, and a list of fired timers."""
     made = sl.App(app, log=log)
     words = made.topic("words", key=str, value=int)
     made.fired = []  # type: ignore[attr-defined]
@@ -62,7 +62,7 @@ def test_a_task_that_has_lost_its_timer_function_does_not_run(log: Path) -> None
         app.run(until="idle", progress=False)
 
 
-def test_what_is_refused_has_handled_nothing(log: Path) -> None:
+def test_a_refused_run_has_handled_nothing(log: Path) -> None:
     renamed, words = reminding(log, task="renamed")
     with renamed:
         words.append([("c", 0, 5_000)])
@@ -71,7 +71,7 @@ def test_what_is_refused_has_handled_nothing(log: Path) -> None:
     assert run(reminding(log)[0]) == ["a", "b"]
 
 
-def test_timers_may_be_dropped_and_are_there_if_the_task_comes_back(log: Path) -> None:
+def test_timers_may_be_dropped_and_exist_if_the_task_is_declared_again(log: Path) -> None:
     renamed, words = reminding(log, task="renamed")
     renamed.drop_task("remind")
     words.append([("c", 0, 5_000)])
@@ -98,14 +98,14 @@ def test_a_task_with_timers_cannot_be_dropped(tmp_path: Path) -> None:
         app.drop_task("remind")
 
 
-def test_a_task_whose_timers_have_all_fired_may_go(log: Path) -> None:
+def test_a_task_whose_timers_have_all_fired_may_be_removed(log: Path) -> None:
     app, words = reminding(log)
     words.append([("c", 0, 5_000)])
     assert run(app) == ["a", "b"]
     assert run(reminding(log, task="renamed")[0]) == []
 
 
-def test_timers_of_an_app_with_a_longer_name_are_not_meant(tmp_path: Path) -> None:
+def test_timers_of_an_app_with_a_longer_name_are_ignored(tmp_path: Path) -> None:
     other, words = reminding(tmp_path / "log", app="app-eu")
     words.append([("a", 1, 1_000)])
     run(other)

@@ -22,7 +22,7 @@ def app() -> sl.App:
     return sl.App("app", log=Owner(MemoryStorage(), background=False))
 
 
-def test_a_tombstone_is_left_out_unless_it_is_asked_for_and_then_told_apart(app: sl.App) -> None:
+def test_tombstones_are_left_out_unless_requested_and_then_marked(app: sl.App) -> None:
     delays = app.topic("delays", value=Delay)
     delays.append([("AA", Delay(5.0, "x")), ("AA", None), ("BA", Delay(None))])
     seen = delays.to_polars()
@@ -41,9 +41,7 @@ def test_a_tombstone_is_left_out_unless_it_is_asked_for_and_then_told_apart(app:
 
 
 @pytest.mark.parametrize("tombstones", [False, True])
-def test_topics_of_any_kind_are_frames_whatever_batches_they_came_in(
-    app: sl.App, tombstones: bool
-) -> None:
+def test_topics_of_any_kind_and_batch_size_are_data_frames(app: sl.App, tombstones: bool) -> None:
     counts = app.topic("counts", value=int)
     for key, value in [("a", None), ("b", 1), (None, 2), ("a", None)]:
         counts.append([(key, value)])
@@ -55,7 +53,7 @@ def test_topics_of_any_kind_are_frames_whatever_batches_they_came_in(
 
 @pytest.mark.parametrize("tombstones", [False, True])
 @pytest.mark.parametrize("rows", [[], [("AA", None)]])
-def test_a_topic_with_nothing_in_it_has_its_columns(
+def test_an_empty_topic_has_its_columns(
     app: sl.App, rows: list[tuple[str, None]], tombstones: bool
 ) -> None:
     delays = app.topic("delays", value=Delay)

@@ -1,4 +1,4 @@
-"""A task with several inputs takes their records by time, however they are fetched."""
+"""A task with several inputs handles their records by time, in whatever order they are fetched."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ T = 1_760_000_400_000
 
 
 def merging(log: Any = None, partitions: int = 1) -> tuple[sl.App, list[Any], list[Any]]:
-    """An app with three inputs, which are fetched a batch at a time, and what it has handled."""
+    """Return an app with three inputs, fetched a batch at a time, and the list of handled
+    records."""
     app = sl.App("app", log=log)
     app.options = replace(app.options, fetch_bytes=1)
     topics = [app.topic(name, value=int, partitions=partitions) for name in ("c", "a", "b")]
@@ -48,7 +49,7 @@ def test_inputs_are_merged_by_time_and_ties_by_their_declaration() -> None:
 
 
 def test_no_input_overtakes_one_that_has_more_in_the_log(tmp_path: Path) -> None:
-    """Each fetch gives one batch, so that every input runs dry before its end."""
+    """Each fetch returns one batch, so every input runs dry before its end."""
     app, topics, seen = merging(tmp_path, partitions=2)
     with app:
         for topic in topics:
@@ -61,7 +62,7 @@ def test_no_input_overtakes_one_that_has_more_in_the_log(tmp_path: Path) -> None
         assert [(at, topic) for at, topic, of in seen if of == number] == MERGED
 
 
-def test_an_input_with_an_open_transaction_keeps_no_other_waiting(tmp_path: Path) -> None:
+def test_an_input_with_an_open_transaction_does_not_block_others(tmp_path: Path) -> None:
     app, topics, seen = merging(tmp_path)
     with app, app.producer("other") as producer:
         producer.begin_transaction()
@@ -86,7 +87,7 @@ def test_records_out_of_order_in_an_input_keep_their_places_there() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-def test_a_run_in_pieces_merges_alike(tmp_path: Path, limit: int) -> None:
+def test_a_run_in_pieces_gives_the_same_order(tmp_path: Path, limit: int) -> None:
     app, topics, seen = merging(tmp_path)
     with app:
         for topic in topics:

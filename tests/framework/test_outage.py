@@ -1,4 +1,5 @@
-"""A worker's patience with a log that does not answer: it ends, it is said, and a stop cuts it short."""
+"""A worker's patience with a log that does not answer: it is limited, logged, and ended by a
+stop."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from strandline.framework.testing import TestDriver
 
 
 class Away:
-    """Answers at the n-th call."""
+    """A call that succeeds at the n-th attempt."""
 
     def __init__(self, until: int) -> None:
         self.calls = 0
@@ -32,7 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outage, "FIRST_PAUSE_S", 0.002)
 
 
-def test_it_asks_until_there_is_an_answer_and_says_so(
+def test_a_call_is_repeated_until_it_succeeds_and_both_are_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(outage, "FIRST_LOG_S", 0.0)
@@ -41,7 +42,7 @@ def test_it_asks_until_there_is_an_answer_and_says_so(
     assert "the log answers again" in caplog.text
 
 
-def test_it_is_said_again_now_and_then_since_when_and_why(
+def test_an_outage_is_logged_repeatedly_with_its_duration_and_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(outage, "FIRST_LOG_S", 0.0)
@@ -52,18 +53,18 @@ def test_it_is_said_again_now_and_then_since_when_and_why(
     assert told == [waits] * 3 + ["the log answers again after 0 s: the app goes on"]
 
 
-def test_a_short_one_is_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_short_outage_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert patiently(Away(2)) == 2
     assert not caplog.text
 
 
-def test_it_comes_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outage_that_is_too_long_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outage, "PATIENCE_SECONDS", 0.02)
     with pytest.raises(OwnerUnavailable, match="away"):
         patiently(Away(10**9))
 
 
-def test_a_stop_ends_it_and_other_errors_are_not_repeated() -> None:
+def test_a_stop_ends_the_waiting_and_other_errors_are_not_retried() -> None:
     away = Away(10**9)
     with pytest.raises(OwnerUnavailable):
         patiently(away, lambda: away.calls == 3)
@@ -77,14 +78,14 @@ def test_a_stop_ends_it_and_other_errors_are_not_repeated() -> None:
 
 
 class LostPlace:
-    """Of a member that was put out, as it finds out by itself."""
+    """Membership of a member that was expelled, as it discovers itself."""
 
     def allowed(self) -> frozenset[TopicPartition]:
         raise MemberFenced("put out")
 
 
 class LostSeat:
-    """Taken once; then the log is away."""
+    """A session that can be opened once; after that the log is away."""
 
     def __init__(self) -> None:
         self.membership: LostPlace | None = LostPlace()
@@ -98,11 +99,12 @@ class LostSeat:
         self.membership = None
 
     def leave(self) -> None:
-        """There is nothing to leave."""
+        """Do nothing."""
 
 
-def test_to_have_lost_its_place_does_not_mean_that_the_log_answers() -> None:
-    """Or an outage that outlasts the session would be over, and begin anew, in its middle."""
+def test_a_lost_membership_does_not_mean_that_the_log_answers() -> None:
+    """Otherwise an outage longer than the session would count as over, and begin anew, in its
+    middle."""
     app = sl.App("app")
     words = app.topic("words", value=int)
     app.task(words, name="count")(lambda record: None)

@@ -1,4 +1,4 @@
-"""What the log refuses at the commit is the fault of one record, which on_error treats."""
+"""A refusal by the log at the commit is the fault of one record, which on_error treats."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GUARANTEES: list[Guarantee] = ["exactly_once", "at_least_once", "at_most_once"]
 
 
 class Bad:
-    """An app whose handler does, for a negative value, what the log refuses."""
+    """An app whose handler does something that the log refuses for each negative value."""
 
     def __init__(self, what: str, on_error: Any, **options: Any) -> None:
         self.app = app = sl.App("app", **options)
@@ -77,7 +77,7 @@ def given(count: int, bad: set[int]) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("what", WHAT)
-def test_one_record_is_skipped(what: str) -> None:
+def test_a_refused_record_is_skipped(what: str) -> None:
     bad = Bad(what, "skip")
     driver = bad.driver().run(given(100, {37}))
     assert bad.sent(driver) == [n for n in range(1, 101) if n != 37]
@@ -86,7 +86,7 @@ def test_one_record_is_skipped(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", WHAT)
-def test_one_record_is_a_dead_letter(what: str) -> None:
+def test_a_refused_record_becomes_a_dead_letter(what: str) -> None:
     bad = Bad(what, "dead_letter")
     driver = bad.driver().run(given(100, {37, 90}))
     assert bad.sent(driver) == [n for n in range(1, 101) if n not in (37, 90)]
@@ -98,7 +98,7 @@ def test_one_record_is_a_dead_letter(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", WHAT)
-def test_a_task_fails_at_the_record_and_says_which(what: str) -> None:
+def test_a_task_fails_at_the_refused_record_and_names_it(what: str) -> None:
     bad = Bad(what, "fail")
     driver = bad.driver()
     with pytest.raises(sl.TaskFailed, match=r"failed on record words-\d @ \d+ with key 'k2'"):
@@ -109,14 +109,14 @@ def test_a_task_fails_at_the_record_and_says_which(what: str) -> None:
 
 @pytest.mark.parametrize("what", ["too_large", "a_large_store_value"])
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_every_guarantee_finds_the_record(what: str, guarantee: Guarantee) -> None:
+def test_the_refused_record_is_found_with_every_guarantee(what: str, guarantee: Guarantee) -> None:
     bad = Bad(what, "skip", processing_guarantee=guarantee)
     driver = bad.driver().run(given(30, {5, 6, 29}))
     assert bad.sent(driver) == [n for n in range(1, 31) if n not in (5, 6, 29)]
     assert sum(driver.store(bad.seen).values()) == 27
 
 
-def test_many_records_are_found_one_after_another() -> None:
+def test_many_refused_records_are_found_one_after_another() -> None:
     bad = Bad("too_large", "dead_letter")
     driver = bad.driver().run(given(400, set(range(1, 401))))
     assert bad.sent(driver) == []
@@ -131,7 +131,7 @@ def test_a_crash_during_the_search_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_timers_windows_and_init_are_found_too(is_async: bool) -> None:
+def test_refused_output_of_timers_windows_and_init_is_found_too(is_async: bool) -> None:
     app = sl.App("app")
     words = app.topic("words", key=str, value=int, partitions=2)
     out = app.topic("out", key=str, value=bytes, config=SMALL)
@@ -146,7 +146,7 @@ def test_timers_windows_and_init_are_found_too(is_async: bool) -> None:
             sl.set_timer(f"w{record.value}", 1_000_010, clock="wall")
 
         def window(self) -> None:
-            driver.clock.advance(1)  # it is another time when it comes again
+            driver.clock.advance(1)  # the time differs when it is repeated
             out.send(None, LARGE if self.partition else b"window")
 
         def on_timer(self, name: str) -> None:
@@ -203,7 +203,7 @@ def test_messages_of_dead_letters_have_a_largest_length() -> None:
     assert "error.left_out" not in headers
 
 
-def test_a_dead_letter_that_is_refused_goes_without_its_traceback() -> None:
+def test_a_refused_dead_letter_is_sent_without_its_traceback() -> None:
     letter, headers = Verbose(5_000, 2_500).letter()
     assert len(letter.value) == 2_500
     assert headers["error.left_out"] == b"traceback"
@@ -212,7 +212,7 @@ def test_a_dead_letter_that_is_refused_goes_without_its_traceback() -> None:
     assert headers["error.message"].startswith(b"yyy")
 
 
-def test_a_dead_letter_that_is_still_refused_goes_without_its_value() -> None:
+def test_a_dead_letter_refused_again_is_sent_without_its_value() -> None:
     letter, headers = Verbose(5_000, 50_000, [("own", b"z" * 9_000)]).letter()
     assert letter.value is None
     assert letter.key == b"k"
@@ -221,7 +221,7 @@ def test_a_dead_letter_that_is_still_refused_goes_without_its_value() -> None:
     assert "own" not in headers
 
 
-def test_where_no_dead_letter_is_taken_the_task_fails_at_the_record() -> None:
+def test_a_task_fails_at_the_record_if_no_dead_letter_is_accepted() -> None:
     verbose = Verbose(100, 50_000)
     with pytest.raises(sl.TaskFailed, match=r"record words-0 @ 1 .*max\.message\.bytes = 100"):
         verbose.letter()
@@ -252,7 +252,7 @@ def running(tmp_path: Any) -> Iterator[Bad]:
         yield bad
 
 
-def test_a_run_of_so_many_records_handles_them(running: Bad) -> None:
+def test_a_run_with_a_count_handles_that_many_records(running: Bad) -> None:
     running.words.append(given(50, {50}))
     assert running.app.run(count=50, progress=False) == 50
     assert running.app.query(running.seen).to_dict()

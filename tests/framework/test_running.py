@@ -1,4 +1,4 @@
-"""Running for real: a folder, RocksDB, limits, signals, notebooks, killed processes."""
+"""Running on a folder on disk: RocksDB, limits, signals, notebooks, killed processes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def counting(tmp_path: Path) -> Iterator[Counting]:
 WORDS = [(key, n) for n in range(10) for key in "abc"]
 
 
-def test_until_idle_handles_all_there_is_and_again(counting: Counting) -> None:
+def test_runs_until_idle_handle_all_records_each_time(counting: Counting) -> None:
     counting.words.append(WORDS)
     assert counting.app.run(until="idle") == 30
     assert counting.totals() == {"a": 10, "b": 10, "c": 10}
@@ -117,7 +117,7 @@ def test_an_app_does_not_run_twice_at_once(counting: Counting) -> None:
     assert "running already" in str(errors[0])
 
 
-async def test_inside_of_a_running_loop_both_ways_work(counting: Counting) -> None:
+async def test_inside_a_running_event_loop_both_ways_work(counting: Counting) -> None:
     counting.words.append(WORDS)
     assert counting.app.run(count=10) == 10
     ticks = 0
@@ -166,9 +166,7 @@ def test_reset_forgets_state_and_positions_but_not_topics(counting: Counting) ->
     assert len(counting.out.to_polars()) == 60
 
 
-def test_a_reset_with_a_store_still_open_somewhere_does_nothing(
-    counting: Counting, tmp_path: Path
-) -> None:
+def test_a_reset_with_a_store_still_open_does_nothing(counting: Counting, tmp_path: Path) -> None:
     counting.words.append(WORDS)
     counting.app.run("idle")
     with (
@@ -193,7 +191,7 @@ def test_restore_reports_its_progress(counting: Counting, tmp_path: Path) -> Non
     assert said[-1].partitions == 2
 
 
-def test_append_takes_records_frames_and_tables(tmp_path: Path) -> None:
+def test_append_accepts_records_frames_and_tables(tmp_path: Path) -> None:
     with sl.App("app", log=str(tmp_path / "log"), durability="os") as app:
         flights = app.topic("flights", value=Flight, key="carrier", timestamp="at", partitions=2)
         rows = [Flight("AA", 1.5, 10), Flight("BA", None, 20)]
@@ -211,7 +209,7 @@ def test_append_takes_records_frames_and_tables(tmp_path: Path) -> None:
             flights.append(pa.table({"carrier": ["x"], "dealy": [1.0], "at": [1]}))
 
 
-def test_append_says_which_record_it_refuses(tmp_path: Path) -> None:
+def test_append_names_the_record_that_it_refuses(tmp_path: Path) -> None:
     with sl.App("app", log=str(tmp_path / "log"), durability="os") as app:
         words = app.topic("words", value=int)
         with pytest.raises(sl.InvalidRecord, match="expected int, got 'x'"):
@@ -242,7 +240,7 @@ app.run()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_killed_process_comes_back_without_a_gap_or_a_repeat(how: int, tmp_path: Path) -> None:
+def test_a_killed_process_continues_without_a_gap_or_a_repeat(how: int, tmp_path: Path) -> None:
     counting = Counting(tmp_path / "log")
     counting.words.append((key, n) for n in range(1_500) for key in "abc")
     counting.app.close()

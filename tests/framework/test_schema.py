@@ -1,4 +1,4 @@
-"""Typed values: what goes in comes out, and what does not fit is named."""
+"""Typed values are read as they were written, and values that do not fit are named."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ ROWS = RowType(Everything)
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.none() | everything(), max_size=5))
-def test_what_goes_in_comes_out(values: list[Any]) -> None:
+def test_values_are_read_as_they_were_written(values: list[Any]) -> None:
     column = ROWS.column([None if value is None else ROWS.check(value) for value in values])
     column.validate(full=True)
     assert column.type == ROWS.arrow
@@ -117,7 +117,7 @@ def test_structs_and_schemas_are_typed_too() -> None:
         ({"when": "today"}, "'when'.*datetime is expected"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(change: dict[str, Any], says: str) -> None:
+def test_values_that_do_not_fit_are_refused_by_name(change: dict[str, Any], says: str) -> None:
     good = {
         "text": "t", "number": 1, "real": 1.0, "flag": True, "data": b"", "when": WHEN,
         "day": WHEN.date(), "maybe": None, "many": [], "inner": Inner(1),
@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_refused_by_name(change: dict[str, Any], says: str)
         raise InvalidRecord(f"field {next(iter(change))!r} was let in")
 
 
-def test_a_mutable_value_is_taken_as_it_is() -> None:
+def test_a_mutable_value_is_copied_when_it_is_checked() -> None:
     rows, value = RowType(Mutable), Mutable(1)
     row = rows.check(value)
     value.n = 2
@@ -178,7 +178,7 @@ CASES: list[tuple[Any, st.SearchStrategy[Any]]] = [
 
 @pytest.mark.parametrize("make", [key_codec, value_codec])
 @pytest.mark.parametrize(("kind", "items"), CASES, ids=lambda case: str(case)[:20])
-def test_codecs_bring_back_what_they_took(make: Any, kind: Any, items: Any) -> None:
+def test_codecs_decode_to_the_encoded_values(make: Any, kind: Any, items: Any) -> None:
     codec = make(kind)
 
     @settings(deadline=None, max_examples=30)

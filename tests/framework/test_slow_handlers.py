@@ -1,4 +1,4 @@
-"""However slow a handler is: its worker commits, is heard of, and stops after the running record."""
+"""A worker with slow handlers commits, sends heartbeats, and stops after the running record."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strandline.framework.container.worker import Worker
 from strandline.framework.testing import TestDriver
 
 RECORDS = 300
-"""More than the first slice has."""
+"""Number of records, more than the first slice has."""
 BOUND_S = 60.0
 
 KINDS = ["plain", "two stores", "timers", "async", "class"]
@@ -83,7 +83,7 @@ def test_a_stop_ends_a_run_after_the_running_record(slow: Slow) -> None:
     assert slow.handled == list(range(RECORDS))
 
 
-def test_a_stop_from_another_thread_does_too(slow: Slow) -> None:
+def test_a_stop_from_another_thread_ends_a_run_after_the_running_record(slow: Slow) -> None:
     is_within, stopped = threading.Event(), threading.Event()
 
     def within() -> None:
@@ -102,10 +102,10 @@ def test_a_stop_from_another_thread_does_too(slow: Slow) -> None:
     thread.join()
 
 
-def test_a_worker_looks_at_its_group_between_records_that_take_long(
+def test_a_worker_checks_its_group_between_slow_records(
     slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each record takes until its slice is cut: all that a worker does between slices comes after it."""
+    """Each record takes until its slice is cut, so all other work of the worker comes after it."""
     monkeypatch.setattr(slice_guard, "GUARD_S", 0.0)
     is_cut = threading.Event()
     cut, share = TaskInstance.cut, Worker._rebalance
@@ -135,7 +135,7 @@ def test_a_worker_looks_at_its_group_between_records_that_take_long(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(5))
-def test_records_count_once_wherever_slices_are_cut(kind: str, seed: int) -> None:
+def test_records_count_once_with_any_cuts_of_slices(kind: str, seed: int) -> None:
     chance = random.Random(seed)
     slow = Slow(kind, partitions=3)
     driver = TestDriver(slow.app)
@@ -189,7 +189,7 @@ def test_a_stop_ends_a_run_after_the_running_timer(
     assert handled == [0, 1]
 
 
-def test_a_guard_cuts_what_takes_long_each_time() -> None:
+def test_a_guard_cuts_every_long_slice() -> None:
     cuts = threading.Semaphore(0)
     guard = SliceGuard(cuts.release, 0.0)
     try:

@@ -1,4 +1,5 @@
-"""Tasks: what a handler gets, what it may do, and what stays outside."""
+"""Tasks: the values that handlers get, the calls that they may make, and those only allowed
+outside."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def flights_app() -> tuple[sl.App, Any, Any, Any]:
     return app, flights, worst, totals
 
 
-def test_typed_values_in_and_out() -> None:
+def test_handlers_read_and_write_typed_values() -> None:
     app, _, worst, totals = flights_app()
     rows = [Flight("AA", "JFK", 4.0, 7), Flight("BA", "LHR", None, 8), Flight("AA", "LGA", 9.5, 9)]
     driver = TestDriver(app).run(rows)
@@ -60,12 +61,12 @@ def test_decorators_return_what_they_decorate() -> None:
     app = sl.App("app")
 
     def handler(record: sl.Record[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     assert app.task(app.topic("in"))(handler) is handler
 
 
-def test_handles_outside_of_a_handler_name_the_way_out() -> None:
+def test_handles_used_outside_of_a_handler_name_the_alternative() -> None:
     app, flights, worst, totals = flights_app()
     with pytest.raises(sl.NotInTask, match=r"topic\.append.*app\.producer\(\).*app\.query"):
         worst.send("AA", Total())
@@ -110,7 +111,7 @@ def test_append_inside_of_a_handler_is_refused() -> None:
         TestDriver(app).run(["a"])
 
 
-def test_tombstones_come_only_when_asked_for() -> None:
+def test_tombstones_are_passed_only_on_request() -> None:
     seen: dict[bool, list[Any]] = {True: [], False: []}
     app = sl.App("app")
     words = app.topic("words", value=str)
@@ -120,7 +121,7 @@ def test_tombstones_come_only_when_asked_for() -> None:
     assert seen == {True: ["x", None, "y"], False: ["x", "y"]}
 
 
-def test_a_class_has_a_life_per_partition() -> None:
+def test_a_class_has_an_instance_per_partition() -> None:
     app = sl.App("app")
     words, seen = (
         app.topic("words", value=int, partitions=2),
@@ -176,13 +177,13 @@ def test_async_records_of_one_partition_keep_their_order_and_partitions_overlap(
 
 
 def _append(driver: TestDriver, topic: Any, records: list[tuple[Any, ...]]) -> None:
-    """Put records into a topic without running the worker."""
+    """Append records to a topic without running the worker."""
     cycle, driver.worker.cycle = driver.worker.cycle, lambda **_: 0  # type: ignore[method-assign,assignment]
     driver._take([(topic, *record) for record in records])
     driver.worker.cycle = cycle  # type: ignore[method-assign]
 
 
-def test_inputs_together_are_taken_by_time() -> None:
+def test_several_inputs_are_handled_by_time() -> None:
     app = sl.App("app")
     left, right = app.topic("left", value=str), app.topic("right", value=str)
     seen: list[str] = []
@@ -194,7 +195,7 @@ def test_inputs_together_are_taken_by_time() -> None:
     assert seen == ["l1", "r2", "l3", "r4", "l5"]
 
 
-def test_mutable_values_are_taken_as_they_are_when_sent() -> None:
+def test_mutable_values_are_copied_when_they_are_sent() -> None:
     app = sl.App("app")
     words, out = app.topic("words", value=int), app.topic("out", value=dict[str, int])
     shared: dict[str, int] = {}
@@ -237,7 +238,7 @@ def test_headers_timestamps_and_tombstones_are_sent() -> None:
         ("\ud800", 1, "not valid text"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_where_it_is_sent(key: Any, value: Any, says: str) -> None:
+def test_a_value_that_cannot_be_stored_is_refused_by_send(key: Any, value: Any, says: str) -> None:
     app = sl.App("app")
     words, out = app.topic("words", value=int), app.topic("out", value=int)
 
@@ -249,7 +250,7 @@ def test_what_cannot_be_stored_is_refused_where_it_is_sent(key: Any, value: Any,
         TestDriver(app).run([1])
 
 
-def test_a_value_that_only_the_column_refuses_is_found_by_sending_again() -> None:
+def test_a_value_that_only_the_column_refuses_is_found_by_repeating_the_records() -> None:
     app = sl.App("app")
     words = app.topic("words", value=int)
     out = app.topic("out", value=Flight, key="carrier")
@@ -288,7 +289,7 @@ def test_aggregates_fold_rows() -> None:
     assert (result.n, result.worst, result.mean) == (3, 8.0, 6.0)
 
 
-def test_the_store_s_whole_interface_inside_a_handler() -> None:
+def test_the_whole_interface_of_a_store_works_inside_a_handler() -> None:
     app = sl.App("app")
     words, store = app.topic("words", value=int), app.store("s", key=str, value=int)
 

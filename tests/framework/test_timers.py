@@ -1,4 +1,4 @@
-"""Timers fire in order, once, and survive what state survives."""
+"""Timers fire in order, once, and survive with the state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strandline.framework.testing import CRASH, TestDriver
 def sessions(
     clock: Any = "stream", on_error: Any = "fail", delay: int = 100
 ) -> tuple[sl.App, Any, Any]:
-    """Per key a count that is sent, and forgotten, when its timer fires."""
+    """Return an app that counts per key, and sends and deletes the count when its timer fires."""
     app = sl.App("app")
     words, out = app.topic("words", value=int), app.topic("out", value=int)
     open_ = app.store("open", value=int, default=0)
@@ -48,7 +48,7 @@ def test_stream_timers_fire_before_the_first_record_at_or_past_their_time() -> N
     assert driver.store(open_) == {"c": 1, "a": 1}
 
 
-def test_setting_a_timer_again_replaces_it_and_cancelling_takes_it_back() -> None:
+def test_setting_a_timer_again_replaces_it_and_cancelling_removes_it() -> None:
     app = sl.App("app")
     words, out = app.topic("words", value=str), app.topic("out", value=str)
 
@@ -95,7 +95,7 @@ def test_timers_set_by_timers_fire_in_turn() -> None:
     assert fired(driver, out) == [("n", 0, 10), ("n", 1, 20), ("n", 2, 30)]
 
 
-def test_wall_clock_timers_fire_when_the_clock_says_so() -> None:
+def test_wall_clock_timers_fire_by_the_clock() -> None:
     app, out, _ = sessions("wall")
     driver = TestDriver(app, now_ms=1_000).run([("a", 1, 1_000)])
     assert fired(driver.advance(99), out) == []
@@ -109,7 +109,7 @@ def test_timers_survive_a_crash() -> None:
     assert fired(driver, out) == [("a", 1, 100), ("b", 1, 150), ("c", 1, 220)]
 
 
-def test_a_crash_between_firing_and_commit_fires_again_once() -> None:
+def test_a_timer_fires_again_once_after_a_crash_before_the_commit() -> None:
     app, out, _ = sessions()
     driver = TestDriver(app).run([("a", 1, 0), ("b", 1, 200), CRASH, ("c", 1, 201)])
     assert fired(driver, out) == [("a", 1, 100)]
@@ -124,7 +124,7 @@ def test_stream_time_survives_a_crash_and_does_not_go_back() -> None:
     assert instance.context.stream_time == 1_000
 
 
-def test_timers_of_a_failed_record_never_were() -> None:
+def test_timers_set_by_a_failed_record_are_undone() -> None:
     app, out, _ = sessions(on_error="skip")
     driver = TestDriver(app).run([("a", -1, 0), ("b", 1, 10), ("c", 1, 900)])
     assert fired(driver, out) == [("b", 1, 110)]
@@ -136,14 +136,14 @@ def test_a_failed_record_does_not_move_a_timer() -> None:
     assert fired(driver, out) == [("a", 1, 100)]
 
 
-def test_a_timer_that_raises_is_undone_and_gone_when_skipped() -> None:
+def test_a_timer_that_raises_is_undone_and_removed_if_skipped() -> None:
     app, out, open_ = sessions(on_error="skip")
     driver = TestDriver(app).run([("bad", 1, 0), ("a", 1, 5), ("c", 1, 900), ("c", 1, 2_000)])
     assert fired(driver, out) == [("a", 1, 105), ("c", 1, 1_000)]
     assert driver.store(open_) == {"bad": 1, "c": 1}
 
 
-def test_a_timer_that_raises_fails_the_task_and_comes_again() -> None:
+def test_a_timer_that_raises_fails_the_task_and_fires_again() -> None:
     app, out, _ = sessions()
     driver = TestDriver(app)
     with pytest.raises(sl.TaskFailed, match="on timer 'bad': ValueError: bad timer"):
@@ -154,7 +154,7 @@ def test_a_timer_that_raises_fails_the_task_and_comes_again() -> None:
     assert fired(driver, out) == []
 
 
-def test_async_timers() -> None:
+def test_timer_functions_may_be_async() -> None:
     app = sl.App("app")
     words, out = app.topic("words", value=int), app.topic("out", value=int)
 
@@ -170,7 +170,7 @@ def test_async_timers() -> None:
     assert fired(driver, out) == [("t", 1, 10)]
 
 
-def test_a_task_without_a_timer_handler_says_so() -> None:
+def test_setting_a_timer_without_a_timer_function_raises() -> None:
     app = sl.App("app")
     app.task(app.topic("words"), name="t")(lambda record: sl.set_timer("x", 1))
     with pytest.raises(sl.TaskFailed, match="has no handler for timers"):

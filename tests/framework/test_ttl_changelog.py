@@ -27,7 +27,7 @@ def owner() -> Owner:
 
 
 def declared(owner: Owner, **settings: Any) -> dict[str, str]:
-    """The changelog's settings once an app with such a store was started."""
+    """Return the changelog's settings after an app with such a store was started."""
     app = sl.App("app", log="unused")
     words = app.topic("words", value=str)
     seen = app.store("seen", key=str, value=int, **settings)
@@ -40,7 +40,7 @@ def declared(owner: Owner, **settings: Any) -> dict[str, str]:
     return dict(owner.topic(CHANGELOG).config)
 
 
-def test_it_deletes_what_has_expired_in_the_store_long_ago(owner: Owner) -> None:
+def test_the_changelog_deletes_values_that_expired_long_ago(owner: Owner) -> None:
     assert declared(owner, ttl_ms=HOUR_MS) == {
         "cleanup.policy": "compact,delete",
         "retention.ms": str(HOUR_MS + TTL_MARGIN_MS),
@@ -48,7 +48,7 @@ def test_it_deletes_what_has_expired_in_the_store_long_ago(owner: Owner) -> None
     }
 
 
-def test_without_a_time_to_live_it_is_only_compacted(owner: Owner) -> None:
+def test_a_changelog_without_a_time_to_live_is_only_compacted(owner: Owner) -> None:
     assert declared(owner) == {"cleanup.policy": "compact"}
 
 
@@ -61,7 +61,7 @@ def test_without_a_time_to_live_it_is_only_compacted(owner: Owner) -> None:
         (None, HOUR_MS, "compact", None),
     ],
 )
-def test_a_store_that_is_declared_anew_finds_all_that_it_keeps(
+def test_a_store_with_a_new_time_to_live_finds_all_values_it_keeps(
     owner: Owner, before: int | None, after: int | None, policy: str, retention: int | None
 ) -> None:
     declared(owner, ttl_ms=before)
@@ -70,7 +70,7 @@ def test_a_store_that_is_declared_anew_finds_all_that_it_keeps(
     assert config.get("retention.ms") == (None if retention is None else str(retention))
 
 
-def test_a_store_restored_after_old_segments_went_has_what_has_not_expired() -> None:
+def test_a_store_restored_after_old_segments_were_deleted_has_all_values_not_expired() -> None:
     spec: StoreSpec[str, int] = StoreSpec(
         "seen", key=str, value=int, ttl_ms=HOUR_MS, engine="memory"
     )
@@ -89,8 +89,9 @@ def test_a_store_restored_after_old_segments_went_has_what_has_not_expired() -> 
     assert dict(again.all()) == dict(store.all()) == {"hour 39": 39}
 
 
-def test_of_windows_the_changelog_keeps_the_last_figures_of_those_that_are_young() -> None:
-    """A window is a key and a start. Cleaning leaves one record of each, retention takes those that are old."""
+def test_the_changelog_keeps_the_last_figures_of_recent_windows() -> None:
+    """A window is a key and a start. Cleaning keeps one record of each; retention deletes old
+    ones."""
     days, pages = 10, ("home", "shop")
     spec: StoreSpec[tuple[str, int], int] = StoreSpec(
         "visits", key=tuple[str, int], value=int, ttl_ms=48 * HOUR_MS, engine="memory"
@@ -116,14 +117,14 @@ def test_of_windows_the_changelog_keeps_the_last_figures_of_those_that_are_young
 
 
 def changelog_of(spec: StoreSpec[Any, Any]) -> Changelog:
-    """One with the settings that an app gives it."""
+    """Return a changelog with the settings that an app gives it."""
     changelog = Changelog()
     changelog.owner.alter_topic(changelog.partition.topic, config=changelog_config(spec))
     return changelog
 
 
 def keys_in(changelog: Changelog) -> list[tuple[str, int]]:
-    """The keys of its records, one for each."""
+    """Return the keys of its records, one for each."""
     decode, tp = key_codec(tuple[str, int]).decode, changelog.partition
     log, found = changelog.owner.offsets([tp])[tp], []
     position = log.log_start

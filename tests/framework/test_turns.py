@@ -1,4 +1,4 @@
-"""Partitions that all have much to do: how they take turns, and when that is committed."""
+"""Partitions that all have many records take turns, and commits come on time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from strandline.framework.container import scheduler
 
 PARTITIONS = 4
 SLICES = 3
-"""Slices that the records of a partition make."""
+"""Number of slices in the records of a partition."""
 SLICE = 4
 
 
@@ -68,7 +68,7 @@ def test_a_commit_that_is_due_does_not_wait_for_the_other_partitions(slow: Slow)
     assert max(slow.uncommitted) < SLICE
 
 
-def test_a_limit_is_exact_and_leaves_nobody_behind(slow: Slow) -> None:
+def test_a_count_is_exact_and_neglects_no_partition(slow: Slow) -> None:
     for _ in range(PARTITIONS):
         assert slow.app.run(count=SLICE - 1) == SLICE - 1
     slow.app.run(until="idle")

@@ -1,10 +1,10 @@
-"""Feeds decoders with changed bytes, for a bounded time, and keeps what they cannot take.
+"""Feed decoders with mutated bytes, for a limited time, and report inputs that they mishandle.
 
     python -m tests.fuzz.fuzzing <seconds> <seed> [<target> …]
 
-It runs in a process of its own: what it is about to try lies in a file, so that whoever started it
-knows what killed the interpreter. Findings, at most one of a kind of each target, are lines of JSON
-on its standard output.
+It runs in a process of its own. The next input is always in a file, so that the parent knows the
+input that killed the interpreter. Findings, at most one of a kind per target, are printed as lines
+of JSON.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from tests.fuzz.targets import Target, targets
 
 CORPUS = Path(__file__).parent / "corpus"
 BOUND_SECONDS = 30
-"""For one input, on a machine that has other things to do."""
+"""Maximum seconds for one input, on a machine that is busy."""
 LARGEST = 1 << 16
-"""Bytes of an input."""
+"""Maximum number of bytes of an input."""
 STRANGE = (0, 1, 0x7F, 0x80, 0xFF, 0xC0, 0xC1, 0xDD, 0xDF, 0x91, 0x5B, 0x7B)
 NUMBERS = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
 
 
 def seeds(name: str, target: Target) -> list[bytes]:
-    """What is written there, and what was found before."""
+    """Return the seeds of a target and the inputs found before."""
     kept = sorted((CORPUS / name).glob("*")) if (CORPUS / name).is_dir() else []
     return [*target.seeds, *(path.read_bytes() for path in kept)]
 
 
 def changed(data: bytes, known: Sequence[bytes], chance: Random) -> bytes:
-    """A few changes to some bytes."""
+    """Return the data with a few bytes changed."""
     if data[:1] in (b"{", b"[") and chance.random() < 0.5:
         with contextlib.suppress(msgspec.DecodeError):
             return msgspec.json.encode(_changed_value(msgspec.json.decode(data), chance))
@@ -53,7 +53,7 @@ def changed(data: bytes, known: Sequence[bytes], chance: Random) -> bytes:
 
 
 def _changed_value(value: Any, chance: Random) -> Any:
-    """JSON with one of its values replaced, left out, or there twice."""
+    """Return JSON with one of its values replaced, removed or repeated."""
     if isinstance(value, dict | list) and value and chance.random() < 0.9:
         place = chance.choice(list(value) if isinstance(value, dict) else range(len(value)))
         match chance.randrange(8):
@@ -96,7 +96,7 @@ def _change(content: bytearray, known: Sequence[bytes], chance: Random) -> None:
 
 
 def _change_a_number(content: bytearray, chance: Random) -> None:
-    """Of those that are written in digits, in JSON."""
+    """Change a number written in decimal digits, as in JSON."""
     digits = [at for at, byte in enumerate(content) if 0x30 <= byte <= 0x39]
     if digits:
         at = chance.choice(digits)
@@ -105,11 +105,11 @@ def _change_a_number(content: bytearray, chance: Random) -> None:
 
 
 class TookTooLong(BaseException):
-    """A decoder goes on for ever, or nearly. Not an Exception: nothing may catch it."""
+    """A decoder takes too long. Not an Exception, so that no decoder catches it."""
 
 
 def attempt(target: Target, data: bytes) -> str | None:
-    """What a decoder does that it must not: the end of its traceback."""
+    """Run a target. Return the end of the traceback if it fails in a way that it must not."""
     try:
         target.run(data)
     except StrandlineError:
@@ -124,7 +124,7 @@ def _too_long(*_: object) -> None:
 
 
 def kind_of(found: str) -> str:
-    """Where it was, and of which type."""
+    """Return place and type of a finding, which identify its kind."""
     lines = [line for line in found.splitlines() if line.lstrip().startswith("File ")]
     return " ".join([*lines, found.strip().splitlines()[-1].partition(":")[0]])
 
@@ -132,7 +132,7 @@ def kind_of(found: str) -> str:
 def fuzz(
     target: Target, known: Sequence[bytes], seconds: float, chance: Random, trying: Path
 ) -> Iterator[tuple[int, bytes, str]]:
-    """How many were tried, and each finding of a new kind."""
+    """Yield the number of inputs tried, and each finding of a new kind."""
     seen: set[str] = set()
     end, count = time.monotonic() + seconds, 0
     pending = list(known)

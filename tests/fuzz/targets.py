@@ -1,7 +1,7 @@
-"""What takes bytes from a disk or a wire, each behind whatever checksum would stop nonsense.
+"""Decoders of bytes from a disk or a socket, called after the checksum that would reject noise.
 
-A target takes any bytes and returns, or raises an error of our tree; anything else is a finding. It has
-seeds: what really is written there.
+A target accepts any bytes and returns, or raises an error of our tree; anything else is a finding.
+Its seeds are bytes as they are really written.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ TYPED = pa.struct([pa.field("carrier", pa.string()), pa.field("delay", pa.float6
 
 
 class Target(NamedTuple):
-    """A decoder."""
+    """A decoder and its seeds."""
 
     run: Callable[[bytes], object]
     seeds: Sequence[bytes]
@@ -93,7 +93,7 @@ class Target(NamedTuple):
 
 
 def framed(**options: Any) -> bytes:
-    """A frame as it is written."""
+    """Return a frame as it is written."""
     payload = encode(batch(options.pop("count", 40)), **options)
     producer = {"producer_id": 7, "producer_epoch": 3, "base_sequence": 5}
     _, parts = frame_parts(payload, base_offset=41, leader_epoch=1, durable_end=41, **producer)
@@ -110,7 +110,7 @@ def typed_message() -> bytes:
 
 
 def sealed_frame(data: bytes) -> bytes:
-    """The bytes as a frame with the right checksums."""
+    """Return the bytes as a frame with the right checksums."""
     content = bytearray(data.ljust(HEADER_SIZE, b"\0"))
     content[:4] = MAGIC
     content[16] = 1
@@ -134,7 +134,7 @@ def read_frame(data: bytes) -> None:
 
 
 def read_payload(kind: FrameKind, attributes: int, value: pa.DataType) -> Callable[[bytes], None]:
-    """A payload whose frame says that it holds three records."""
+    """Return a decoder of a payload whose frame claims three records."""
     known = unpack_header(framed(), 0, HERE)
 
     def read(data: bytes) -> None:
@@ -145,7 +145,7 @@ def read_payload(kind: FrameKind, attributes: int, value: pa.DataType) -> Callab
 
 
 def look(columns: pa.RecordBatch) -> None:
-    """See every value, if they are valid, as `check` would."""
+    """Look at every value, if they are valid, as `check` does."""
     try:
         columns.validate(full=True)
     except ValueError as error:
@@ -170,7 +170,7 @@ def read_segment(data: bytes) -> None:
 
 
 def read_document(kind: str, type_: Any, after: Callable[[Any], object] = id) -> Target:
-    """The body of a document, behind its checksum."""
+    """Return a decoder of a document's body, called after its checksum."""
 
     def read(data: bytes) -> None:
         storage = MemoryStorage()
@@ -181,7 +181,7 @@ def read_document(kind: str, type_: Any, after: Callable[[Any], object] = id) ->
 
 
 def bodies() -> dict[str, bytes]:
-    """By kind and path the body of every document of a log."""
+    """Return the body of every document of a log, by kind and path."""
     found = {}
     for path, content in material().files.items():
         line, _, body = content.partition(b"\n")
@@ -210,7 +210,7 @@ def use_index(data: bytes) -> None:
 
 
 def read_pin() -> Target:
-    """A pin's document: by it, the records are read that it says are there."""
+    """Return a decoder of a pin's document that also reads the pinned records."""
     storage, name, tp = MemoryStorage(), PinName("q", "a", "b"), TopicPartition("t", 0)
     owner = Owner(storage, clock=ManualClock(CLOCK_MS), background=False)
     owner.create_topic("t", 1)
@@ -224,7 +224,7 @@ def read_pin() -> Target:
         storage.create(file).append(pack(PIN_KIND, data, file))
         reader = PinReader(storage)
         for tp, span in Pin.load(storage, name).ranges().items():
-            with contextlib.suppress(FileNotFoundError):  # a link that it names
+            with contextlib.suppress(FileNotFoundError):  # a link that the document names
                 for found in reader.fetch(name, tp, span.start, max_bytes=1 << 20).batches:
                     look(found.columns)
 
@@ -232,7 +232,7 @@ def read_pin() -> Target:
 
 
 def open_with(name: str) -> Target:
-    """A log one of whose documents has another body, with the right checksum: opened, and asked."""
+    """Return a target that opens a log one of whose documents has another body, and queries it."""
     paths = [key.partition(" ")[2] for key in bodies() if key.startswith(name + " ")]
     path = max(paths, key=lambda path: len(material().files[path]))
     header, _, known = material().files[path].partition(b"\n")
@@ -253,7 +253,7 @@ def open_with(name: str) -> Target:
 
 
 def record(data: bytes) -> ConsumerRecord:
-    """The key is as long as the first byte says, the rest is the value."""
+    """Return a record whose key has the length given by the first byte; the rest is the value."""
     cut = 1 + (data[0] if data else 0)
     return ConsumerRecord("t", 0, 7, 0, data[1:cut], data[cut:] or None)
 
@@ -290,7 +290,7 @@ def offset_seeds() -> list[bytes]:
 
 
 def read_request(data: bytes) -> None:
-    """The first byte chooses what is asked for."""
+    """Decode a request of the kind given by the first byte."""
     kinds = [*requests.REQUESTS.values(), messages.FetchRequest, messages.AppendHeader]
     kinds += [
         messages.StreamHeader,
@@ -315,7 +315,7 @@ QUERY_KINDS = (
 
 
 def read_query(data: bytes) -> None:
-    """The first byte chooses which message between a client and a worker it is."""
+    """Decode a query message of the kind given by the first byte."""
     if data:
         said = queries.decode(data[1:], QUERY_KINDS[data[0] % len(QUERY_KINDS)])
         if isinstance(said, queries.StoreDescription):
@@ -404,7 +404,7 @@ def read_small_append(data: bytes) -> None:
 
 
 def encode_again(append: Append) -> None:
-    """What the owner does with a batch that was admitted."""
+    """Encode an admitted batch again, as the owner does."""
     if append.columns.schema.names[:3] == ["timestamp", "key", "value"]:
         encode(append.columns, compression="lz4")
 
@@ -451,7 +451,7 @@ FORM_CODECS = [value_codec(Delay, form) for form in ("json", "avro", "protobuf",
 
 
 def read_key(data: bytes) -> None:
-    """What is read is a key of that type, and as good as any."""
+    """Check that a decoded key has its type and can be encoded."""
     for codec in KEY_CODECS:
         try:
             found = codec.decode(data)
@@ -476,13 +476,13 @@ def read_value(data: bytes) -> None:
 
 
 def read_column(data: bytes) -> None:
-    """Many values decoded together are what each of them is alone."""
+    """Check that values decoded together equal those decoded one by one."""
     data = data[:100]
     read_together(COLUMN_CODECS, data[1:], 1 + (data[0] % 16 if data else 0))
 
 
 def read_form(data: bytes) -> None:
-    """The same of values with fields, in every form."""
+    """Check that values with fields, in every form, decode together as they do one by one."""
     read_together(FORM_CODECS, data[1:200], 1 + (data[0] % 48 if data else 0))
 
 
@@ -511,7 +511,7 @@ def key_seeds() -> list[bytes]:
 
 
 def form_seeds() -> list[bytes]:
-    """Two values of one length in each form, behind that length."""
+    """Return two values of one length in each form, after that length."""
     seeds = []
     for codec in FORM_CODECS:
         items = [codec.item(Delay(carrier, 1.5)) for carrier in ("AA", "UA")]
@@ -540,7 +540,7 @@ def read_metadata(data: bytes) -> None:
 
 
 def targets() -> dict[str, Target]:
-    """By name; the names are folders of the corpus."""
+    """Return the targets by name, which is also a folder of the corpus."""
     rows = encode(batch(3)).parts[1]
     with_headers = 2
     return {

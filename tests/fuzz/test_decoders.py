@@ -1,7 +1,7 @@
-"""Whatever a decoder is given: a value, or an error of our tree; never anything else, never a death.
+"""Decoders return a value or raise an error of our tree for any input; they never crash.
 
-STRANDLINE_FUZZ_SECONDS=600 looks for so long, instead of a few seconds; STRANDLINE_FUZZ_SEED begins elsewhere.
-What it finds, mended, is put into corpus/<target>/, and tried first ever after.
+STRANDLINE_FUZZ_SECONDS=600 sets the duration, a few seconds by default. STRANDLINE_FUZZ_SEED sets
+another start. Inputs of fixed findings go to corpus/<target>/, and are tried first in each run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ IN_A_MOMENT = sorted(name for name in FUZZED if not name.startswith("opening"))
 
 
 def fuzzed(seconds: float, *names: str) -> tuple[dict[str, int], list[str]]:
-    """By target how many inputs were tried, and the findings, deaths of the interpreter among them."""
+    """Return the number of inputs tried per target, and the findings, with deaths of the
+    interpreter."""
     command = [sys.executable, "-m", "tests.fuzz.fuzzing", str(seconds), SEED, *names]
     bound = 120 + 3 * seconds
     ran = subprocess.run(command, capture_output=True, text=True, timeout=bound, check=False)
@@ -48,7 +49,7 @@ def fuzzed(seconds: float, *names: str) -> tuple[dict[str, int], list[str]]:
 
 
 @pytest.mark.timeout(300 + 4 * SECONDS)
-def test_no_input_is_too_much(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoders_survive_mutated_input(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(repository)
     tried, findings = fuzzed(SECONDS)
     assert not findings, "\n\n".join(findings)
@@ -57,14 +58,14 @@ def test_no_input_is_too_much(repository: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("name", sorted(FUZZED))
-def test_what_is_written_is_read(name: str) -> None:
-    """So the seeds lead behind the first checks, and changes to them do too."""
+def test_decoders_accept_their_seeds(name: str) -> None:
+    """Seeds pass the first checks, so that mutations of them get past those too."""
     for data in FUZZED[name].seeds:
         FUZZED[name].run(data)
 
 
 @pytest.mark.parametrize("name", IN_A_MOMENT)
-def test_any_bytes(name: str) -> None:
+def test_decoders_survive_any_bytes(name: str) -> None:
     @settings(
         max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None
     )
@@ -75,14 +76,14 @@ def test_any_bytes(name: str) -> None:
     look()
 
 
-def test_every_folder_of_the_corpus_is_of_a_target() -> None:
+def test_every_folder_of_the_corpus_belongs_to_a_target() -> None:
     folders = {path.name for path in CORPUS.iterdir()}
     assert folders
     assert folders <= FUZZED.keys()
 
 
-def test_a_finding_is_found() -> None:
-    """A decoder with an error of Python's own, or with one of ours, and what is said of each."""
+def test_an_unexpected_error_is_reported() -> None:
+    """An error of Python's own is a finding, one of our tree is not."""
 
     def wrong(data: bytes) -> None:
         if b"\xff" in data:
@@ -97,7 +98,7 @@ def test_a_finding_is_found() -> None:
     ("deed", "said"),
     [("os.abort()", "died with -6 at "), ("all(iter(lambda: 1, 0))", "TookTooLong")],
 )
-def test_a_death_is_found_and_so_is_no_end(
+def test_deaths_and_endless_loops_are_reported(
     deed: str, said: str, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tests" / "fuzz").mkdir(parents=True)

@@ -1,4 +1,5 @@
-"""Every partition to exactly one who wants it, evenly, and as few as possible move."""
+"""Each partition is assigned to exactly one subscribed member, evenly, with as few moves as
+possible."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def every(counts: PartitionCounts) -> set[TopicPartition]:
 
 @pytest.mark.parametrize("name", sorted(ASSIGNORS))
 @given(wanted=wanted_by, counts=counted)
-def test_each_partition_goes_to_exactly_one_who_wants_it(
+def test_each_partition_goes_to_exactly_one_subscribed_member(
     name: str, wanted: dict[str, list[str]], counts: dict[str, int]
 ) -> None:
     shares = ASSIGNORS[name](wanted, counts, {})
@@ -45,7 +46,7 @@ def test_each_partition_goes_to_exactly_one_who_wants_it(
 
 @pytest.mark.parametrize("name", sorted(ASSIGNORS))
 @given(members=st.sets(st.sampled_from(MEMBERS), min_size=1), count=st.integers(0, 30))
-def test_of_one_topic_all_get_the_same_number_but_for_one(
+def test_partitions_of_one_topic_are_shared_evenly_up_to_one(
     name: str, members: set[str], count: int
 ) -> None:
     shares = ASSIGNORS[name]({member: ["t"] for member in members}, {"t": count}, {})
@@ -54,7 +55,7 @@ def test_of_one_topic_all_get_the_same_number_but_for_one(
 
 
 @given(wanted=wanted_by, counts=counted)
-def test_sticky_changes_nothing_that_is_even_already(
+def test_sticky_does_not_change_an_even_assignment(
     wanted: dict[str, list[str]], counts: dict[str, int]
 ) -> None:
     first = sticky(wanted, counts, {})
@@ -62,7 +63,7 @@ def test_sticky_changes_nothing_that_is_even_already(
 
 
 @given(members=st.integers(1, 6), count=st.integers(0, 40))
-def test_sticky_moves_only_what_a_newcomer_needs(members: int, count: int) -> None:
+def test_sticky_moves_only_partitions_for_a_new_member(members: int, count: int) -> None:
     wanted = {MEMBERS[n]: ["t"] for n in range(members)}
     before = sticky(wanted, {"t": count}, {})
     after = sticky(wanted | {"z": ["t"]}, {"t": count}, before)
@@ -72,7 +73,7 @@ def test_sticky_moves_only_what_a_newcomer_needs(members: int, count: int) -> No
 
 
 @given(members=st.integers(2, 6), count=st.integers(0, 40))
-def test_sticky_moves_only_what_was_the_leavers(members: int, count: int) -> None:
+def test_sticky_moves_only_partitions_of_members_that_left(members: int, count: int) -> None:
     wanted = {MEMBERS[n]: ["t"] for n in range(members)}
     before = sticky(wanted, {"t": count}, {})
     gone = MEMBERS[0]
@@ -82,7 +83,7 @@ def test_sticky_moves_only_what_was_the_leavers(members: int, count: int) -> Non
 
 
 @given(members=st.integers(1, 6), count=st.integers(0, 12))
-def test_sticky_gives_each_its_part_of_every_topic(members: int, count: int) -> None:
+def test_sticky_balances_each_topic(members: int, count: int) -> None:
     wanted = {MEMBERS[n]: ["t", "u"] for n in range(members)}
     for after in (
         sticky(wanted, {"t": count, "u": count}, {}),
@@ -101,7 +102,7 @@ def test_range_gives_the_same_numbers_of_all_topics_to_the_same_member() -> None
         }
 
 
-def test_two_who_say_they_had_the_same_do_not_both_keep_it() -> None:
+def test_a_partition_claimed_by_two_members_is_kept_by_one() -> None:
     both: PartitionsByMember = {"a": {TopicPartition("t", 0)}, "b": {TopicPartition("t", 0)}}
     shares = sticky({"a": ["t"], "b": ["t"]}, {"t": 2}, both)
     assert sorted(map(len, shares.values())) == [1, 1]

@@ -1,4 +1,4 @@
-"""No two members hold a partition, whatever is lost, late or said twice."""
+"""Two members never own the same partition, with lost, late and repeated messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from strandline.changelog.records import TopicPartition
 
 @dataclass(eq=False)
 class Client:
-    """A member as it is over there: it acts on the answers it gets, some late, some never."""
+    """A client's view of its membership: it acts on the answers that arrive, some late, some
+    never."""
 
     member_id: str
     holds: set[TopicPartition] = field(default_factory=set)
@@ -27,16 +28,17 @@ class Client:
     def take_up(self) -> None:
         self.holds |= set(self.grant.partitions)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self.holds &= set(self.grant.partitions)
 
 
 Call = tuple[Client, int, int, set[TopicPartition]]
-"""Who says it, the call's number, the answer seen, what is held."""
+"""Client, number of the call, number of the last answer seen, owned partitions."""
 
 
 class World:
-    """Clients hold what they were told they may; the network loses, delays and repeats."""
+    """Clients that own their assigned partitions, and a network that loses, delays and repeats
+    calls."""
 
     def __init__(self) -> None:
         self.counts = {"t": 2, "u": 2}
@@ -57,7 +59,7 @@ class World:
             self.arrive(call, answered)
 
     def send(self, who: int) -> list[Call]:
-        """A call on its way, if that client is there."""
+        """Return the call that a client sends; nothing if the client is not there."""
         client = self.clients.get(who)
         if client is None:
             return []
@@ -77,9 +79,9 @@ class World:
         if who in self.clients:
             self.clients[who].take_up()
 
-    def let_go(self, who: int) -> None:
+    def release(self, who: int) -> None:
         if who in self.clients:
-            self.clients[who].let_go()
+            self.clients[who].release()
 
     def leave(self, who: int) -> None:
         if who in self.clients:
@@ -98,7 +100,8 @@ class World:
         self.group.check_topics()
 
     def check(self) -> None:
-        """One that is out may believe it holds something: the owner refuses its commits."""
+        """Check ownership. An expelled client may still believe it owns partitions; its commits are
+        refused."""
         seen: set[TopicPartition] = set()
         for client in self.clients.values():
             self.group.check_commit(client.member_id, client.holds)
@@ -108,12 +111,12 @@ class World:
             with pytest.raises(MemberFenced):
                 self.group.check_commit(client.member_id, client.holds)
 
-    def settle(self) -> None:
-        """When all that are left talk, each partition comes to one of them."""
+    def converge(self) -> None:
+        """Let all remaining clients talk, and check that each partition is owned by one of them."""
         for _ in range(6):
             for who, client in self.clients.items():
                 self.talk(who, answered=True)
-                client.let_go()
+                client.release()
                 client.take_up()
         present = [client.member_id for client in self.clients.values()]
         wanted = {t for member in present for t in self.group.member(member).subscription.topics}
@@ -122,13 +125,13 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_no_two_members_hold_a_partition(seed: int) -> None:
+def test_two_members_never_own_the_same_partition(seed: int) -> None:
     for story in range(25):
-        told(Random(f"{seed}/{story}"))
+        run_story(Random(f"{seed}/{story}"))
 
 
-def told(chance: Random) -> None:
-    """One story of three clients, in which everything happens often enough to meet everything else."""
+def run_story(chance: Random) -> None:
+    """Run one random story of three clients that covers all combinations of events."""
     world, calls = World(), list[Call]()
     for _ in range(60):
         who, yes = chance.randrange(3), chance.random() < 0.7
@@ -144,7 +147,7 @@ def told(chance: Random) -> None:
             case "take up":
                 world.take_up(who)
             case "let go":
-                world.let_go(who)
+                world.release(who)
             case "leave":
                 world.leave(who)
             case "wait":
@@ -152,7 +155,7 @@ def told(chance: Random) -> None:
             case "count":
                 world.count(chance.choice("tu"), chance.randrange(5))
         world.check()
-    world.settle()
+    world.converge()
 
 
 STEPS = ("join", "talk", "send", "arrive", "take up", "let go", "leave", "wait", "count")
@@ -166,7 +169,7 @@ def group_of(*members: str, **subscription: Any) -> Group:
     return group
 
 
-def test_a_silent_member_is_out_and_its_partitions_go_to_the_others() -> None:
+def test_a_silent_member_is_removed_and_its_partitions_are_reassigned() -> None:
     group = group_of("a", "b")
     group.heartbeat("a", 1, 0, [], now=9.0)
     assert group.expire(now=10.5) == ["b"]
@@ -175,7 +178,7 @@ def test_a_silent_member_is_out_and_its_partitions_go_to_the_others() -> None:
         group.heartbeat("b", 1, 0, [], now=10.6)
 
 
-def test_a_static_member_that_comes_back_has_what_it_had_and_nobody_elses_moves() -> None:
+def test_a_returning_static_member_keeps_its_partitions_and_no_others_move() -> None:
     group = group_of("b")
     group.join("a1", Subscription(("t",), instance="a"), now=0.0)
     had, others = group.member("a1").target, group.member("b").target
@@ -186,7 +189,7 @@ def test_a_static_member_that_comes_back_has_what_it_had_and_nobody_elses_moves(
         group.check_commit("a1", had)
 
 
-def test_members_share_out_in_one_way() -> None:
+def test_members_must_use_the_same_assignor() -> None:
     group = group_of("a", assignor="range")
     with pytest.raises(InvalidConfig, match="by range, got roundrobin"):
         group.join("b", Subscription(("t",), assignor="roundrobin"), now=0.0)
@@ -194,7 +197,7 @@ def test_members_share_out_in_one_way() -> None:
         group.join("b", Subscription(("t",), assignor="best"), now=0.0)  # type: ignore[arg-type]
 
 
-def test_offsets_are_committed_in_the_name_of_who_holds_the_partition() -> None:
+def test_only_the_owner_of_a_partition_may_commit_its_offset() -> None:
     group = group_of("a")
     [tp, *_] = group.assignment("a").partitions
     group.check_commit("a", [tp])
@@ -206,7 +209,7 @@ def test_offsets_are_committed_in_the_name_of_who_holds_the_partition() -> None:
     group.check_commit("", [tp])
 
 
-def test_a_member_has_the_lowest_number_that_is_free() -> None:
+def test_a_member_gets_the_lowest_free_slot() -> None:
     group = Group("g", {"t": 4}.get)  # type: ignore[arg-type]
     assert [group.join(name, Subscription(("t",)), now=0.0) for name in "abc"] == [0, 1, 2]
     group.leave("b")
@@ -215,7 +218,7 @@ def test_a_member_has_the_lowest_number_that_is_free() -> None:
     assert group.join("e1", static, now=0.0) == group.join("e2", static, now=0.0) == 3
 
 
-def test_topics_that_belong_together_go_to_one_member() -> None:
+def test_copartitioned_topics_are_assigned_together() -> None:
     counts = {"clicks": 4, "users": 4, "bills": 4, "other": 3}
     group = Group("g", lambda topic: counts.get(topic, 0))
     both = (("clicks", "users"), ("users", "bills"), ("other",))

@@ -1,4 +1,4 @@
-"""Consumers of a group: what each reads, commits and loses."""
+"""Consumers of a group: the partitions that each one reads, commits and loses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
 
 
 class Reader:
-    """A consumer that commits what it has read when partitions are taken from it."""
+    """A consumer that commits its position when partitions are revoked."""
 
     def __init__(self, log: Log, **settings: object) -> None:
         self.consumer: Consumer = log.consumer(group="g", **settings)  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ def shared(*readers: Reader) -> bool:
     return sorted(n for share in shares for n in share) == list(range(PARTITIONS)) and all(shares)
 
 
-def test_members_come_and_go_and_every_record_is_read_once(
+def test_every_record_is_read_once_while_members_join_and_leave(
     log: Log, eventually: Eventually
 ) -> None:
     one = Reader(log)
@@ -82,7 +82,7 @@ def test_members_come_and_go_and_every_record_is_read_once(
     assert log.broker.describe_group("g").members == []
 
 
-def test_partitions_that_do_not_move_are_never_taken_away(log: Log, eventually: Eventually) -> None:
+def test_partitions_that_do_not_move_are_never_revoked(log: Log, eventually: Eventually) -> None:
     one = Reader(log)
     one.poll(1.0)
     other = Reader(log)
@@ -95,9 +95,7 @@ def test_partitions_that_do_not_move_are_never_taken_away(log: Log, eventually: 
     other.consumer.close()
 
 
-def test_a_topic_that_comes_later_and_partitions_that_are_added_are_shared(
-    log: Log, eventually: Eventually
-) -> None:
+def test_later_topics_and_added_partitions_are_assigned(log: Log, eventually: Eventually) -> None:
     with log.consumer(group="g") as consumer:
         consumer.subscribe(["t", "later"])
         consumer.poll(0.1)
@@ -106,7 +104,7 @@ def test_a_topic_that_comes_later_and_partitions_that_are_added_are_shared(
         eventually(lambda: (consumer.poll(0.05) and False) or len(consumer.assignment()) == 6)
 
 
-def test_who_does_not_poll_leaves_its_partitions_to_the_others(
+def test_a_consumer_that_does_not_poll_loses_its_partitions(
     log: Log, eventually: Eventually
 ) -> None:
     slow = Reader(log, max_poll_interval_ms=200)
@@ -125,7 +123,9 @@ def test_who_does_not_poll_leaves_its_partitions_to_the_others(
     other.consumer.close()
 
 
-def test_offsets_in_a_transaction_are_a_members_too(log: Log, eventually: Eventually) -> None:
+def test_offsets_in_a_transaction_are_checked_for_membership(
+    log: Log, eventually: Eventually
+) -> None:
     log.create_topic("out")
     one = Reader(log)
     one.poll(1.0)
@@ -133,7 +133,7 @@ def test_offsets_in_a_transaction_are_a_members_too(log: Log, eventually: Eventu
         with producer.transaction():
             producer.append("out", [{"value": b"1"}])
             producer.send_offsets_to_transaction({TopicPartition("t", 0): 7}, one.consumer.member)
-        # It gives the partition up while its transaction is open: that must not commit.
+        # The partition is revoked while its transaction is open, which must not commit.
         producer.begin_transaction()
         producer.append("out", [{"value": b"2"}])
         member = one.consumer.member
@@ -142,7 +142,7 @@ def test_offsets_in_a_transaction_are_a_members_too(log: Log, eventually: Eventu
         with pytest.raises(MemberFenced):
             producer.commit_transaction()
         producer.abort_transaction()
-        # Nor may it begin another.
+        # The consumer may not begin another transaction either.
         producer.begin_transaction()
         with pytest.raises(MemberFenced):
             producer.send_offsets_to_transaction({TopicPartition("t", 0): 9}, member)
@@ -154,7 +154,7 @@ def test_offsets_in_a_transaction_are_a_members_too(log: Log, eventually: Eventu
     assert log.read("out")["value"].to_pylist() == [b"1", b"3"]
 
 
-def test_nobody_commits_from_outside_while_there_are_members(log: Log) -> None:
+def test_a_client_outside_the_group_cannot_commit_while_it_has_members(log: Log) -> None:
     offsets = {TopicPartition("t", 0): CommittedOffset(1)}
     with log.consumer(group="g") as consumer:
         consumer.subscribe("t")
@@ -164,7 +164,7 @@ def test_nobody_commits_from_outside_while_there_are_members(log: Log) -> None:
     log.broker.commit_offsets("g", offsets)
 
 
-def test_without_a_group_everyone_reads_everything(log: Log) -> None:
+def test_consumers_without_a_group_read_everything(log: Log) -> None:
     for _ in range(2):
         with log.consumer() as consumer:
             consumer.subscribe("t")
@@ -179,7 +179,7 @@ def test_without_a_group_everyone_reads_everything(log: Log) -> None:
         ({"instance": "a\0b"}, "a member of a group has 1 to 1000 printable characters"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused_when_it_joins(
+def test_invalid_settings_are_refused_when_a_consumer_joins(
     log: Log, settings: dict[str, object], message: str
 ) -> None:
     with log.consumer(group="g", **settings) as consumer:  # type: ignore[arg-type]
@@ -188,7 +188,7 @@ def test_settings_that_make_no_sense_are_refused_when_it_joins(
             consumer.poll()
 
 
-def test_who_cannot_join_leaves_no_group_behind(log: Log) -> None:
+def test_a_consumer_that_cannot_join_leaves_no_group_behind(log: Log) -> None:
     with log.consumer(group="g", assignor="best") as consumer:  # type: ignore[arg-type]
         consumer.subscribe("t")
         with pytest.raises(InvalidConfig):

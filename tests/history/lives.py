@@ -1,4 +1,4 @@
-"""Folders of logs that are copied and put back, as an operator does it, and an app that counts on them."""
+"""Folders of logs that are copied and restored by an operator, and an app that counts on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Life:
     state: Path
 
     def count(self, keys: Sequence[str]) -> dict[str, int]:
-        """Append one record for each key, let the app handle all of them; return what it has counted."""
+        """Append one record for each key, and let the app handle them. Return the counts."""
         with sl.App("counting", log=self.log, state_dir=self.state) as app:
             seen = app.topic("seen", key=str, value=int, partitions=1)
             totals = app.store("totals", key=str, value=int, default=0)
@@ -34,19 +34,19 @@ class Life:
             return dict(app.query(totals).all())
 
     def kept(self, name: str) -> Path:
-        """A copy of the log folder, beside it."""
+        """Copy the log folder to a folder next to it."""
         copy = self.log.parent / name
         shutil.copytree(self.log, copy)
         return copy
 
     def restored_from(self, copy: Path) -> None:
-        """Put a copy in the place of the log folder; the state folder stays as it is."""
+        """Replace the log folder by a copy. The state folder stays as it is."""
         shutil.rmtree(self.log)
         shutil.copytree(copy, self.log)
 
 
 def counts(*runs: Sequence[str]) -> dict[str, int]:
-    """How often each key occurs in all of them."""
+    """Return the number of occurrences of each key in all runs."""
     found: dict[str, int] = {}
     for key in (key for run in runs for key in run):
         found[key] = found.get(key, 0) + 1
@@ -54,5 +54,5 @@ def counts(*runs: Sequence[str]) -> dict[str, int]:
 
 
 def opened(folder: Path) -> Log:
-    """The log in a folder, owned by this process."""
+    """Open the log in a folder, owned by this process."""
     return changelog.open(folder, durability="os")

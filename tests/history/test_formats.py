@@ -1,4 +1,5 @@
-"""Files of versions without incarnations are read, and trusted as they were; the new ones are bounded and checked."""
+"""Files of versions without incarnations are read and trusted; the new ones are bounded and
+checked."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ T0 = TopicPartition("t", 0)
 
 @pytest.fixture
 def old() -> World:
-    """A log whose manifests are of version 1, as they were before there were incarnations."""
+    """A log whose manifests have version 1, from before incarnations."""
     world = World()
     world.owner.create_topic("t")
     Client(world).append(b"a", b"b")
@@ -55,7 +56,7 @@ def manifest_line(world: World, topic_id: str) -> bytes:
     return bytes(content).partition(b"\n")[0]
 
 
-def test_an_old_log_is_read_and_only_an_append_makes_its_manifest_a_new_one(old: World) -> None:
+def test_an_old_log_is_read_and_only_an_append_rewrites_its_manifest(old: World) -> None:
     owner = old.open()
     topic_id = owner.topic("t").topic_id
     assert old.values() == [b"a", b"b"]
@@ -105,7 +106,7 @@ def test_old_checkpoints_of_spark_and_old_commits_of_groups_are_read() -> None:
     assert (value.committed.offset, value.committed.incarnation) == (7, "")
 
 
-def test_the_list_of_epochs_is_bounded_and_what_it_has_forgotten_is_not_trusted() -> None:
+def test_the_list_of_epochs_is_bounded_and_forgotten_epochs_are_not_trusted() -> None:
     epochs: Epochs = (HistoryEpoch(0, 0, "i0"),)
     for n in range(1, MOST_EPOCHS + 10):
         epochs = with_epoch(epochs, n * 10, f"i{n}", 0)
@@ -121,14 +122,14 @@ def test_the_list_of_epochs_is_bounded_and_what_it_has_forgotten_is_not_trusted(
     )
 
 
-def test_epochs_of_segments_that_are_gone_are_forgotten() -> None:
+def test_epochs_of_deleted_segments_are_forgotten() -> None:
     epochs = (HistoryEpoch(0, 0, "a"), HistoryEpoch(1, 40, "b"), HistoryEpoch(2, 60, "c"))
     kept = with_epoch(epochs, 90, "d", 50)
     assert [epoch.incarnation for epoch in kept] == ["b", "c", "d"]
 
 
 @pytest.mark.parametrize("offset", range(8))
-def test_part_of_a_list_names_positions_as_the_whole_does(offset: int) -> None:
+def test_a_part_of_the_epochs_identifies_positions_like_the_whole_list(offset: int) -> None:
     epochs = (HistoryEpoch(0, 0, "a"), HistoryEpoch(1, 3, "b"), HistoryEpoch(4, 5, "c"))
     for limit in range(offset, 8):
         part = epochs_within(epochs, offset, limit)
@@ -160,7 +161,7 @@ def test_check_finds_epochs_that_contradict_each_other(epochs: Epochs, problem: 
     assert any(problem in what for what in said), said
 
 
-def test_where_a_manifest_was_rebuilt_leader_epochs_tell_histories_apart() -> None:
+def test_leader_epochs_distinguish_histories_after_a_manifest_was_rebuilt() -> None:
     epochs = (HistoryEpoch(0, 0, REBUILT), HistoryEpoch(1, 40, REBUILT), HistoryEpoch(2, 60, "c"))
     log = PartitionOffsets(0, 90, 90, "id", 2, epochs)
     assert log.divergence(ReadPosition(60, "id", 1, "lost")) == ""

@@ -1,8 +1,9 @@
-"""Whatever lives the copies of a log live, a position is trusted only where its history is the log's.
+"""A position is trusted only in a log with the same history, after any copies and restores of
+folders.
 
-Copies of one folder write, die, are copied and put in each other's place. A reader keeps positions
-with all that it has read up to each. The oracle is the content itself: a position that a log trusts
-must have been read from just the records that this log has before it.
+Copies of one folder are written to, killed, copied and swapped. A reader keeps positions with all
+records read before each. The content is the oracle: a position that a log trusts must have been
+read after exactly the records that this log has before it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Kept:
-    """A position, and everything that was read up to it."""
+    """A position, and all records read before it."""
 
     position: ReadPosition
     content: tuple[tuple[int, bytes], ...]
@@ -50,7 +51,7 @@ class Kept:
 
 @dataclass
 class Lives:
-    """Copies of a log of one partition. All chance comes from the seed."""
+    """Copies of a log of one partition. All randomness comes from the seed."""
 
     seed: int
     kept: list[Kept] = field(default_factory=list)
@@ -98,7 +99,7 @@ class Lives:
             owner.end_transaction(producer, commit=self.chance.random() < 0.7)
 
     def read(self, one: Copy) -> None:
-        """Keep a position somewhere in the log, named by what came with the records."""
+        """Keep a position somewhere in the log, identified by the fetched epochs."""
         owner = self.owner(one)
         content = self.content(owner)
         at = self.chance.choice([0, *(offset for offset, _ in content)])
@@ -118,13 +119,13 @@ class Lives:
         one.owner = None
 
     def back_up(self, one: Copy) -> None:
-        """Copy a folder at rest, to another place."""
+        """Copy a closed folder to another place."""
         self.close(one)
         if len(self.copies) < 4:
             self.copies.append(Copy(copy.deepcopy(one.storage)))
 
     def put_back(self, one: Copy) -> None:
-        """Put a copy in the place of another."""
+        """Replace a folder by one of the copies."""
         self.close(one)
         other = self.chance.choice(self.copies)
         self.close(other)
@@ -142,7 +143,7 @@ class Lives:
             at = got.next_offset
 
     def look(self, one: Copy) -> None:
-        """What is trusted was read from the same records."""
+        """Check that each trusted position was read after the same records."""
         owner = self.owner(one)
         now, content = owner.offsets([T0])[T0], self.content(owner)
         for each in self.kept:
@@ -159,7 +160,7 @@ class Lives:
 
 
 @pytest.mark.parametrize("first", SEEDS[::10])
-def test_what_is_trusted_was_read_from_the_same_records(first: int) -> None:
+def test_a_trusted_position_was_read_after_the_same_records(first: int) -> None:
     trusted = refused = 0
     for seed in range(first, first + 10):
         lives = Lives(seed)
@@ -169,14 +170,14 @@ def test_what_is_trusted_was_read_from_the_same_records(first: int) -> None:
     assert refused > 100
 
 
-def test_the_oracle_finds_out_openings_that_begin_no_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oracle_detects_openings_that_begin_no_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Partition, "_begin_epoch_by_append", lambda _: None)
     with pytest.raises(Untrue):
         for seed in SEEDS:
             Lives(seed).live()
 
 
-def test_a_history_that_goes_on_is_never_refused() -> None:
+def test_a_continued_history_is_never_refused() -> None:
     for seed in SEEDS[:10]:
         lives = Lives(seed)
         (one,) = lives.copies

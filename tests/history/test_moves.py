@@ -1,4 +1,5 @@
-"""A move that is run again notices that the source, or the target, has another history by now."""
+"""A repeated move detects that the source, or the target, has another history since the last
+time."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def moved(source: World, target: World) -> list[bytes]:
     return found
 
 
-def test_a_source_that_was_restored_is_not_copied_on_from_where_the_other_history_was(
+def test_a_restored_source_is_not_copied_from_a_position_of_the_other_history(
     source: World, target: World
 ) -> None:
     write(source, b"a")
@@ -71,7 +72,7 @@ def test_a_source_that_was_restored_is_not_copied_on_from_where_the_other_histor
     assert moved(source, target) == [b"a", *(b"%d" % n for n in range(9))]
 
 
-def test_a_source_that_was_restored_and_is_shorter_is_noticed(source: World, target: World) -> None:
+def test_a_restored_source_that_is_shorter_is_detected(source: World, target: World) -> None:
     write(source, b"a")
     backup = kept(source)
     write(source, b"b", b"c")
@@ -81,7 +82,7 @@ def test_a_source_that_was_restored_and_is_shorter_is_noticed(source: World, tar
         moved(source, target)
 
 
-def test_a_source_goes_on_after_it_was_copied_or_restored_from_after_that(
+def test_a_source_restored_to_where_it_was_copied_is_copied_further(
     source: World, target: World
 ) -> None:
     write(source, b"a", b"b")
@@ -93,7 +94,9 @@ def test_a_source_goes_on_after_it_was_copied_or_restored_from_after_that(
     assert moved(source, target) == [b"a", b"b", b"c"]
 
 
-def test_a_target_that_was_restored_goes_on_from_what_it_has(source: World, target: World) -> None:
+def test_a_move_continues_from_the_records_of_a_restored_target(
+    source: World, target: World
+) -> None:
     write(source, b"a")
     moved(source, target)
     backup = kept(target)
@@ -104,8 +107,8 @@ def test_a_target_that_was_restored_goes_on_from_what_it_has(source: World, targ
     assert moved(source, target) == [b"a", b"b", b"c"]
 
 
-def test_a_move_of_an_earlier_version_goes_on(source: World, target: World) -> None:
-    """Its entries have no history, like those of a source on a cluster."""
+def test_a_move_of_an_earlier_version_continues(source: World, target: World) -> None:
+    """Its journal entries have no history, like those of a source on a cluster."""
     from strandline.changelog.moving import journal
 
     entry = journal._decoded(b"\x98\xa6copied\xa1s\x00\x05\x05\x92\x00\x90\x92\x00\x90\xc4\x00", 0)

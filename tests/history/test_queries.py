@@ -1,4 +1,4 @@
-"""A query client that has seen more than a restored log has begins anew in the log's new history."""
+"""A query client that is ahead of a restored log starts over in the log's new history."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def changelog(end: int, *epochs: HistoryEpoch) -> PartitionOffsets:
 
 
 class Worker:
-    """A worker that has one partition, and the log that it is of."""
+    """A worker that owns one partition, and its log."""
 
     def __init__(self, end: int, *epochs: HistoryEpoch) -> None:
         self.is_at(end, *epochs)
@@ -76,19 +76,19 @@ def read(store: WorkerSource) -> list[bytes | None]:
 
 
 def seen(worker: Worker) -> WorkerSource:
-    """A client to which the worker has answered."""
+    """Return a client that has got an answer from the worker."""
     store = WorkerSource(worker, "totals", ["sales"])  # type: ignore[arg-type]
     assert read(store) == [b"v"]
     return store
 
 
-def test_what_was_seen_of_another_history_is_not_waited_for() -> None:
+def test_a_position_of_another_history_is_not_waited_for() -> None:
     worker = Worker(9, BACKUP, LATER)
     store = seen(worker)
     worker.is_at(5, BACKUP, RESTORED)
     assert read(store) == [b"v"]
     worker.log, worker.at = changelog(9, BACKUP, RESTORED), worker.at._replace(offset=4)
-    with pytest.raises(RequestTimedOut):  # of this history it has seen more
+    with pytest.raises(RequestTimedOut):  # it has seen more of this history
         read(store)
 
 
@@ -99,7 +99,7 @@ def test_a_page_of_another_history_is_not_waited_for() -> None:
     assert store.page(0, KeyRange(), 9) == ([], None)
 
 
-def test_a_worker_that_is_behind_in_the_same_history_is_waited_for() -> None:
+def test_a_lagging_worker_in_the_same_history_is_waited_for() -> None:
     worker = Worker(9, BACKUP, LATER)
     store = seen(worker)
     worker.log, worker.at = changelog(12, BACKUP, LATER), worker.at._replace(offset=8)

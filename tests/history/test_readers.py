@@ -1,4 +1,4 @@
-"""Consumers and groups notice that the log under them was replaced by another history."""
+"""Consumers and groups detect that the log under them was replaced by another history."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ T0 = TopicPartition("t", 0)
 
 
 class Restorable(World):
-    """A log in memory that can be put back to what it was, under the clients that are attached to it."""
+    """A log in memory that can be restored to an earlier state under its attached clients."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.lost = False
 
     def kept(self) -> MemoryStorage:
-        """A copy of the folder at rest."""
+        """Return a copy of the closed folder."""
         self.owner.close()
         kept = copy.deepcopy(self.storage)
         self.open()
@@ -35,7 +35,7 @@ class Restorable(World):
         return kept
 
     def restore(self, kept: MemoryStorage) -> None:
-        """Another process owns the copy in the place of the folder."""
+        """Replace the folder by a copy, owned by a new process."""
         self.owner.close()
         self.storage = copy.deepcopy(kept)
         self.open()
@@ -46,7 +46,7 @@ class Restorable(World):
             Client(self).append(value)
 
     def attached(self) -> FailoverBroker:
-        """A broker that finds the new owner by itself, as an attached process does."""
+        """Return a broker that finds the new owner by itself, as an attached process does."""
 
         def connect(_seconds: float) -> LogLink:
             return LogLink(self.owner, lambda: True, lambda: None)
@@ -69,7 +69,7 @@ def values(consumer: Consumer) -> list[bytes]:
 @pytest.mark.parametrize(
     ("policy", "then"), [("earliest", [b"a", b"x", b"y", b"z"]), ("latest", [])]
 )
-def test_a_consumer_under_which_the_log_was_restored_begins_by_its_policy(
+def test_a_consumer_of_a_restored_log_follows_its_reset_policy(
     world: Restorable, policy: str, then: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     world.write(b"a")
@@ -85,7 +85,7 @@ def test_a_consumer_under_which_the_log_was_restored_begins_by_its_policy(
     assert "another history" in caplog.text
 
 
-def test_a_consumer_without_a_policy_says_that_its_position_is_of_another_history(
+def test_a_consumer_without_a_reset_policy_raises_for_a_position_of_another_history(
     world: Restorable,
 ) -> None:
     world.write(b"a")
@@ -101,7 +101,7 @@ def test_a_consumer_without_a_policy_says_that_its_position_is_of_another_histor
         values(consumer)
 
 
-def test_a_consumer_goes_on_where_both_histories_are_the_same(world: Restorable) -> None:
+def test_a_consumer_continues_if_both_histories_agree_up_to_its_position(world: Restorable) -> None:
     world.write(b"a", b"b")
     backup = world.kept()
     consumer = Consumer(world.attached())
@@ -131,7 +131,7 @@ def test_a_position_of_another_history_is_not_committed(world: Restorable) -> No
     assert world.owner.committed("g")[T0].offset == 1
 
 
-def test_an_offset_that_was_committed_before_its_records_came_is_of_every_history(
+def test_an_offset_committed_before_its_records_belongs_to_every_history(
     world: Restorable,
 ) -> None:
     world.owner.commit_offsets("g", {T0: CommittedOffset(2)})
@@ -143,8 +143,8 @@ def test_an_offset_that_was_committed_before_its_records_came_is_of_every_histor
     assert values(consumer) == [b"c"]
 
 
-def test_offsets_that_were_put_back_without_their_partition_are_noticed(world: Restorable) -> None:
-    """As if only some folders of the log came from the backup."""
+def test_offsets_restored_without_their_partition_are_detected(world: Restorable) -> None:
+    """Only some folders of the log came from the backup."""
     world.write(b"a")
     backup = world.kept()
     world.write(b"b")

@@ -1,4 +1,5 @@
-"""A log that was restored from a backup has another history: no state of the first one is taken for its own."""
+"""A log restored from a backup has another history: no state of the first one is taken for its
+own."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ BEFORE = ["a", "b", "a"]
 FIRST = [f"first-{n}" for n in range(5)] + ["a"]
 SECOND = [f"second-{n}" for n in range(40)] + ["b"]
 EACH = sorted({*BEFORE, *FIRST, *SECOND})
-"""Every key once: a task that counts them shows what its store had for each."""
+"""Every key once. A task that counts them shows the stored count of each."""
 
 
 @pytest.fixture
@@ -26,12 +27,12 @@ def test_a_state_of_the_history_before_a_restore_is_replayed(life: Life) -> None
     backup = life.kept("backup")
     assert life.count(FIRST) == counts(BEFORE, FIRST)
     life.restored_from(backup)
-    # The new history grows past the position of the state without the state being opened.
+    # The new history grows past the position of the state before the state is opened.
     Life(life.log, life.state.parent / "elsewhere").count(SECOND)
     assert life.count(EACH) == counts(BEFORE, SECOND, EACH)
 
 
-def test_two_histories_that_went_on_from_one_backup_do_not_share_a_state(life: Life) -> None:
+def test_two_histories_from_one_backup_do_not_share_a_state(life: Life) -> None:
     life.count(BEFORE)
     copy = Life(life.kept("copy"), life.state)
     assert life.count(FIRST) == counts(BEFORE, FIRST)

@@ -1,4 +1,5 @@
-"""Messages and frames that claim more than they are; and what reading them takes."""
+"""Messages and frames that claim to be larger than they are, and the memory that reading them
+takes."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ from tests.log.kit import columns
 
 
 def batch(count: int = 100) -> pa.RecordBatch:
-    """Records of bytes that a compressor makes smaller."""
+    """Return records of bytes that compress well."""
     return columns([b"x" * 50] * count)
 
 
 def compressed(records: pa.RecordBatch, compression: str = "zstd") -> bytes:
-    """The message of a batch, as `compression.type` has it."""
+    """Return the compressed message of a batch, as with `compression.type`."""
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_stream(sink, records.schema, options=options) as writer:
@@ -37,7 +38,7 @@ def compressed(records: pa.RecordBatch, compression: str = "zstd") -> bytes:
 
 
 def claiming(message: bytes, sizes: Callable[[int], int]) -> bytes:
-    """The compressed message, each of its buffers claiming to be of another size."""
+    """Return the compressed message with each buffer claiming another size."""
     found = pa.ipc.read_message(message)
     start = len(message) - found.body.size
     changed = bytearray(message)
@@ -59,13 +60,14 @@ def _compressed_buffers(message: pa.Message) -> Iterator[int]:
 
 
 def _buffers(metadata: memoryview) -> int:
-    """Where the vector of buffers is."""
+    """Return the position of the vector of buffers."""
     table = ipc._target(metadata, ipc._field(metadata, ipc._target(metadata, 0), 2))
     return ipc._target(metadata, ipc._field(metadata, table, 2))
 
 
 def sharing(message: bytes) -> bytes:
-    """The message, all its buffers of the largest size in one place: many columns, few bytes."""
+    """Return the message with all buffers at one place, each of the largest size: many columns, few
+    bytes."""
     found = pa.ipc.read_message(message)
     metadata = memoryview(found.metadata)
     start = _buffers(metadata)
@@ -83,7 +85,7 @@ def sharing(message: bytes) -> bytes:
 def frame(
     message: bytes, kind: FrameKind = FrameKind.ARROW, count: int = 100, **header: int
 ) -> bytes:
-    """A frame around a message, with the right checksums."""
+    """Return a frame around a message, with the right checksums."""
     if kind == FrameKind.ARROW:
         body = 8 + int.from_bytes(message[4:8], "little")
         start = padded(HEADER_SIZE + body) - body
@@ -96,7 +98,7 @@ def frame(
 
 
 def header_claiming(**fields: int) -> bytes:
-    """A frame's header, its checksum right."""
+    """Return a frame's header with these fields and the right checksum."""
     known = dict.fromkeys(FrameHeader._fields, 0)
     sizes = {"length": 128, "version": 1, "kind": FrameKind.ROWS, "record_count": 1}
     places = {"payload_start": HEADER_SIZE, "payload_size": 8}
@@ -104,23 +106,23 @@ def header_claiming(**fields: int) -> bytes:
 
 
 _METADATA = 8
-"""It begins behind the mark of a message and its own length."""
+"""Position of the metadata, after the message's mark and its length."""
 
 
 class Taken:
-    """How many bytes were in use at once."""
+    """Peak number of bytes in use."""
 
     arrow = 0
     python = 0
 
 
 _POOLS: list[pa.MemoryPool] = []
-"""Never let go of: what was taken from one may be given back to it much later."""
+"""Memory pools that are never released, because memory may be returned to them much later."""
 
 
 @contextlib.contextmanager
 def measured() -> Iterator[Taken]:
-    """Measure what is taken inside of it, by Arrow and by Python."""
+    """Measure the peak memory that Arrow and Python take inside the block."""
     taken, before = Taken(), pa.default_memory_pool()
     pool = pa.proxy_memory_pool(before)
     _POOLS.append(pool)

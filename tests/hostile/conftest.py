@@ -1,4 +1,4 @@
-"""A log with an endpoint, and somebody on the other side who has the token and no manners."""
+"""A log with an endpoint, and a hostile client that has the token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOKEN = "a token of the tests"
 
 
 class Stranger:
-    """Sends bytes past all that a client checks."""
+    """Sends bytes without any of a client's checks."""
 
     def __init__(self, target: ConnectionTarget) -> None:
         self.connection = FlightConnection(target, deadline=30, connect_within=30)
@@ -44,7 +44,7 @@ class Stranger:
     def put(
         self, rows: Sequence[StreamMessage], schema: Any = ROW_SCHEMA, command: bytes = APPEND
     ) -> bytes:
-        """The answer to a stream of rows."""
+        """Return the answer to a stream of rows."""
         with self.connection._errors_translated("append"):
             descriptor = flight.FlightDescriptor.for_command(command)
             client, options = self.connection._client, self.connection._options()
@@ -82,5 +82,5 @@ def stranger(target: ConnectionTarget) -> Iterator[Stranger]:
 
 
 @pytest.fixture
-def groups_are_put_by_hand() -> bool:
+def offsets_may_exceed_the_end() -> bool:
     return True

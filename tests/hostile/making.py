@@ -1,4 +1,4 @@
-"""Makes everything that can lie in a log's folder, under a umask of the caller's choice.
+"""Create every kind of file in a log's folder, under a umask chosen by the caller.
 
     python -m tests.hostile.making <folder> <umask in octal digits>
 
@@ -36,7 +36,7 @@ def make(root: Path) -> None:
 
 
 def transact(producer: Producer, *, abort: bool) -> None:
-    """A transaction that fills segments."""
+    """Commit or abort a transaction that fills segments."""
     producer.begin_transaction()
     for number in range(500):
         producer.send("c", b"y", key=b"\x02k%d" % number)
@@ -47,14 +47,14 @@ def transact(producer: Producer, *, abort: bool) -> None:
 
 
 def keep(log: Log, folder: Path) -> None:
-    """A store with something in it."""
+    """Create a store with a value in it."""
     store = open_store(StoreSpec("s", key=bytes, value=bytes), folder)
     store.restore(log.broker, TopicPartition("c", 0))
     store.checkpoint()
     store.close()
 
 
-def mend(root: Path) -> None:
+def repair_damage(root: Path) -> None:
     """Damage a segment, and let the command repair it."""
     path = max(root.glob("topics/*/0/*.log"), key=lambda path: path.stat().st_size)
     content = bytearray(path.read_bytes())
@@ -66,7 +66,7 @@ def mend(root: Path) -> None:
 
 
 def tell(when: str, root: Path) -> None:
-    """One line of JSON: by path, the mode."""
+    """Print one line of JSON with the mode of each path."""
     paths = [root, *root.rglob("*")]
     modes = {str(p.relative_to(root)): stat.S_IMODE(p.lstat().st_mode) for p in paths}
     print(json.dumps({"when": when, "modes": modes}), flush=True)
@@ -77,4 +77,4 @@ if __name__ == "__main__":
     place = Path(sys.argv[1])
     place.mkdir(mode=0o755)
     make(place)
-    mend(place)
+    repair_damage(place)

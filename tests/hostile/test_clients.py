@@ -1,4 +1,4 @@
-"""A client with a token takes no more than its limits, and the others go on."""
+"""A client with a token cannot exceed its limits, and other clients continue to be served."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_client_is_refused_more_than_its_share() -> None:
     assert budget.room(one) == 0
 
 
-def test_where_all_is_used_up_the_one_with_the_most_goes() -> None:
+def test_the_client_with_the_most_is_cut_off_when_the_budget_is_used_up() -> None:
     budget = ClientBudget("bytes", 60, 100)
     small, large, other = client(), client(), client()
     budget.take(small, 20)
@@ -84,7 +84,7 @@ def test_where_all_is_used_up_the_one_with_the_most_goes() -> None:
         ClientBudget("bytes", 100, 5).take(small, 6)
 
 
-def test_what_is_given_back_counts_once() -> None:
+def test_returned_bytes_count_once() -> None:
     budget, one = ClientBudget("bytes", 10, 10), client()
     with budget.taken(one, 6):
         budget.forget(one)
@@ -146,12 +146,12 @@ def ends(meter: http2.FlowMeter, stream: int, kind: int = http2.HEADERS) -> None
     meter.from_server(memoryview(frame(kind, flags, stream, b"abc")))
 
 
-def test_what_does_not_begin_as_http2_is_cut_off(budgets: Budgets, time: Time) -> None:
+def test_a_connection_that_does_not_begin_as_http2_is_cut_off(budgets: Budgets, time: Time) -> None:
     with pytest.raises(ConnectionCut, match="HTTP/2"):
         http2.FlowMeter(client(), budgets, time).from_client(memoryview(b"GET / HTTP/1.1\r\n"))
 
 
-def test_a_message_counts_when_it_begins_and_until_its_call_ends(meter: http2.FlowMeter) -> None:
+def test_a_message_counts_from_its_beginning_to_the_end_of_its_call(meter: http2.FlowMeter) -> None:
     sends(meter, call(1, message(9_000)))
     with pytest.raises(ConnectionCut, match="bytes of requests"):
         sends(meter, call(3, message(9_000)))
@@ -164,7 +164,7 @@ def test_a_call_that_has_ended_counts_no_more(meter: http2.FlowMeter, kind: int)
         ends(meter, stream, kind)
 
 
-def test_frames_and_messages_may_come_in_any_pieces(meter: http2.FlowMeter) -> None:
+def test_frames_and_messages_may_arrive_in_any_pieces(meter: http2.FlowMeter) -> None:
     content = call(1, message(300) + bytes(300) + message(200) + bytes(100))
     content += frame(http2.DATA, 0, 1, bytes(100) + message(9_000)[:3])
     content += frame(http2.DATA, 0, 1, message(9_000)[3:])
@@ -183,7 +183,7 @@ def test_calls_are_counted(meter: http2.FlowMeter) -> None:
 
 
 def test_calls_that_are_reset_count_for_a_while(meter: http2.FlowMeter, time: Time) -> None:
-    """Else resetting each at once would make any number of threads."""
+    """Otherwise resetting each call at once would create any number of threads."""
     reset = [call(s, message(100)) + frame(http2.RST_STREAM, 0, s, bytes(4)) for s in (1, 3, 5, 7)]
     sends(meter, *reset)
     with pytest.raises(ConnectionCut, match="calls in flight"):
@@ -193,7 +193,7 @@ def test_calls_that_are_reset_count_for_a_while(meter: http2.FlowMeter, time: Ti
     assert meter._budgets.requests.room(meter._client) == 10_000
 
 
-def test_messages_that_say_they_are_compressed_are_cut_off(meter: http2.FlowMeter) -> None:
+def test_messages_marked_as_compressed_are_cut_off(meter: http2.FlowMeter) -> None:
     with pytest.raises(ConnectionCut, match="compresses"):
         sends(meter, call(1, b"\1\0\0\0\x10" + bytes(16)))
 
@@ -214,7 +214,7 @@ def test_frames_without_use_are_cut_off(
         sends(meter, *frames)
 
 
-def test_answers_to_pings_are_no_pings(meter: http2.FlowMeter) -> None:
+def test_answers_to_pings_do_not_count_as_pings(meter: http2.FlowMeter) -> None:
     sends(meter, *[frame(http2.PING, http2.ACK, 0, bytes(8))] * 5_000)
 
 
@@ -243,8 +243,8 @@ def connection_to(served: ServedLog, deadline: float = 30) -> FlightConnection:
     return FlightConnection(target, deadline=deadline, connect_within=30)
 
 
-def goes_on(served: ServedLog) -> None:
-    """Another client writes and reads."""
+def check_served(served: ServedLog) -> None:
+    """Check that another client can write and read."""
     with changelog.open(served.url, token=TOKEN) as log, log.consumer() as consumer:
         consumer.assign({TopicPartition("t", 3): log.offsets("t")[3].high_watermark})
         with log.producer() as producer:
@@ -253,7 +253,7 @@ def goes_on(served: ServedLog) -> None:
 
 
 def bomb(size: int) -> tuple[bytes, pa.Schema]:
-    """A batch of one value, which is small only when it is compressed."""
+    """Return a batch of one value that is small only in compressed form."""
     records = batch(1).slice(0, 0)
     value = pa.array([b"\0" * size], pa.binary())
     now, key = pa.array([SystemClock().now_ms()]), pa.array([b"k"], pa.binary())
@@ -261,7 +261,7 @@ def bomb(size: int) -> tuple[bytes, pa.Schema]:
     return compressed(pa.RecordBatch.from_arrays(columns, schema=records.schema)), records.schema
 
 
-def test_batches_count_as_what_they_become(tmp_path: Path) -> None:
+def test_batches_count_with_their_unpacked_size(tmp_path: Path) -> None:
     with serving(tmp_path, max_request_bytes_per_client=64 * MIB) as served:
         stranger = stranger_to(served)
         producer = stranger.connection.ask(InitProducer(None, 10_000))
@@ -272,10 +272,10 @@ def test_batches_count_as_what_they_become(tmp_path: Path) -> None:
             with pytest.raises(QuotaExceeded, match="bytes of requests"):
                 stranger.act(kind, encode(sent), [producer])
         stranger.connection.close()
-        goes_on(served)
+        check_served(served)
 
 
-def test_no_stream_of_a_client_is_unpacked(tmp_path: Path) -> None:
+def test_streams_of_a_client_are_never_unpacked(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         stranger = stranger_to(served)
         first = StreamMessage(batches._EMPTY_ROW, encode(StreamHeader([batch().schema])))
@@ -289,10 +289,10 @@ def test_no_stream_of_a_client_is_unpacked(tmp_path: Path) -> None:
             with stranger.connection._errors_translated("session"):
                 reader.read_chunk()
         stranger.connection.close()
-        goes_on(served)
+        check_served(served)
 
 
-def test_answers_that_are_not_read_are_bounded(tmp_path: Path, eventually: Eventually) -> None:
+def test_unread_answers_are_bounded(tmp_path: Path, eventually: Eventually) -> None:
     limits = {"max_answer_bytes_per_client": 4 * MIB, "max_calls_per_client": 100}
     with serving(tmp_path, **limits) as served:
         with changelog.open(tmp_path / "log") as log, log.producer() as producer:
@@ -312,7 +312,7 @@ def test_answers_that_are_not_read_are_bounded(tmp_path: Path, eventually: Event
                     readers[-1].read_chunk()
                     (holder,) = served._endpoint.clients._by_credential.values()
                     assert budget.room(holder) >= 0
-        goes_on(served)
+        check_served(served)
         for reader in readers:
             reader.cancel()
         eventually(lambda: budget.room(holder) == 4 * MIB)
@@ -336,7 +336,7 @@ def test_a_fetch_of_many_partitions_comes_in_parts(tmp_path: Path) -> None:
                 seen.update(one.partition for one in found)
 
 
-def test_an_append_that_is_too_large_says_so_before_it_is_sent(tmp_path: Path) -> None:
+def test_an_append_that_is_too_large_raises_before_it_is_sent(tmp_path: Path) -> None:
     columns = {
         "timestamp": pa.array([SystemClock().now_ms()]),
         "key": pa.array([b"k"], pa.binary()),
@@ -366,7 +366,7 @@ def test_large_appends_of_several_threads_take_turns(tmp_path: Path) -> None:
         assert sum(end.high_watermark for end in log.offsets("t").values()) == 4
 
 
-# What a client with a token can make a process take --------------------------------------------
+# Resources that a client with a token can use --------------------------------------------------
 
 __all__ = ["process"]
 
@@ -415,7 +415,7 @@ def calls_that_are_reset(url: str) -> None:
 @pytest.mark.parametrize(
     "attack", [a_large_message, a_stream_that_becomes_large, calls_that_are_reset]
 )
-def test_what_a_client_with_a_token_takes(
+def test_a_client_with_a_token_takes_bounded_resources(
     process: subprocess.Popen[str], attack: Callable[[str], None]
 ) -> None:
     url = f"strandline://127.0.0.1:{int(read(process))}?token={TOKEN}"

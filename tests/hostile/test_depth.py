@@ -1,4 +1,4 @@
-"""A value that is nested too deep is its record's fault: no decoder sees it, and no process ends by it."""
+"""A value nested too deep is its record's fault: no decoder gets it, and no process dies of it."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from strandline.framework.testing import TestDriver
 from strandline.statestore.serdes import MessagePack, TypedMessagePack
 
 STACK_BYTES = 256 << 10
-"""Of a thread. Those of gRPC have 512 KiB on macOS."""
+"""Bytes of a thread's stack. gRPC's threads have 512 KiB on macOS."""
 FAR = 20_000
-"""Containers in a value of a few kilobytes."""
+"""Number of nested containers in a value of a few kilobytes."""
 
 TREE = """{"type": "record", "name": "Tree", "fields": [
     {"name": "kids", "type": {"type": "array", "items": "Tree"}}]}"""
@@ -100,13 +100,13 @@ def _json(kind: Any) -> Any:
 
 
 def survive() -> None:
-    """Decode every poison on a thread with a small stack, and tell what is raised."""
+    """Decode every poisoned value on a thread with a small stack, and print the errors."""
 
     def work() -> None:
         for name, (decode, data) in POISON.items():
             try:
                 decode(data)
-            except InvalidRequest as error:  # InvalidRecord is one
+            except InvalidRequest as error:  # includes InvalidRecord
                 sys.stdout.write(f"{name}: {type(error).__name__}\n")
         assert _read('{"tasks": ' + "[" * FAR).tasks == {}
         sys.stdout.write("alive\n")
@@ -132,7 +132,7 @@ def test_no_poison_ends_a_process_whose_threads_have_small_stacks(repository: Pa
 
 @pytest.mark.parametrize("depth", [1, MAX_DEPTH - 1, MAX_DEPTH, MAX_DEPTH + 1])
 def test_the_depth_is_the_same_in_every_form(depth: int) -> None:
-    """What cannot be read cannot be written either."""
+    """A value that could not be read cannot be written either."""
     nested: Any = []
     for _ in range(depth - 1):
         nested = [nested]
@@ -177,9 +177,9 @@ def test_flat_values_pass_and_deep_ones_do_not(value: Any, wraps: int) -> None:
 
 
 @given(st.binary(max_size=1_000))
-def test_any_bytes_may_be_looked_at(data: bytes) -> None:
+def test_the_check_survives_any_bytes(data: bytes) -> None:
     for check in (check_msgpack, check_json):
-        check(data * 2)  # shorter than could be too deep, or nonsense: never another error
+        check(data * 2)  # too short to be too deep, or noise: never another error
 
 
 def _depth(value: Any) -> int:
@@ -190,14 +190,14 @@ def _depth(value: Any) -> int:
     return 0
 
 
-def test_brackets_in_text_are_no_nesting() -> None:
+def test_brackets_in_text_do_not_count_as_nesting() -> None:
     check_json(msgspec.json.encode(["[" * 1_000, '"[{\\"' * 1_000]))
     check_msgpack(msgspec.msgpack.encode([b"\x91" * 1_000, "\x01" * 300]))
     check_msgpack(msgspec.msgpack.encode([[[1.5]]] * 1_000))
     check_msgpack(msgspec.msgpack.encode({"v": [n / 7 for n in range(1_000)]}))
 
 
-def test_what_is_deep_behind_many_floats_is_found() -> None:
+def test_depth_after_many_floats_is_found() -> None:
     floats = msgspec.msgpack.encode([n / 7 for n in range(1_000)])
     for data in (b"\x92" + floats + ARRAYS, b"\xdc\x03\xe9" + floats[3:] + ARRAYS):
         with pytest.raises(RecursionError):
@@ -205,7 +205,7 @@ def test_what_is_deep_behind_many_floats_is_found() -> None:
 
 
 @pytest.mark.parametrize("on_error", ["skip", "dead_letter"])
-def test_a_poisoned_record_goes_where_the_policy_says(on_error: Any) -> None:
+def test_a_poisoned_record_follows_the_policy(on_error: Any) -> None:
     app = sl.App("app")
     words = app.topic("words", value=dict)
     seen: list[Any] = []

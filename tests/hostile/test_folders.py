@@ -1,4 +1,4 @@
-"""A log folder from somebody else: links, foreign files and rights in it reach nothing outside of it."""
+"""A forged log folder: links, foreign files and modes in it affect nothing outside of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOPIC = "a" * 32
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A log with a topic, closed."""
+    """A closed log with a topic."""
     made = tmp_path / "log"
     with changelog.open(made) as log:
         log.create_topic("t")
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """Somebody's folder, which must stay as it is."""
+    """A folder outside of the log, which must not change."""
     made = tmp_path / "outside"
     made.mkdir()
     for name in ("precious", "manifest.meta.tmp", f"{0:020d}-{9:08d}.log", "CURRENT"):
@@ -53,7 +53,7 @@ def content(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def in_place_of(path: Path, target: Path) -> None:
-    """A link instead of what is at `path`."""
+    """Replace a path by a symbolic link to a target."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -88,7 +88,7 @@ LINKS: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.mark.parametrize("what", LINKS)
-def test_a_link_in_a_log_is_refused_and_what_it_leads_to_stays(
+def test_a_link_in_a_log_is_refused_and_its_target_is_not_changed(
     what: str, folder: Path, outside: Path
 ) -> None:
     path = LINKS[what](folder)
@@ -102,14 +102,16 @@ def test_a_link_in_a_log_is_refused_and_what_it_leads_to_stays(
 
 
 @pytest.mark.parametrize("name", ["notes", "a" * 31, "A" * 32])
-def test_a_folder_among_the_topics_that_is_none_is_left_alone(name: str, folder: Path) -> None:
+def test_a_foreign_folder_among_the_topics_is_not_changed(name: str, folder: Path) -> None:
     (folder / "topics" / name).mkdir()
     (folder / "topics" / name / "file").touch()
     changelog.open(folder).close()
     assert (folder / "topics" / name / "file").exists()
 
 
-def test_links_in_what_is_removed_go_without_what_they_lead_to(folder: Path, outside: Path) -> None:
+def test_links_in_a_removed_folder_are_removed_without_their_targets(
+    folder: Path, outside: Path
+) -> None:
     before = content(outside)
     gone = folder / "topics" / TOPIC
     gone.mkdir()
@@ -120,7 +122,7 @@ def test_links_in_what_is_removed_go_without_what_they_lead_to(folder: Path, out
     assert content(outside) == before
 
 
-def test_owner_json_names_nothing_that_is_removed(folder: Path, outside: Path) -> None:
+def test_a_path_in_owner_json_is_never_removed(folder: Path, outside: Path) -> None:
     private = outside.with_name("strandline-of-another")
     private.mkdir(mode=0o700)
     (private / "owner.sock").write_text("mine")
@@ -136,7 +138,7 @@ def test_owner_json_names_nothing_that_is_removed(folder: Path, outside: Path) -
 
 
 @pytest.mark.parametrize("linked", [os.symlink, os.link])
-def test_owner_log_writes_into_no_other_file(
+def test_owner_log_cannot_redirect_writes_to_another_file(
     linked: Callable[[Path, Path], None], folder: Path, outside: Path
 ) -> None:
     (folder / "owner.log").unlink(missing_ok=True)
@@ -147,7 +149,7 @@ def test_owner_log_writes_into_no_other_file(
     assert content(outside) == before
 
 
-def test_a_lock_with_another_name_is_not_written(folder: Path, outside: Path) -> None:
+def test_a_lock_with_a_second_hard_link_is_not_written(folder: Path, outside: Path) -> None:
     (folder / "lock").unlink()
     os.link(outside / "precious", folder / "lock")
     before = content(outside)
@@ -159,7 +161,7 @@ def test_a_lock_with_another_name_is_not_written(folder: Path, outside: Path) ->
 
 
 @pytest.mark.parametrize("level", ["state", "state/app", "state/app/seen", "state/app/seen/0"])
-def test_the_state_of_a_log_lies_in_its_folder(level: str, folder: Path, outside: Path) -> None:
+def test_the_state_of_a_log_is_in_its_folder(level: str, folder: Path, outside: Path) -> None:
     in_place_of(folder / level, outside)
     before = content(outside)
     app = sl.App("app", log=folder)
@@ -172,12 +174,12 @@ def test_the_state_of_a_log_lies_in_its_folder(level: str, folder: Path, outside
 
     with pytest.raises(StorageFailed, match="symbolic link"):
         app.run(until="idle", timeout=30)
-    with contextlib.suppress(StorageFailed):  # of a link to a store the link alone is removed
+    with contextlib.suppress(StorageFailed):  # if a store is a link, only the link is removed
         app.reset()
     assert content(outside) == before
 
 
-def test_rocksdb_gets_no_links(tmp_path: Path, outside: Path) -> None:
+def test_rocksdb_never_opens_links(tmp_path: Path, outside: Path) -> None:
     open_when_free(tmp_path / "0").close()
     before = content(outside)
     in_place_of(tmp_path / "0/db/LOG", outside / "precious")
@@ -197,12 +199,12 @@ def test_state_is_not_removed_through_links(tmp_path: Path, outside: Path) -> No
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """A folder whose path leaves room for the name of a socket, wherever the tests run."""
+    """A folder whose path leaves room for the name of a socket."""
     with tempfile.TemporaryDirectory() as made:
         yield Path(made)
 
 
-def test_sockets_of_queries_are_in_the_log(short_folder: Path, outside: Path) -> None:
+def test_sockets_of_queries_are_in_the_logs_folder(short_folder: Path, outside: Path) -> None:
     folder = short_folder
     outside.chmod(0o755)
     (outside / "mine.sock").write_text("mine")
@@ -252,7 +254,7 @@ def test_a_file_that_others_may_write_is_refused(name: str, folder: Path) -> Non
 
 
 @pytest.mark.parametrize("what", ["", "topics", "strandline.meta", "lock"])
-def test_what_belongs_to_another_user_is_refused(
+def test_a_folder_of_another_user_is_refused(
     what: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if os.geteuid() != 0:
@@ -264,7 +266,7 @@ def test_what_belongs_to_another_user_is_refused(
     changelog.open(folder).close()
 
 
-def test_the_endpoint_in_a_folder_of_others_is_not_asked(folder: Path) -> None:
+def test_the_endpoint_in_a_folder_of_another_user_is_not_called(folder: Path) -> None:
     with changelog.open(folder):
         folder.chmod(0o777)
         with pytest.raises(UntrustedFolder):
@@ -272,7 +274,7 @@ def test_the_endpoint_in_a_folder_of_others_is_not_asked(folder: Path) -> None:
         folder.chmod(0o700)
 
 
-def test_a_folder_below_one_that_everybody_may_write_is_fine(tmp_path: Path) -> None:
+def test_a_folder_inside_a_world_writable_one_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "all").mkdir()
     (tmp_path / "all").chmod(0o1777)
     changelog.open(tmp_path / "all/log").close()
@@ -295,7 +297,7 @@ class Entry:
         ("me", [], 8, False),
     ],
 )
-def test_a_group_that_is_the_users_own_is_the_user(
+def test_the_private_group_of_the_user_counts_as_the_user(
     name: str, members: list[str], primary: int, trusted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trust.pwd, "getpwuid", lambda _: Entry(pw_name="me", pw_gid=primary))

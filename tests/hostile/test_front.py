@@ -1,4 +1,4 @@
-"""A peer at the TCP port without a token takes no more than the limits, whatever it sends."""
+"""A peer at the TCP port without a token cannot exceed the limits, whatever it sends."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def peer_of(served: ServedLog) -> socket.socket:
 
 
 def is_closed(peer: socket.socket) -> bool:
-    """Whether the server has closed the connection; waits until it does or sends something."""
+    """Return True if the server closes the connection. Waits until it does or sends something."""
     try:
         return peer.recv(1) == b""
     except ConnectionResetError:
@@ -58,7 +58,7 @@ def is_closed(peer: socket.socket) -> bool:
 
 
 def asks(served: ServedLog) -> None:
-    """A client with the token is served."""
+    """Check that a client with the token is served."""
     with changelog.open(served.url, token=TOKEN) as log:
         assert log.topics() == []
 
@@ -69,7 +69,7 @@ def test_a_peer_that_does_not_speak_is_closed_at_the_deadline(tmp_path: Path) ->
         asks(served)
 
 
-def test_a_deadline_is_for_the_whole_hello_and_not_for_each_byte(
+def test_the_deadline_applies_to_the_whole_hello_and_not_to_each_byte(
     tmp_path: Path, eventually: Eventually
 ) -> None:
     with serving(tmp_path, hello_timeout_s=0.1) as served, peer_of(served) as peer:
@@ -112,8 +112,8 @@ def test_pending_connections_are_bounded_over_all_addresses(tmp_path: Path) -> N
         asks(served)
 
 
-def test_closing_waits_for_no_peer(tmp_path: Path) -> None:
-    """Neither for one in its hello, nor for an authenticated one that does not read."""
+def test_closing_does_not_wait_for_peers(tmp_path: Path) -> None:
+    """Neither a peer in its hello nor an authenticated one that does not read delays the close."""
     limits = {"hello_timeout_s": FOR_EVER, "stall_timeout_s": FOR_EVER}
     with serving(tmp_path, **limits) as served:
         silent = peer_of(served)
@@ -129,7 +129,7 @@ def test_closing_waits_for_no_peer(tmp_path: Path) -> None:
 
 
 def authenticated(served: ServedLog, token: str = TOKEN) -> tuple[socket.socket, str]:
-    """A connection after its hello, and its credential."""
+    """Return a connection after its hello, and its credential."""
     peer = peer_of(served)
     opening = hello.pack_opening(hello.ClientOpening("", os.urandom(32)))
     peer.sendall(opening)
@@ -146,7 +146,7 @@ def reply_of(peer: socket.socket) -> bytes:
     return body
 
 
-def test_a_client_that_takes_nothing_is_closed(tmp_path: Path, eventually: Eventually) -> None:
+def test_a_client_that_reads_nothing_is_closed(tmp_path: Path, eventually: Eventually) -> None:
     with serving(tmp_path, stall_timeout_s=0.2) as served:
         peer, _ = authenticated(served)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -168,7 +168,7 @@ def test_a_client_that_takes_nothing_is_closed(tmp_path: Path, eventually: Event
         asks(served)
 
 
-def test_a_recorded_hello_is_of_no_use(tmp_path: Path) -> None:
+def test_a_recorded_hello_cannot_be_replayed(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         opening = hello.pack_opening(hello.ClientOpening("", b"n" * 32))
         with peer_of(served) as peer:
@@ -184,7 +184,7 @@ def test_a_recorded_hello_is_of_no_use(tmp_path: Path) -> None:
             assert status == hello.REFUSED
 
 
-def test_a_credential_dies_with_its_connection(tmp_path: Path, eventually: Eventually) -> None:
+def test_a_credential_expires_with_its_connection(tmp_path: Path, eventually: Eventually) -> None:
     from pyarrow import flight
 
     with serving(tmp_path) as served:
@@ -204,7 +204,7 @@ def test_a_credential_dies_with_its_connection(tmp_path: Path, eventually: Event
         client.close()
 
 
-def test_a_server_that_does_not_know_the_token_is_found_out() -> None:
+def test_a_server_that_does_not_know_the_token_is_rejected() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def pretend() -> None:
@@ -214,7 +214,7 @@ def test_a_server_that_does_not_know_the_token_is_found_out() -> None:
                 peer.sendall(hello.REPLY_HEADER.pack(hello.ACCEPTED, 32) + bytes(32))
                 peer.recv(hello.PROOF_BYTES, socket.MSG_WAITALL)
                 peer.sendall(hello.REPLY_HEADER.pack(hello.ACCEPTED, 32) + bytes(32))
-                assert peer.recv(1) == b""  # nothing else is sent to it
+                assert peer.recv(1) == b""  # nothing else is sent to the server
 
         thread = threading.Thread(target=pretend)
         thread.start()
@@ -225,7 +225,7 @@ def test_a_server_that_does_not_know_the_token_is_found_out() -> None:
         assert not thread.is_alive()
 
 
-def test_a_server_that_answers_anything_is_an_error_within_the_deadline() -> None:
+def test_a_server_that_answers_noise_is_an_error_within_the_deadline() -> None:
     for answer in (
         b"",
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
@@ -249,7 +249,7 @@ def test_a_server_that_answers_anything_is_an_error_within_the_deadline() -> Non
                 listener.shutdown(socket.SHUT_RDWR)
 
 
-def test_the_token_does_not_cross_the_wire(tmp_path: Path) -> None:
+def test_the_token_is_never_sent(tmp_path: Path) -> None:
     passed: list[bytes] = []
     with serving(tmp_path) as served, socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=listen_in, args=(listener, served, passed), daemon=True).start()
@@ -262,7 +262,7 @@ def test_the_token_does_not_cross_the_wire(tmp_path: Path) -> None:
 
 
 def listen_in(listener: socket.socket, served: ServedLog, passed: list[bytes]) -> None:
-    """Stand between a client and the server, and keep what passes."""
+    """Forward bytes between a client and the server, and record them."""
     near, _ = listener.accept()
     far = peer_of(served)
 
@@ -279,7 +279,7 @@ def listen_in(listener: socket.socket, served: ServedLog, passed: list[bytes]) -
     pump(far, near)
 
 
-def test_a_client_of_an_older_release_is_told_so(tmp_path: Path) -> None:
+def test_a_client_of_an_older_release_gets_an_error_that_says_so(tmp_path: Path) -> None:
     from pyarrow import flight
 
     with serving(tmp_path) as served:
@@ -303,10 +303,10 @@ def test_authenticated_connections_are_bounded(tmp_path: Path) -> None:
             connect(f"{served.url}?token={TOKEN}", deadline=3)
         for peer in peers:
             peer.close()
-        asks(served)  # their room is given back
+        asks(served)  # their slots are free again
 
 
-def test_the_port_of_strangers_does_not_starve_processes_on_this_machine(tmp_path: Path) -> None:
+def test_peers_at_the_tcp_port_do_not_starve_processes_on_this_machine(tmp_path: Path) -> None:
     limits = {"hello_timeout_s": FOR_EVER, "max_connections": 1, "max_pending": 4}
     with serving(tmp_path, **limits) as served, contextlib.ExitStack() as stack:
         stack.enter_context(authenticated(served)[0])
@@ -354,7 +354,7 @@ def test_a_peer_that_finds_a_fault_does_not_end_the_listener(
     assert "a fault" in caplog.text
 
 
-def test_a_long_folder_for_temporary_files_is_no_hindrance(
+def test_the_temporary_folder_may_have_a_long_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = tmp_path / ("long" * 30)
@@ -365,7 +365,7 @@ def test_a_long_folder_for_temporary_files_is_no_hindrance(
     assert list(long.iterdir()) == []
 
 
-def test_more_descriptors_than_there_can_be_are_refused_at_the_start(
+def test_limits_that_need_too_many_descriptors_are_refused_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (400, 500))
@@ -387,7 +387,7 @@ def test_limits_come_from_the_environment() -> None:
             limits_from({f"STRANDLINE_{name}": value})
 
 
-# What a peer without a token can make a process take ------------------------------------------
+# Resources that a peer without a token can use -----------------------------------------------
 
 SERVER = """
 import json, os, sys
@@ -411,7 +411,7 @@ HEADERS = (
     + b"\x04%c%s" % (len(PATH), PATH)
     + b"\0\x0ccontent-type\x10application/grpc\0\x02te\x08trailers"
 )
-"""The headers of a call without a token."""
+"""Headers of a call without a token."""
 
 
 @pytest.fixture
@@ -443,14 +443,14 @@ def taken(process: subprocess.Popen[str]) -> dict[str, int]:
 
 
 def resets(peer: socket.socket) -> None:
-    """Open calls and reset them at once, 3,000 of them."""
+    """Open 3,000 calls and reset each at once."""
     peer.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b""))
     for number in range(1, 6_000, 2):  # streams of a client have odd numbers
         peer.sendall(frame(1, 4, number, HEADERS) + frame(3, 0, number, b"\0\0\0\x08"))
 
 
 def large(peer: socket.socket) -> None:
-    """Make a call of 256 MB, as gRPC makes it."""
+    """Make a call of 256 MB, as gRPC does."""
     from pyarrow import flight
 
     client = flight.connect(f"grpc+tcp://127.0.0.1:{peer.getpeername()[1]}")
@@ -465,18 +465,18 @@ def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
 
 
 def silent(peer: socket.socket) -> None:
-    """Say nothing."""
+    """Send nothing."""
 
 
 def noise(peer: socket.socket) -> None:
-    """Send 16 MB that mean nothing."""
+    """Send 16 MB of noise."""
     for _ in range(256):
         peer.sendall(b"strandline hello" * 4096)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="measures by /proc")
 @pytest.mark.parametrize(("attack", "peers"), [(resets, 4), (large, 1), (silent, 600), (noise, 32)])
-def test_what_a_peer_without_a_token_takes(
+def test_a_peer_without_a_token_takes_bounded_resources(
     process: subprocess.Popen[str], attack: Callable[[socket.socket], None], peers: int
 ) -> None:
     port = int(read(process))
@@ -499,7 +499,7 @@ def test_what_a_peer_without_a_token_takes(
 
 @pytest.fixture
 def pems(tmp_path: Path) -> Path:
-    """An authority, and certificates that it gave to a server and to a client."""
+    """Folder with a certificate authority, and certificates issued to a server and to a client."""
 
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=tmp_path, check=True, capture_output=True)
@@ -530,7 +530,7 @@ def pems(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_clients_without_a_certificate_are_turned_away_where_one_is_asked_for(pems: Path) -> None:
+def test_clients_without_a_required_certificate_are_rejected(pems: Path) -> None:
     served = serve(
         pems / "log",
         listen="127.0.0.1:0",
@@ -569,7 +569,7 @@ def test_tls_that_stops_in_its_handshake_is_closed_at_the_deadline(pems: Path) -
     with peer_of(served) as peer:
         context = ssl.create_default_context(cafile=str(pems / "ca.pem"))
         with context.wrap_socket(peer, server_hostname="127.0.0.1") as inside:
-            assert inside.recv(1) == b""  # after TLS, nothing was said
+            assert inside.recv(1) == b""  # after TLS, no hello was sent
     with changelog.open(f"{served.url}?token={TOKEN}&ca={pems}/ca.pem") as log:
         assert log.topics() == []
     served.close()

@@ -1,4 +1,5 @@
-"""Joining a group takes time in proportion to what the member names, and what it may name is bounded."""
+"""Joining a group takes time in proportion to the names of the member, and their number is
+bounded."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from strandline.changelog.groups import MAX_SUBSCRIBED, Assignor, Subscription
 
 
 class Name(str):
-    """A topic's name that counts how often it is compared."""
+    """A topic's name that counts comparisons."""
 
     __slots__ = ()
     compared = 0
@@ -28,7 +29,7 @@ class Name(str):
 
 
 def steps_of(groups: GroupCoordinator, subscriptions: Sequence[Subscription]) -> int:
-    """Lines run and names compared while members join: a measure of time that is always the same."""
+    """Return lines run and names compared while members join, a deterministic measure of time."""
     lines = 0
 
     def count(_frame: FrameType, event: str, _argument: Any) -> Any:
@@ -51,13 +52,13 @@ def names(count: int) -> list[Name]:
 
 
 def chained(count: int) -> list[list[Name]]:
-    """Each goes together with the next; the last pair comes first."""
+    """Return pairs that chain all topics together; the last pair comes first."""
     return [[one, other] for one, other in zip(names(count), names(count)[1:], strict=False)][::-1]
 
 
 @pytest.mark.parametrize("assignor", ["cooperative-sticky", "range", "roundrobin"])
 @pytest.mark.parametrize("exist", [True, False])
-def test_topics(assignor: Assignor, exist: bool) -> None:
+def test_joining_takes_linear_time_in_the_number_of_topics(assignor: Assignor, exist: bool) -> None:
     def steps(count: int) -> int:
         wanted = [Subscription(names(count), assignor, client=f"m{n}") for n in range(3)]
         return steps_of(GroupCoordinator(SystemClock(), lambda _: int(exist)), wanted)
@@ -65,7 +66,7 @@ def test_topics(assignor: Assignor, exist: bool) -> None:
     assert steps(800) < 6 * steps(200)
 
 
-def test_topics_that_go_together() -> None:
+def test_joining_takes_linear_time_in_the_number_of_copartitioned_topics() -> None:
     def steps(count: int) -> int:
         wanted = Subscription(names(count), together=chained(count))
         return steps_of(GroupCoordinator(SystemClock(), lambda _: 1), [wanted])
@@ -73,7 +74,7 @@ def test_topics_that_go_together() -> None:
     assert steps(800) < 6 * steps(200)
 
 
-def test_partitions() -> None:
+def test_joining_takes_linear_time_in_the_number_of_partitions() -> None:
     def steps(count: int) -> int:
         wanted = [Subscription([Name("t")], client=f"m{n}") for n in range(4)]
         return steps_of(GroupCoordinator(SystemClock(), lambda _: count), wanted)
@@ -81,7 +82,7 @@ def test_partitions() -> None:
     assert steps(800) < 6 * steps(200)
 
 
-def test_a_member_names_so_many_topics_at_most() -> None:
+def test_the_number_of_topics_of_a_member_is_bounded() -> None:
     groups = GroupCoordinator(SystemClock(), lambda _: 1)
     many = [f"t{n}" for n in range(MAX_SUBSCRIBED + 1)]
     for refused in (
@@ -95,7 +96,7 @@ def test_a_member_names_so_many_topics_at_most() -> None:
     assert groups.info("g").members == []
 
 
-def test_a_group_has_so_many_members_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_members_of_a_group_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strandline.changelog.embedded.groups.groups.MAX_MEMBERS", 3)
     groups = GroupCoordinator(SystemClock(), lambda _: 0)
     for _ in range(3):

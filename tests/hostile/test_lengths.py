@@ -1,4 +1,4 @@
-"""Lengths are looked at before memory is taken: in frames, messages, documents."""
+"""Lengths in frames, messages and documents are checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.hostile.bombs import (
 pytestmark = pytest.mark.damages
 
 LITTLE = 8 << 20
-"""Bytes that any of these may take."""
+"""Maximum bytes that any of these may allocate."""
 
 
 def read_frame(content: bytes) -> pa.RecordBatch:
@@ -48,7 +48,7 @@ def read_frame(content: bytes) -> pa.RecordBatch:
     [lambda _: 1 << 40, lambda _: MAX_UNPACKED, lambda _: -5, lambda _: (1 << 63) - 1],
     ids=["a TiB", "a GiB each", "less than nothing", "overflowing"],
 )
-def test_a_compressed_frame_that_claims_to_be_huge(compression: str, claim) -> None:  # type: ignore[no-untyped-def]
+def test_a_compressed_frame_that_claims_to_be_huge_is_damage(compression: str, claim) -> None:  # type: ignore[no-untyped-def]
     content = frame(claiming(compressed(batch(), compression), claim))
     with measured() as taken, pytest.raises(CorruptLog, match=r"cannot be decoded.*unpacked"):
         read_frame(content)
@@ -56,7 +56,7 @@ def test_a_compressed_frame_that_claims_to_be_huge(compression: str, claim) -> N
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
-def test_one_that_claims_a_little_more_or_less_than_it_is(compression: str) -> None:
+def test_a_compressed_frame_that_claims_a_slightly_wrong_size_is_damage(compression: str) -> None:
     for by in (-8, 8, 64):
         with pytest.raises(CorruptLog):
             read_frame(
@@ -88,7 +88,7 @@ def test_a_batch_that_unpacks_to_too_much_is_refused_when_it_is_written(
     ],
     ids=str,
 )
-def test_a_header_that_claims_more_than_there_is(fields: dict[str, int]) -> None:
+def test_a_header_that_claims_more_than_the_file_is_damage(fields: dict[str, int]) -> None:
     storage = MemoryStorage()
     file = storage.create("f/" + SegmentName(0, 1).log_file)
     file.append(header_claiming(**fields) + b"\0" * 24)
@@ -115,22 +115,22 @@ def test_a_header_that_claims_more_than_there_is(fields: dict[str, int]) -> None
         b"\x91" * 100_000,
     ],
 )
-def test_rows_that_claim_more_than_there_is(body: bytes) -> None:
+def test_rows_that_claim_more_than_the_frame_are_damage(body: bytes) -> None:
     with measured() as taken, pytest.raises(CorruptLog, match="cannot be decoded"):
         read_frame(frame(body, FrameKind.ROWS, 1))
     assert taken.arrow + taken.python < LITTLE
 
 
-def test_a_document_larger_than_any_can_be(tmp_path: Path) -> None:
+def test_an_impossibly_large_document_is_damage(tmp_path: Path) -> None:
     (tmp_path / "manifest.meta").touch()
     with (tmp_path / "manifest.meta").open("r+b") as file:
-        file.truncate(1 << 40)  # sparse
+        file.truncate(1 << 40)  # a sparse file
     with measured() as taken, pytest.raises(CorruptLog, match="strandline repair"):
         Manifest.load(LocalStorage(tmp_path), ".")
     assert taken.arrow + taken.python < LITTLE
 
 
-def test_a_document_that_is_too_deep() -> None:
+def test_a_document_that_is_too_deep_is_damage() -> None:
     storage = MemoryStorage()
     document.replace(storage, "manifest.meta", document.pack("manifest", b'{"x":' + b"[" * 100_000))
     with pytest.raises(CorruptLog, match="cannot be decoded"):
@@ -138,14 +138,14 @@ def test_a_document_that_is_too_deep() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(requests.REQUESTS))
-def test_a_request_that_claims_more_than_there_is(kind: str) -> None:
+def test_a_request_that_claims_more_than_it_has_is_refused(kind: str) -> None:
     for body in (b"\xdd\xff\xff\xff\xff", b"\x9f" + b"\xdf\xff\xff\xff\xff" * 3, b"\x91" * 100_000):
         with measured() as taken, pytest.raises(messages.InvalidRequest):
             messages.decode(body + b"\x01", requests.REQUESTS[kind])
         assert taken.python < LITTLE
 
 
-def test_a_record_that_is_too_deep_is_one_that_cannot_be_decoded() -> None:
+def test_a_record_that_is_too_deep_cannot_be_decoded() -> None:
     with pytest.raises(messages.StrandlineError, match="MessagePack"):
         MessagePack().loads(b"\x91" * 100_000 + b"\xc0")
     assert MessagePack().loads(msgspec.msgpack.encode([[[]]])) == [[[]]]

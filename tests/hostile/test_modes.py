@@ -1,4 +1,4 @@
-"""Files are their owner's only, whatever the umask and whatever the folder that was given."""
+"""Files are accessible to their owner only, for any umask and any mode of the given folder."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 @pytest.mark.parametrize("umask", ["000", "022"])
-def test_nobody_else_can_read_or_write_anything(
+def test_other_users_can_read_and_write_nothing(
     tmp_path: Path, umask: str, repository: Path
 ) -> None:
-    """RocksDB makes files as it likes; theirs lie in a folder that is closed."""
+    """RocksDB chooses the modes of its files itself; its folder is closed to others."""
     command = [sys.executable, "-m", "tests.hostile.making", str(tmp_path / "log"), umask]
     ran = subprocess.run(
         command, cwd=repository, capture_output=True, text=True, timeout=120, check=False
@@ -38,9 +38,10 @@ def test_nobody_else_can_read_or_write_anything(
 
 
 def is_open(path: str, modes: dict[str, int]) -> bool:
-    """Whether others get at a file: it is open, and so are all folders of the log above it."""
+    """Return True if others can access the file: it is open, and so are all folders above it in the
+    log."""
     if path == ".":
-        return False  # the folder itself is as the user has made it
+        return False  # the user has made the folder itself
     inside = [path, *(str(parent) for parent in PurePosixPath(path).parents)][:-1]
     shut = [one for one in inside if not modes[one] & OTHERS]
     rocks = PurePosixPath(path).parent.name in ("db", "tmp", "db.damaged")

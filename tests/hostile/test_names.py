@@ -1,4 +1,4 @@
-"""Names cannot leave the folder, whoever gives them: through the API, over the wire, in the shell."""
+"""Names cannot lead out of the folder: through the API, over the wire, or in the shell."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ NO_FOLDERS = [
     "", ".", "..", "../x", "a/b", "/etc", "a\0b", "a\nb", "a b", "x" * 300, "a\\b", "~", "a:b", "*",
     "．．", "∕", "ａ", "а", "\u202ea", "é", "\ud800",
 ]  # fmt: skip
-"""Names of nothing that has a folder: points, slashes, zeros, look-alikes in other scripts."""
+"""Names that no folder may have: dots, slashes, zeros, look-alikes in other scripts."""
 
 UNPRINTABLE = ["", "a\0b", "a\nb", "\x1b[2J", "\u202ea", "\ud800", "x" * 1001]
-"""Names of nobody: what would not be seen in a list, or seen as something else."""
+"""Names that are refused because a list would not show them, or show something else."""
 
 ODD = ["..", "../../x", "/etc/passwd", "é", "a b", "__x"]
-"""Names of groups and producers, which are no files: all of these are as good as others."""
+"""Names of groups and producers, which become no files: all of these are allowed."""
 
 
 @pytest.fixture(params=["in process", "over the wire"])
@@ -51,7 +51,7 @@ def broker(
 
 @pytest.fixture
 def nothing_outside(tmp_path: Path) -> Iterator[None]:
-    """Beside the log's folder nothing comes into being, and nothing goes."""
+    """Check that nothing next to the log's folder is created or removed."""
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").touch()
     before = {*tmp_path.rglob("*")} - {*(tmp_path / "log").rglob("*")}
@@ -62,7 +62,7 @@ def nothing_outside(tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.usefixtures("nothing_outside")
 @pytest.mark.parametrize("name", NO_FOLDERS, ids=ascii)
-def test_topics(broker: Owner | FlightBroker, name: str) -> None:
+def test_invalid_topic_names_are_refused(broker: Owner | FlightBroker, name: str) -> None:
     if name.isascii() or "\ud800" not in name or isinstance(broker, Owner):
         for internal in (False, True):
             with pytest.raises(InvalidTopic):
@@ -70,12 +70,12 @@ def test_topics(broker: Owner | FlightBroker, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["__new", "__consumer_offsets", "__transaction_state"])
-def test_topics_of_the_log_itself(broker: Owner | FlightBroker, name: str) -> None:
+def test_reserved_topic_names_are_refused(broker: Owner | FlightBroker, name: str) -> None:
     with pytest.raises(InvalidTopic, match="reserved"):
         broker.create_topic(name, 1)
 
 
-def test_system_topics_are_the_logs_own(broker: Owner | FlightBroker) -> None:
+def test_system_topics_cannot_be_deleted(broker: Owner | FlightBroker) -> None:
     for name in ("__consumer_offsets", "__transaction_state"):
         with pytest.raises(InvalidTopic):
             broker.delete_topic(name)
@@ -84,7 +84,9 @@ def test_system_topics_are_the_logs_own(broker: Owner | FlightBroker) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in UNPRINTABLE if name != "\ud800"], ids=ascii)
-def test_groups_and_producers(broker: Owner | FlightBroker, name: str) -> None:
+def test_unprintable_names_of_groups_and_producers_are_refused(
+    broker: Owner | FlightBroker, name: str
+) -> None:
     with pytest.raises(InvalidConfig, match="printable"):
         broker.init_producer(name)
     with pytest.raises(InvalidConfig, match="printable"):
@@ -94,7 +96,7 @@ def test_groups_and_producers(broker: Owner | FlightBroker, name: str) -> None:
         broker.add_offsets(producer, name, {T0: CommittedOffset(0)})
 
 
-def test_half_a_pair_of_surrogates_is_no_text(owner: Owner) -> None:
+def test_lone_surrogates_are_refused(owner: Owner) -> None:
     with pytest.raises(InvalidConfig):
         owner.init_producer("\ud800")
     with pytest.raises(InvalidConfig):
@@ -105,7 +107,9 @@ def test_half_a_pair_of_surrogates_is_no_text(owner: Owner) -> None:
 
 @pytest.mark.usefixtures("nothing_outside")
 @pytest.mark.parametrize("name", ODD, ids=ascii)
-def test_groups_and_producers_are_no_files(broker: Owner | FlightBroker, name: str) -> None:
+def test_groups_and_producers_may_have_any_printable_name(
+    broker: Owner | FlightBroker, name: str
+) -> None:
     broker.init_producer(name)
     broker.commit_offsets(name, {T0: CommittedOffset(0, "m")})
     assert broker.groups() == [name]
@@ -118,7 +122,7 @@ def test_metadata_is_bounded(broker: Owner | FlightBroker) -> None:
 
 
 @pytest.mark.parametrize("name", [*NO_FOLDERS, "__x", "x" * 101], ids=ascii)
-def test_apps_and_stores(name: str) -> None:
+def test_invalid_names_of_apps_and_stores_are_refused(name: str) -> None:
     with pytest.raises(InvalidConfig, match="cannot be an app's name"):
         App(name)
     if name != "__x":
@@ -131,7 +135,8 @@ Command = Callable[..., int]
 
 @pytest.fixture
 def strandline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
-    """Run `strandline …` on the log of the test, which has a store of an app; its exit status."""
+    """Function that runs `strandline …` on the test's log, which has a store. Returns the exit
+    status."""
     with changelog.open(tmp_path / "log", durability="os") as log:
         log.create_topic("t")
         (tmp_path / "log" / "state" / "shop" / "s").mkdir(parents=True)
@@ -161,7 +166,7 @@ def test_an_app_to_be_reset_cannot_name_another_folder(
 
 @pytest.mark.usefixtures("nothing_outside")
 @pytest.mark.parametrize("name", ["../x", "/etc", "..", "a/b"])
-def test_topics_in_the_shell(strandline: Command, name: str) -> None:
+def test_commands_refuse_invalid_topic_names(strandline: Command, name: str) -> None:
     assert strandline("topics", "create", name) != 0
     assert strandline("topics", "delete", name, "--yes") != 0
     assert strandline("stores", "get", f"shop/{name}", "k") != 0
@@ -169,8 +174,8 @@ def test_topics_in_the_shell(strandline: Command, name: str) -> None:
 
 @pytest.mark.damages
 @pytest.mark.parametrize("topic_id", ["../../../precious", "..", "", "/tmp", "a" * 31, "A" * 32])
-def test_a_catalog_with_folders_of_its_own(tmp_path: Path, topic_id: str) -> None:
-    """Somebody else's folder: not even the right checksum makes a path of it."""
+def test_a_catalog_with_paths_for_topic_ids_is_damage(tmp_path: Path, topic_id: str) -> None:
+    """A path in a catalog is rejected even with the right checksum."""
     storage = LocalStorage(tmp_path / "log")
     owner = Owner(storage, background=False)
     owner.create_topic("t", 1)
@@ -185,7 +190,7 @@ def test_a_catalog_with_folders_of_its_own(tmp_path: Path, topic_id: str) -> Non
 
 @pytest.mark.damages
 @pytest.mark.parametrize("partitions", [0, -1, 10**12])
-def test_a_catalog_with_impossible_numbers(tmp_path: Path, partitions: int) -> None:
+def test_a_catalog_with_impossible_numbers_is_damage(tmp_path: Path, partitions: int) -> None:
     storage = LocalStorage(tmp_path / "log")
     owner = Owner(storage, background=False)
     owner.create_topic("t", 1)

@@ -1,4 +1,4 @@
-"""What a schema registry answers takes no more memory and time than it may."""
+"""Answers of a schema registry take bounded memory and time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Serve = Callable[[Callable[[socket.socket], None]], str]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Answers each request as a function does; the URL."""
+    """Serve a function's answers to all requests. Returns the URL."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def start(answer: Callable[[socket.socket], None]) -> str:
@@ -43,14 +43,14 @@ def serve() -> Iterator[Serve]:
             listener.shutdown(socket.SHUT_RDWR)
 
 
-def test_an_answer_without_end(serve: Serve) -> None:
+def test_an_endless_answer_is_cut_off(serve: Serve) -> None:
     def endless(peer: socket.socket) -> None:
         peer.sendall(HEAD + b'\r\n{"schema": "')
         for _ in range(4_096):  # 256 MiB
             peer.sendall(b"x" * 65_536)
 
     url = serve(endless)
-    assert SchemaRegistry(url).client  # imports what it takes
+    assert SchemaRegistry(url).client  # imports the client's packages
     with (
         measured() as taken,
         pytest.raises(RegistryUnavailable, match="more than 16,777,216 bytes"),
@@ -59,7 +59,7 @@ def test_an_answer_without_end(serve: Serve) -> None:
     assert taken.python < 64 << 20
 
 
-def test_an_answer_that_becomes_much(serve: Serve) -> None:
+def test_an_answer_that_unpacks_to_too_much_is_refused(serve: Serve) -> None:
     content = gzip.compress(b" " * (64 << 20))
     head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(content)
     url = serve(lambda peer: peer.sendall(head + content))
@@ -69,7 +69,7 @@ def test_an_answer_that_becomes_much(serve: Serve) -> None:
     assert taken.python < 16 << 20
 
 
-def test_an_answer_that_drips(serve: Serve) -> None:
+def test_an_answer_that_arrives_too_slowly_is_cut_off(serve: Serve) -> None:
     stop = threading.Event()
 
     def drips(peer: socket.socket) -> None:
@@ -82,7 +82,7 @@ def test_an_answer_that_drips(serve: Serve) -> None:
     stop.set()
 
 
-def test_an_answer_as_it_should_be(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_normal_answer_is_accepted(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "MAX_ANSWER_BYTES", 20)
     body = b'{"schema": "\\"int\\""}'
     url = serve(lambda peer: peer.sendall(HEAD + b"Connection: close\r\n\r\n" + body))

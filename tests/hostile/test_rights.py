@@ -1,4 +1,4 @@
-"""A client over TCP does what its token has rights for, to what it has opened itself."""
+"""A client over TCP may do what its token has rights for, to objects that it has opened itself."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def served(tmp_path: Path) -> Iterator[ServedLog]:
 
 
 class Clients:
-    """Clients of a served log, each with a token of its own."""
+    """Clients of a served log, each with its own token."""
 
     def __init__(self, served: ServedLog, storage: LocalStorage) -> None:
         self.served = served
@@ -103,7 +103,7 @@ def clients(served: ServedLog, storage_of_log: LocalStorage) -> Iterator[Clients
 
 
 def contents(broker: Broker) -> Any:
-    """All that a call without a right could have changed."""
+    """Return everything that a call without a right could have changed."""
     names = [info.name for info in broker.topics() if not info.internal]
     partitions = [TopicPartition(name, 0) for name in names]
     ends = {tp: (at.log_start, at.high_watermark) for tp, at in broker.offsets(partitions).items()}
@@ -113,7 +113,7 @@ def contents(broker: Broker) -> Any:
 
 
 def append(broker: Broker, topic: str = "mine", **how: Any) -> ProducerIdentity:
-    """Append one record with a producer of its own."""
+    """Append one record with a new producer."""
     producer = broker.init_producer(how.pop("transactional_id", None))
     broker.append([Append(topic, 0, batch(1), producer, 0, **how)])
     return producer
@@ -122,12 +122,12 @@ def append(broker: Broker, topic: str = "mine", **how: Any) -> ProducerIdentity:
 # Each call needs a right -----------------------------------------------------------------------
 
 
-def test_every_call_says_which_right_it_needs() -> None:
+def test_every_call_declares_the_right_it_needs() -> None:
     assert {*requests.REQUESTS.values()} <= NEEDED.keys()
     assert {*VISIBLE} <= NEEDED.keys()
 
 
-def test_a_call_that_does_not_say_it_is_refused_to_all() -> None:
+def test_a_call_that_declares_no_right_is_refused_to_all() -> None:
     class Forgotten(msgspec.Struct):
         pass
 
@@ -137,7 +137,7 @@ def test_a_call_that_does_not_say_it_is_refused_to_all() -> None:
 
 
 def without(kind: str) -> Rights:
-    """All rights on what is mine but those of one kind."""
+    """Return all rights on "mine", except those of one kind."""
     return Rights(**{each: ["mine*"] for each in KINDS if each != kind})
 
 
@@ -215,7 +215,7 @@ def test_a_call_without_its_right_is_refused_and_changes_nothing(
         lambda b: b.topic("there is none"),
     ],
 )
-def test_a_right_is_for_its_names_alone(
+def test_a_right_applies_to_its_names_only(
     served: ServedLog, clients: Clients, do: Callable[[Broker], object]
 ) -> None:
     broker = clients.with_rights(ALL_OF_MINE)
@@ -225,7 +225,7 @@ def test_a_right_is_for_its_names_alone(
     assert contents(served.broker) == before
 
 
-def test_a_star_alone_is_not_for_the_logs_own_topics(clients: Clients) -> None:
+def test_a_star_does_not_include_the_logs_own_topics(clients: Clients) -> None:
     broker = clients.with_rights(Rights(["*"], ["*"], ["*"], ["*"]))
     assert broker.fetch({OTHERS: 0})[OTHERS].batches
     with pytest.raises(NotAuthorized, match="read:__consumer_offsets"):
@@ -262,7 +262,7 @@ def test_with_its_rights_a_client_reads_and_writes(served: ServedLog, clients: C
 
 
 def taken(consumer: Any, count: int) -> list[Any]:
-    """Poll until there are so many records."""
+    """Poll until there are `count` records."""
     found: list[Any] = []
     while len(found) < count:
         polled = consumer.poll(timeout=30)
@@ -327,8 +327,8 @@ def test_a_missing_right_is_not_the_records_fault(
 # A client acts on what it has opened -----------------------------------------------------------
 
 
-def test_nobody_else_ends_or_extends_a_transaction(clients: Clients) -> None:
-    """Neither a client with all rights, nor one with the same token."""
+def test_another_client_cannot_end_or_extend_a_transaction(clients: Clients) -> None:
+    """Neither a client with all rights nor one with the same token may do it."""
     made = tokens.create(clients.storage, "mine", ALL_OF_MINE)
     holder = clients.with_token(made.token)
     producer = append(holder, transactional_id="mine", transactional=True)
@@ -340,7 +340,7 @@ def test_nobody_else_ends_or_extends_a_transaction(clients: Clients) -> None:
             other.append([Append("mine", 0, batch(1), producer, 1, transactional=True)])
         with pytest.raises(ProducerFenced):
             other.add_offsets(producer, "mine", {MINE: AT})
-        other.close()  # nor does the end of its session
+        other.close()  # the end of its session does not end it either
     holder.add_offsets(producer, "mine", {MINE: CommittedOffset(3)})
     following = holder.end_transaction(producer, commit=True)
     assert holder.committed("mine")[MINE].offset == 3
@@ -349,9 +349,7 @@ def test_nobody_else_ends_or_extends_a_transaction(clients: Clients) -> None:
     assert holder.offsets([MINE])[MINE].last_stable_offset == 7
 
 
-def test_ids_of_producers_that_are_guessed_are_of_no_use(
-    served: ServedLog, clients: Clients
-) -> None:
+def test_guessed_producer_ids_are_refused(served: ServedLog, clients: Clients) -> None:
     holder, other = clients.with_rights(ALL_OF_MINE), clients.with_rights(ALL_OF_MINE)
     producer = append(holder)
     end = holder.offsets([MINE])[MINE].high_watermark
@@ -365,8 +363,8 @@ def test_ids_of_producers_that_are_guessed_are_of_no_use(
     holder.append([Append("mine", 0, batch(1), producer, 1)])
 
 
-def test_a_predecessors_grant_is_not_for_its_successor(clients: Clients) -> None:
-    """Producers of one transactional id have one producer id, and differ in the epoch alone."""
+def test_the_grant_of_a_predecessor_does_not_apply_to_its_successor(clients: Clients) -> None:
+    """Producers of one transactional id have the same producer id, and differ only in the epoch."""
     first, second = clients.with_rights(ALL_OF_MINE), clients.with_rights(ALL_OF_MINE)
     old = first.init_producer("mine")
     new = append(second, transactional_id="mine", transactional=True)
@@ -377,7 +375,7 @@ def test_a_predecessors_grant_is_not_for_its_successor(clients: Clients) -> None
     second.end_transaction(new, commit=True)
 
 
-def test_a_grant_is_for_one_token_and_one_thing() -> None:
+def test_a_grant_is_for_one_token_and_one_object() -> None:
     granting = Granting(b"key of the log")
     producer, member = ProducerIdentity(1, 0), ("g", "m")
     presented = granting.grant("a", producer) + granting.grant("a", member)
@@ -413,7 +411,7 @@ def test_a_client_keeps_a_bounded_number_of_grants(monkeypatch: pytest.MonkeyPat
     assert kept == [(number, epoch) for number in (7, 8, 9) for epoch in (8, 9)]
 
 
-def test_nobody_else_speaks_for_a_member(served: ServedLog, clients: Clients) -> None:
+def test_another_client_cannot_call_as_a_member(served: ServedLog, clients: Clients) -> None:
     made = tokens.create(clients.storage, "mine", ALL_OF_MINE)
     holder = clients.with_token(made.token)
     member = holder.join_group("mine", Subscription(["mine"]))
@@ -450,7 +448,7 @@ def test_pins_belong_to_their_token(served: ServedLog, clients: Clients) -> None
     with pytest.raises(UnknownPin):
         there(other.pins).fetch(PIN, MINE, 0, max_bytes=1000)
     there(other.pins).hold(PIN._replace(since="z"), span, timeout_ms=HOUR_MS)
-    again = clients.with_token(made.token)  # as a driver that was started anew, or an executor
+    again = clients.with_token(made.token)  # like a restarted driver, or an executor
     assert there(again.pins).use(PIN) == span
     assert there(again.pins).fetch(PIN, MINE, 0, max_bytes=1000).batches
     there(again.pins).release(PIN.holder, PIN.until)
@@ -458,10 +456,10 @@ def test_pins_belong_to_their_token(served: ServedLog, clients: Clients) -> None
         there(holder.pins).use(PIN)
 
 
-# Going on after a loss --------------------------------------------------------------------------
+# After a loss ----------------------------------------------------------------------------------
 
 
-def test_producers_and_members_go_on_with_a_server_that_was_started_anew(tmp_path: Path) -> None:
+def test_producers_and_members_continue_with_a_restarted_server(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     served = serve(folder, listen="127.0.0.1:0", token=ADMIN)
     address = served.url.partition("//")[2]
@@ -497,7 +495,7 @@ def test_members_stay_when_only_their_connection_is_lost(
     ]
 
 
-def test_remote_clients_go_on_when_another_process_becomes_the_owner(tmp_path: Path) -> None:
+def test_remote_clients_continue_when_another_process_becomes_the_owner(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     with changelog.open(folder) as owner:
         owner.create_topic("mine", config={"retention.ms": "-1"})
@@ -525,7 +523,7 @@ def test_revoking_ends_the_session_of_an_open_connection(
     kept = clients.with_rights(ALL_OF_MINE)
     assert served.broker.offsets([MINE])[MINE].last_stable_offset == 3
     tokens.revoke(clients.storage, "t0")
-    # It makes no call any more, so only the end of its connection ends them.
+    # The client makes no more calls, so only the end of its connection ends its sessions.
     eventually(lambda: served.broker.describe_group("mine").members == [])
     eventually(lambda: served.broker.offsets([MINE])[MINE].last_stable_offset == 5)
     eventually(lambda: len(served._endpoint.clients) == 1)
@@ -537,7 +535,7 @@ def test_revoking_ends_the_session_of_an_open_connection(
 def test_the_first_call_after_revoking_is_refused(
     served: ServedLog, clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served._endpoint._closed.set()  # so that only the call itself can find out
+    served._endpoint._closed.set()  # so that only the call itself can detect it
     served._endpoint._watcher.join()
     client = clients.with_rights(ALL_OF_MINE)
     assert client.fetch({MINE: 0})[MINE].batches
@@ -548,7 +546,7 @@ def test_the_first_call_after_revoking_is_refused(
     assert contents(served.broker) == before
 
 
-def test_a_revoked_token_is_not_given_back_by_one_of_the_same_name(clients: Clients) -> None:
+def test_a_new_token_of_the_same_name_does_not_reinstate_a_revoked_one(clients: Clients) -> None:
     made = tokens.create(clients.storage, "app", ALL_OF_MINE)
     client = clients.with_token(made.token)
     tokens.revoke(clients.storage, made.stored.id)
@@ -560,7 +558,7 @@ def test_a_revoked_token_is_not_given_back_by_one_of_the_same_name(clients: Clie
 # The document -----------------------------------------------------------------------------------
 
 
-def test_the_document_holds_no_token_and_is_for_its_user_alone(
+def test_the_document_contains_no_token_and_is_private_to_its_user(
     served: ServedLog, clients: Clients, tmp_path: Path
 ) -> None:
     made = tokens.create(clients.storage, "app", ALL_OF_MINE)
@@ -587,7 +585,7 @@ def later_version(path: Path) -> None:
 
 
 def other_fields(path: Path) -> None:
-    """What a later version could mean as a restriction."""
+    """A later version could mean unknown fields as a restriction."""
     found = msgspec.json.decode(document.unpack("tokens", path.read_bytes(), TOKENS))
     found["tokens"][0]["from_addresses"] = ["192.0.2.1"]
     replace(path, document.encoded("tokens", found, TOKENS))
@@ -647,7 +645,7 @@ def test_tokens_that_cannot_be_read_give_no_access(
             refused()
 
 
-def test_a_document_that_is_removed_takes_all_tokens_with_it(
+def test_removing_the_document_revokes_all_tokens(
     served: ServedLog, clients: Clients, tmp_path: Path
 ) -> None:
     client = clients.with_rights(ALL_OF_MINE)
@@ -657,8 +655,8 @@ def test_a_document_that_is_removed_takes_all_tokens_with_it(
     append(clients.with_token(ADMIN))
 
 
-def test_tokens_in_a_document_of_the_first_version_count(tmp_path: Path) -> None:
-    """As docs/format.md has it, byte for byte."""
+def test_tokens_in_a_document_of_the_first_version_are_valid(tmp_path: Path) -> None:
+    """The document is the one in docs/format.md, byte for byte."""
     token = "sl_00ff00ff00ff_" + "s" * 43
     body = (
         b'{"grant_key": "' + b"A" * 43 + b'=", "tokens": [{"id": "00ff00ff00ff", "name": "app", '
@@ -693,14 +691,14 @@ def test_tokens_in_a_document_of_the_first_version_count(tmp_path: Path) -> None
         ("a", Rights(group=["x"] * 1001)),
     ],
 )
-def test_what_cannot_be_a_token_is_refused(tmp_path: Path, name: str, rights: Rights) -> None:
+def test_invalid_tokens_are_refused(tmp_path: Path, name: str, rights: Rights) -> None:
     storage = LocalStorage(tmp_path)
     with pytest.raises(InvalidConfig):
         tokens.create(storage, name, rights)
     assert not storage.exists(TOKENS)
 
 
-def test_the_admin_token_cannot_look_like_a_made_one(tmp_path: Path) -> None:
+def test_the_admin_token_cannot_look_like_a_created_one(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="has an id"):
         serve(tmp_path / "log", listen="127.0.0.1:0", token="sl_abc_sixteen-or-more")
 

@@ -1,4 +1,4 @@
-"""Tokens and passwords are nowhere to be seen, whatever characters they have."""
+"""Tokens and passwords are never shown, whatever characters they have."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HIDDEN = "hunter2-open-sesame"
 PRINTABLE = "".join(c for c in string.printable if c.isprintable()) + "äß漢😀"
 
 
-def test_a_secret_shows_nowhere_but_to_who_reveals_it() -> None:
+def test_a_secret_is_shown_only_by_reveal() -> None:
     secret = Secret(HIDDEN)
     shown = [
         *(repr(secret), str(secret), f"{secret}", f"{secret:>40}", f"{secret!r}"),
@@ -69,7 +69,7 @@ def test_properties_whose_values_are_secret_are_known(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ssl.ca.location", "sasl.username", "client.id", "timeout"])
-def test_others_are_not_secret(name: str) -> None:
+def test_other_properties_are_not_secret(name: str) -> None:
     assert not is_secret(name)
 
 
@@ -115,7 +115,7 @@ def test_a_file_without_a_token_is_refused_and_not_shown(tmp_path: Path, content
         read_token(tmp_path)
 
 
-def test_where_a_log_is_shows_no_secret(tmp_path: Path) -> None:
+def test_the_location_of_a_log_shows_no_secret(tmp_path: Path) -> None:
     target = address.parse_url(f"strandline://127.0.0.1:1?token={HIDDEN}", {})
     cluster = parse_url(f"kafka://a?sasl.password={HIDDEN}&ssl.key.pem={HIDDEN}", {})
     endpoint = new_endpoint(tmp_path)
@@ -177,13 +177,13 @@ def test_a_registry_shows_no_secret() -> None:
     assert met.value.__cause__ is None
 
 
-def test_spark_is_told_that_its_options_are_seen(caplog: pytest.LogCaptureFixture) -> None:
+def test_secrets_in_spark_options_cause_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     SourceOptions.parse({"path": f"strandline://h?token={HIDDEN}", "subscribe": "t"})
     assert "STRANDLINE_TOKEN" in caplog.text
     assert HIDDEN not in caplog.text
 
 
-def test_text_is_masked_wherever_a_url_stands_in_it() -> None:
+def test_urls_anywhere_in_a_text_are_masked() -> None:
     text = f"GET https://me:{HIDDEN}@host/x?a=1&token={HIDDEN} (password {HIDDEN})"
     assert masked(text, [Secret(HIDDEN)]) == ("GET https://***@host/x?a=1&token=*** (password ***)")
     assert masked("mail me@home: nothing to hide") == "mail me@home: nothing to hide"

@@ -1,5 +1,5 @@
-"""Nothing that is read is run, or imported: no pickle, no marshal, no eval is reachable from the packages, and no
-module or class is looked up by a name that the program does not have in its own text."""
+"""Data is never executed or imported: no pickle, no marshal, no eval is reachable from the
+packages, and modules and classes are looked up only by names from the program's own text."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ BANNED_CALLS = {"eval", "exec", "compile", "__import__", "read_pickle", "to_pick
 BANNED_ARGUMENTS = {"allow_pickle", "shell"}
 
 ALLOWED = {("re", "compile")}
-"""Calls that only share a name."""
+"""Calls that only share a name with a forbidden one."""
 
 LOOKUPS = {"import_module", "find_spec", "load_module", "exec_module", "spec_from_file_location",
            "entry_points"}  # fmt: skip
-"""Calls that find a module or what is in one, by its name."""
+"""Functions that find a module, or an object in one, by name."""
 
 NAMED_BY_THE_PROGRAM = {
-    # The app that a user names on the command line: `strandline run module:app`.
+    # the app that a user names on the command line: `strandline run module:app`
     ("framework/cli/loading.py", "import_module"): 1,
     ("framework/cli/loading.py", "find_spec"): 1,
-    # Names that stand in tables and tuples of the same module.
+    # names in tables and tuples of the same module
     ("strandline/__init__.py", "import_module"): 2,
 }
-"""How often a name that is computed may be looked up where: whose it is, was judged by a person."""
+"""Allowed number of lookups by a computed name, by file. A person has judged the origin of the
+names."""
 
 RAW = "raw_mode=True"
-"""Without it rocksdict pickles what it does not know, and unpickles what it finds."""
+"""Option without which rocksdict pickles unknown objects, and unpickles what it reads."""
 
 
 def packages(repository: Path) -> list[Path]:
@@ -46,7 +47,7 @@ def packages(repository: Path) -> list[Path]:
 
 
 def findings(tree: ast.AST) -> Iterator[str]:
-    """What of it would run, or could be made to run, what it reads."""
+    """Yield calls in a module that execute data, or could be made to."""
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
@@ -59,7 +60,7 @@ def findings(tree: ast.AST) -> Iterator[str]:
 
 
 def lookups(tree: ast.AST) -> Iterator[str]:
-    """Where of it something is looked up in modules by a name that is computed."""
+    """Yield lookups in modules by a computed name."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=arguments):
@@ -87,7 +88,7 @@ def _of_call(func: ast.expr, keywords: list[ast.keyword]) -> Iterator[str]:
     yield from (k.arg for k in keywords if k.arg in BANNED_ARGUMENTS)
 
 
-def test_no_module_runs_what_it_reads(repository: Path) -> None:
+def test_no_module_executes_data(repository: Path) -> None:
     found = {
         str(path.relative_to(repository)): list(findings(ast.parse(path.read_text())))
         for path in packages(repository)
@@ -96,7 +97,7 @@ def test_no_module_runs_what_it_reads(repository: Path) -> None:
     assert {path: names for path, names in found.items() if names} == {}
 
 
-def test_nothing_is_looked_up_by_a_name_from_elsewhere(repository: Path) -> None:
+def test_modules_are_looked_up_by_names_of_the_program_only(repository: Path) -> None:
     found = Counter(
         (str(path.relative_to(repository)), name)
         for path in packages(repository)
@@ -117,11 +118,11 @@ def test_nothing_is_looked_up_by_a_name_from_elsewhere(repository: Path) -> None
         "from importlib import import_module as load",
     ],
 )
-def test_that_lookup_would_be_seen(source: str) -> None:
+def test_a_lookup_by_a_computed_name_is_found(source: str) -> None:
     assert list(lookups(ast.parse(source)))
 
 
-def test_a_name_in_the_program_s_text_may_be_looked_up() -> None:
+def test_a_lookup_by_a_literal_name_is_allowed() -> None:
     assert not list(lookups(ast.parse("importlib.util.find_spec('pyspark')")))
 
 
@@ -138,7 +139,7 @@ def test_a_name_in_the_program_s_text_may_be_looked_up() -> None:
         "subprocess.run(x, shell=True)",
     ],
 )
-def test_that_would_be_seen(source: str) -> None:
+def test_a_call_that_executes_data_is_found(source: str) -> None:
     assert list(findings(ast.parse(source)))
 
 

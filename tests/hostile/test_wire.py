@@ -1,4 +1,4 @@
-"""Whoever attaches is believed nothing: an error for him, and the log goes on for the others."""
+"""Nothing an attached client sends is trusted: it gets an error, and the log serves the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.hostile.bombs import batch, claiming, compressed, measured, sharing
 from tests.hostile.conftest import Stranger
 
 LITTLE = 64 << 20
-"""Bytes that any of these may take of Arrow's memory; gRPC has buffers of its own."""
+"""Maximum bytes of Arrow's memory for any of these; gRPC has buffers of its own."""
 
 T0 = TopicPartition("t", 0)
 Send = Callable[[Stranger, ProducerIdentity, bytes, pa.Schema], bytes]
@@ -68,7 +68,7 @@ def producer(owner: Owner) -> ProducerIdentity:
 def the_log_goes_on(
     owner: Owner, target: ConnectionTarget, request: pytest.FixtureRequest
 ) -> object:
-    """After whatever was sent, another client appends and reads."""
+    """Function that checks that another client can append and read after the hostile call."""
     yield
     broker = FlightBroker(target, deadline=30)
     identity = broker.init_producer()
@@ -80,7 +80,7 @@ def the_log_goes_on(
     broker.close()
 
 
-def test_what_is_as_it_should_be_is_taken(
+def test_a_correct_batch_is_accepted(
     stranger: Stranger, producer: ProducerIdentity, send: Send
 ) -> None:
     records = batch()
@@ -89,7 +89,7 @@ def test_what_is_as_it_should_be_is_taken(
 
 @pytest.mark.parametrize("claim", [1 << 40, 1 << 30, -5, (1 << 63) - 1])
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
-def test_a_compressed_batch_that_claims_to_be_huge(
+def test_a_compressed_batch_that_claims_to_be_huge_is_refused(
     stranger: Stranger, producer: ProducerIdentity, send: Send, compression: str, claim: int
 ) -> None:
     message = claiming(compressed(batch(), compression), lambda _: claim)
@@ -98,10 +98,10 @@ def test_a_compressed_batch_that_claims_to_be_huge(
     assert taken.arrow < LITTLE
 
 
-def test_many_columns_in_few_bytes(
+def test_a_batch_of_many_columns_in_few_bytes_is_refused(
     stranger: Stranger, producer: ProducerIdentity, send: Send, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What they would be when written counts, not what was sent."""
+    """The unpacked size counts, not the size that was sent."""
     monkeypatch.setattr(batches, "MAX_APPEND", 1_000_000)
     column = pa.array([b"x" * 1000] * 100, pa.binary())
     records = pa.record_batch([column] * 50, names=[str(n) for n in range(50)])
@@ -111,10 +111,10 @@ def test_many_columns_in_few_bytes(
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_damaged_batches(
+def test_damaged_batches_are_refused(
     stranger: Stranger, producer: ProducerIdentity, send: Send, seed: int
 ) -> None:
-    """Bits that no checksum protects: lengths, offsets and types of Arrow's own."""
+    """Flipped bits in lengths, offsets and types of Arrow, which no checksum protects."""
     records = batch()
     message = bytearray(records.serialize().to_pybytes())
     for step in range(1 + seed % 4):
@@ -122,7 +122,7 @@ def test_damaged_batches(
     try:
         send(stranger, producer, bytes(message), records.schema)
     except StrandlineError:
-        return  # else it has hit a value: that is another record, and no damage
+        return  # a value was hit, which is another record and no damage
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_damaged_batches(
     ],
     ids=str,
 )
-def test_batches_of_another_schema(
+def test_batches_of_another_schema_are_refused(
     stranger: Stranger, producer: ProducerIdentity, send: Send, schema: pa.Schema
 ) -> None:
     with pytest.raises(InvalidRequest):
@@ -146,7 +146,7 @@ def test_batches_of_another_schema(
 
 
 @pytest.mark.parametrize("number", [-1, 1, 1 << 40])
-def test_a_schema_that_was_not_sent(
+def test_an_unknown_schema_number_is_refused(
     stranger: Stranger, producer: ProducerIdentity, number: int
 ) -> None:
     message = batch().serialize().to_pybytes()
@@ -156,7 +156,7 @@ def test_a_schema_that_was_not_sent(
 
 
 @pytest.mark.parametrize("kind", [*sorted(REQUESTS), "SmallAppend", "Locate", "Hello", "None"])
-def test_bodies_that_are_none(stranger: Stranger, kind: str) -> None:
+def test_invalid_bodies_are_refused(stranger: Stranger, kind: str) -> None:
     for body in (b"", b"\xc0", b"\xdd\xff\xff\xff\xff", b"\x91" * 100_000, b"\xff" * 50, b"\x9f"):
         try:
             stranger.act(kind, body)
@@ -168,7 +168,7 @@ def test_bodies_that_are_none(stranger: Stranger, kind: str) -> None:
 
 
 def asking_with(number: int) -> Iterator[Callable[[Stranger], object]]:
-    """Everything that takes a number."""
+    """Yield calls that take a number, with this number."""
     for kind, body in (
         ("DeleteRecords", [["t", 0], number]),
         ("OffsetForTime", [["t", 0], number, "read_committed"]),
@@ -189,19 +189,20 @@ def asking_with(number: int) -> Iterator[Callable[[Stranger], object]]:
 
 
 @pytest.mark.parametrize("number", [(1 << 64) - 1, -(1 << 63), 1 << 62, -1])
-def test_numbers_beyond_all_bounds(stranger: Stranger, owner: Owner, number: int) -> None:
+def test_numbers_out_of_range_are_refused(stranger: Stranger, owner: Owner, number: int) -> None:
     unexpected = []
     for ask in asking_with(number):
         try:
             ask(stranger)
         except StrandlineError as error:
-            if type(error) is StrandlineError:  # what the owner did not foresee goes as that
+            # unforeseen errors of the owner arrive as this class
+            if type(error) is StrandlineError:
                 unexpected.append(str(error))
     assert not unexpected
     assert [info.name for info in owner.topics() if not info.internal] == ["t"]
 
 
-def test_streams_that_are_none(stranger: Stranger, producer: ProducerIdentity) -> None:
+def test_invalid_streams_are_refused(stranger: Stranger, producer: ProducerIdentity) -> None:
     first = StreamMessage(batches._EMPTY_ROW, encode(StreamHeader([batch().schema])))
     other = pa.record_batch({"x": pa.array([1])})
     nulls = pa.RecordBatch.from_arrays([pa.nulls(1, pa.large_binary())] * 2, schema=ROW_SCHEMA)
@@ -219,6 +220,6 @@ def test_streams_that_are_none(stranger: Stranger, producer: ProducerIdentity) -
         stranger.put([first], command=b"pickle")
 
 
-def test_a_message_that_is_too_large(stranger: Stranger) -> None:
+def test_a_message_that_is_too_large_is_refused(stranger: Stranger) -> None:
     with pytest.raises(InvalidRequest, match="over the limit"):
         stranger.act("DescribeTopic", b"\x91\xdb\x01\x10\x00\x00" + b"x" * (17 << 20))

@@ -1,4 +1,4 @@
-"""A small app whose right answer is known from its input alone."""
+"""A small app whose right results follow from its input alone."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import strandline as sl
 
 SESSION_MS = 1_000
-"""Of workers that others are to take for gone."""
+"""Milliseconds. Session timeout of workers that others should soon consider dead."""
 
 
 @dataclass
 class Totals:
-    """Adds up by key, and sends each sum; so every loss and every repetition shows."""
+    """Adds up by key and sends each sum, so that every loss and every repetition shows."""
 
     app: sl.App
     words: sl.Topic[str, int]
@@ -24,14 +24,14 @@ class Totals:
     seen: sl.Store[str, int]
 
     def sent(self) -> dict[str, list[int]]:
-        """The sums of each key, in order."""
+        """Return the sums of each key, in order."""
         found: dict[str, list[int]] = {}
         for key, value in self.out.to_polars().select("key", "value").iter_rows():
             found.setdefault(key, []).append(value)
         return found
 
     def judge(self, given: Iterable[tuple[str, int]]) -> None:
-        """Each record counts once, in what was sent and in the store."""
+        """Check that each record counts once, in the outputs and in the store."""
         counts = Counter(key for key, _ in given)
         assert self.sent() == {key: list(range(1, n + 1)) for key, n in counts.items()}
         assert self.app.query(self.seen).to_dict() == dict(counts)
@@ -45,7 +45,7 @@ def totals(
     partitions: int = 2,
     **options: Any,
 ) -> Totals:
-    """The app; its topics are called after it."""
+    """Return the app. Its topics have its name as a prefix."""
     app = sl.App(name, log=log, state_dir=state, **options)
     words = app.topic(f"{name}-words", key=str, value=int, partitions=partitions)
     out = app.topic(f"{name}-out", key=str, value=int, partitions=2)
@@ -60,7 +60,7 @@ def totals(
 
 
 def worker(name: str, log: str, state: Path, guarantee: Any = "exactly_once") -> Totals:
-    """The same, for one of several workers: the others notice soon that it is gone."""
+    """Return the app for one of several workers, with a short session timeout."""
     return totals(
         *(name, log, state),
         processing_guarantee=guarantee,

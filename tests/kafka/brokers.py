@@ -1,7 +1,7 @@
 """The broker that tests share.
 
-It is started with the first test that asks for it, or is the one that STRANDLINE_KAFKA names
-(host:port). Where confluent-kafka or Java is missing these tests are skipped; with CI=true they fail.
+It is started by the first test that requests it, or is the one that STRANDLINE_KAFKA names
+(host:port). These tests are skipped if confluent-kafka or Java is missing; with CI=true they fail.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ SETTINGS = {
     "transaction.state.log.num.partitions": "4",
 }
 SOON_NOTICED = {"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"}
-"""A broker that is dead or frozen leads nothing any more after this time."""
+"""Settings with which a dead or frozen broker soon loses its leaderships."""
 
 
 class Running(NamedTuple):
-    """A broker of Kafka's."""
+    """A Kafka broker."""
 
     url: str
     broker: Broker | None
-    """If it is ours."""
+    """Broker started here; None if STRANDLINE_KAFKA names one."""
     secured: Secured | None = None
-    """Its other listeners, if it is ours."""
+    """Secured listeners; None if STRANDLINE_KAFKA names a broker."""
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +67,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture
 def kafka(running: Running) -> str:
-    """The URL of a broker."""
+    """URL of the broker."""
     return running.url
 
 
@@ -76,13 +76,14 @@ _names = itertools.count()
 
 @pytest.fixture
 def name() -> str:
-    """A name that nobody has used, for a topic, a group or a producer."""
+    """An unused name for a topic, a group or a producer."""
     return f"test-{os.getpid()}-{next(_names)}"
 
 
 @pytest.fixture
 def now() -> int:
-    """Milliseconds since 1970; a minute ago, so that later ones are no future."""
+    """Milliseconds since the epoch, a minute ago, so that slightly later times are not in the
+    future."""
     return int(time.time() * 1000) - 60_000
 
 
@@ -92,7 +93,7 @@ def _require_client() -> None:
 
 
 def _missing(why: str) -> NoReturn:
-    """Without Kafka there is nothing to compare with: a reason to skip, but not where it counts."""
+    """Skip the test, or fail if CI=true, because Kafka is missing."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"{why}, and CI=true asks for all systems")
     pytest.skip(why)

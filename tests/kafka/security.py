@@ -1,7 +1,7 @@
-"""Listeners of a broker that want to know who is there: TLS, SASL, and rights by ACLs.
+"""Listeners of a broker that authenticate clients: TLS, SASL, and rights by ACLs.
 
-Whoever comes by the plain listener, or by TLS without a certificate, may do everything; the others
-what they were given.
+Clients on the plain listener, or on TLS without a certificate, have all rights. Others have those
+granted to them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ USERS = {"ada": "ada-secret", "bob": "bob-secret"}
 
 
 class Secured:
-    """The secrets of a broker, in `folder`. Raises FileNotFoundError without `openssl`."""
+    """Secrets of a broker, in `folder`. Raises FileNotFoundError without `openssl`."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = _certificate(folder, "broker")
-        """Of the certificate, which is its own authority."""
+        """File with the certificate, which is its own authority."""
         pem = folder / "keystore.pem"
         pem.write_bytes((folder / "broker.key").read_bytes() + self.authority.read_bytes())
         users = "".join(f' user_{name}="{password}"' for name, password in USERS.items())
@@ -39,12 +39,12 @@ class Secured:
         }
 
     def url(self, address: str, properties: Mapping[str, str]) -> str:
-        """A kafka:// URL that trusts the certificate."""
+        """Return a kafka:// URL that trusts the certificate."""
         trust = {"ssl.ca.location": str(self.authority)}
         return f"kafka://{address}?{urlencode({**trust, **properties})}"
 
     def as_user(self, address: str, user: str, password: str | None = None, **more: str) -> str:
-        """The URL for a user of SASL_SSL, by PLAIN unless `more` says otherwise."""
+        """Return the URL for a user of SASL_SSL, by PLAIN unless `more` says otherwise."""
         said = {
             "security.protocol": "SASL_SSL",
             "sasl.mechanism": "PLAIN",
@@ -56,7 +56,7 @@ class Secured:
 
 
 def _certificate(folder: Path, name: str) -> Path:
-    """A certificate for 127.0.0.1 that signs itself; the key is beside it."""
+    """Create a self-signed certificate for 127.0.0.1, with its key next to it."""
     certificate = folder / f"{name}.pem"
     subprocess.run(
         [

@@ -1,4 +1,4 @@
-"""Calls of librdkafka's Python side, whatever it raises, and what is left of a producer then."""
+"""Calls into librdkafka's Python side with any errors, and the release of producers afterwards."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from strandline.changelog.kafka.failures import error_of
 
 
 def fenced() -> int:
-    """As confluent-kafka does with Python 3.11, once a producer has been fenced."""
+    """Raise like confluent-kafka with Python 3.11 after a producer has been fenced."""
     raise KafkaError(KafkaError._FENCED, "fenced")  # type: ignore[misc]
 
 
-def test_what_no_except_catches_becomes_an_exception() -> None:
+def test_an_error_that_no_except_catches_becomes_an_exception() -> None:
     with pytest.raises(KafkaException) as caught:
         called(fenced)
     error = error_of(caught.value)
@@ -31,7 +31,7 @@ def test_what_no_except_catches_becomes_an_exception() -> None:
     assert "fenced" in "".join(traceback.format_exception(caught.value))
 
 
-def test_it_comes_back_from_another_thread_too() -> None:
+def test_an_uncatchable_error_in_another_thread_becomes_an_exception_too() -> None:
     caller = DeadlineCaller()
     with pytest.raises(KafkaException):
         caller(fenced, 10)
@@ -39,8 +39,8 @@ def test_it_comes_back_from_another_thread_too() -> None:
     caller.close()
 
 
-def test_the_exception_that_went_through_a_callback_holds_on_to_nothing() -> None:
-    """confluent-kafka keeps it for ever."""
+def test_an_exception_raised_in_a_callback_keeps_no_objects_alive() -> None:
+    """confluent-kafka keeps the exception for ever."""
     kept: list[BaseException] = []
 
     def fails() -> None:
@@ -57,7 +57,7 @@ def test_the_exception_that_went_through_a_callback_holds_on_to_nothing() -> Non
 
 
 @pytest.mark.parametrize("step", ["append", "end"])
-def test_a_producer_that_was_fenced_is_gone_with_all_its_threads(
+def test_a_fenced_producer_is_released_with_all_its_threads(
     kafka: str, name: str, step: str
 ) -> None:
     with changelog.open(kafka) as log, changelog.open(kafka) as other:
@@ -79,12 +79,12 @@ def test_a_producer_that_was_fenced_is_gone_with_all_its_threads(
                     producer.commit_transaction()
             producer.close()
             del producer
-        log.producer(transactional_id=name)  # the place of the last one is taken
+        log.producer(transactional_id=name)  # the new producer replaces the last one
         gc.collect()
         assert [one() for one in gone] == [None] * 3
 
 
-def test_everything_else_goes_by() -> None:
+def test_other_results_and_errors_are_passed_on() -> None:
     assert called(lambda: 5) == 5
     with pytest.raises(KeyboardInterrupt):
         called(_interrupted)

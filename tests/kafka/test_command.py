@@ -1,4 +1,4 @@
-"""What a command says of a cluster that does not answer: its error, in one line, and nothing else."""
+"""A command on a cluster that does not answer prints its error in one line, and nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def shown(capsys: pytest.CaptureFixture[str]) -> Iterator[logging.Handler]:
-    """Warnings on stderr, as where nothing is configured."""
+    """Warnings on stderr, as without any logging configuration."""
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
     logging.getLogger().addHandler(handler)
@@ -32,13 +32,13 @@ def shown(capsys: pytest.CaptureFixture[str]) -> Iterator[logging.Handler]:
 
 @pytest.mark.usefixtures("shown")
 @pytest.mark.parametrize("met", [True, False])
-def test_it_is_one_line(
+def test_the_error_is_one_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     met: bool,
 ) -> None:
-    """Also of a cluster that has answered before."""
+    """The same holds for a cluster that has answered before."""
     monkeypatch.setattr(ClientLogs, "met", property(lambda _: met, lambda *_: None), raising=False)
     target = str(tmp_path / "log")
     for command in (["topics", "list", "--log", NOBODY], ["move", NOBODY, target]):

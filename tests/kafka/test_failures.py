@@ -1,4 +1,4 @@
-"""What befalls a cluster under a running app: it goes on without loss or doubles, or says why it cannot."""
+"""Failures of a cluster under a running app: it continues without loss or doubles, or raises."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.workers.threads import InThread
 Eventually = Callable[..., None]
 OUTAGE_S = float(os.environ.get("STRANDLINE_OUTAGE_SECONDS", "8"))
 BUSY = 0.5
-"""Of a processor: a worker that waits takes less."""
+"""Maximum share of a processor for a worker that waits."""
 
 
 def some(start: int, count: int = 60) -> list[tuple[str, int]]:
@@ -38,7 +38,7 @@ def some(start: int, count: int = 60) -> list[tuple[str, int]]:
 
 @contextmanager
 def running_app(made: Totals) -> Iterator[InThread]:
-    """The app at work."""
+    """Run the app during the block."""
     made.app.prepare()
     worker = InThread(made.app, "count")
     try:
@@ -48,17 +48,17 @@ def running_app(made: Totals) -> Iterator[InThread]:
 
 
 def is_handled(made: Totals, count: int) -> bool:
-    """Whether so many records have come out."""
+    """Return True once `count` records have come out."""
     try:
         return len(made.out.to_polars()) >= count
     except StrandlineError:
         return False
 
 
-def test_an_outage_of_all_brokers_is_outlasted(
+def test_an_app_survives_an_outage_of_all_brokers(
     running: Running, name: str, tmp_path: Path, eventually: Eventually
 ) -> None:
-    """Killed under a running app, and started again much later."""
+    """All brokers are killed under a running app, and started again much later."""
     if running.broker is None:
         pytest.skip("the broker is not ours to kill (STRANDLINE_KAFKA)")
     given = some(0)
@@ -81,7 +81,7 @@ def test_an_outage_of_all_brokers_is_outlasted(
     assert spent < BUSY * OUTAGE_S
 
 
-def test_an_app_whose_input_is_deleted_says_so(
+def test_an_app_whose_input_is_deleted_raises(
     kafka: str, name: str, tmp_path: Path, eventually: Eventually
 ) -> None:
     made = totals(name, kafka, tmp_path)
@@ -96,7 +96,7 @@ def test_an_app_whose_input_is_deleted_says_so(
         assert f"{name}-words" in str(worker.error)
 
 
-def test_an_app_goes_on_behind_what_retention_has_taken_and_says_so(
+def test_an_app_continues_after_records_deleted_by_retention_and_logs_it(
     kafka: str, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = totals(name, kafka, tmp_path)
@@ -112,7 +112,7 @@ def test_an_app_goes_on_behind_what_retention_has_taken_and_says_so(
     assert "are gone (retention)" in caplog.text
 
 
-def test_a_record_that_is_too_large_stops_the_app_with_its_topic(
+def test_a_record_that_is_too_large_stops_the_app_and_names_its_topic(
     kafka: str, name: str, tmp_path: Path
 ) -> None:
     app = sl.App(name, log=kafka, state_dir=tmp_path)
@@ -129,7 +129,7 @@ def test_a_record_that_is_too_large_stops_the_app_with_its_topic(
             app.run(until="idle")
 
 
-def test_where_no_broker_is_an_app_says_the_address_and_what_to_do(
+def test_an_app_without_a_broker_raises_with_the_address_and_a_remedy(
     name: str, tmp_path: Path, kafka: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from strandline.changelog.kafka import connection
@@ -140,7 +140,7 @@ def test_where_no_broker_is_an_app_says_the_address_and_what_to_do(
         made.app.run(until="idle")
 
 
-def test_a_call_that_never_comes_back_ends_the_producer_and_another_one_goes_on(
+def test_a_call_that_never_returns_ends_the_producer_and_another_one_continues(
     kafka: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from strandline.changelog.kafka import transactions
@@ -165,7 +165,7 @@ def test_a_call_that_never_comes_back_ends_the_producer_and_another_one_goes_on(
 
 
 class _Hanging:
-    """As librdkafka's producer when it has lost sight of a broker."""
+    """A producer like librdkafka's when it has lost its broker."""
 
     def __init__(self, released: threading.Event) -> None:
         self._released = released

@@ -1,4 +1,4 @@
-"""A commit that comes before its member has heard of the group's new generation."""
+"""A commit sent before its member knows the group's new generation."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from strandline.changelog.kafka.transactions import Transactions
 from strandline.changelog.records import CommittedOffset, TopicPartition
 
 
-def test_it_is_aborted_when_the_member_knows_the_new_one(
+def test_a_refused_commit_returns_once_the_member_knows_the_new_generation(
     kafka: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that the next commit is not refused as well."""
+    """Otherwise the next commit would be refused as well."""
     refused = threading.Event()
 
     def too_early(*_: Any) -> None:
@@ -53,6 +53,6 @@ def test_it_is_aborted_when_the_member_knows_the_new_one(
         assert refused.is_set()
         assert one._metadata != before
         assert not one.is_over
-        log.broker.leave_group(member)  # and the second one need not wait for what it gives up
+        log.broker.leave_group(member)  # spares the second member the wait for its partitions
         second.join(30)
         assert not second.is_alive()

@@ -1,4 +1,4 @@
-"""What librdkafka says of itself: how loud, how often, and what an error takes from it."""
+"""Messages of librdkafka: their levels, their frequency, and their use in errors."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
 
 
 @pytest.fixture
-def heard(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> ClientLogs:
-    """That of a cluster which has answered before."""
+def client_logs(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> ClientLogs:
+    """Log filter of a cluster that has answered before."""
     caplog.set_level(logging.DEBUG, "strandline.kafka")
     made = ClientLogs("kafka://db", logging.getLogger("strandline.kafka"), clock)
     made.met = True
     return made
 
 
-def line(heard: ClientLogs, kind: str, text: str, level: int = logging.ERROR) -> None:
-    heard.log(level, "%s [%s] %s", kind, "rdkafka#producer-1", f"[thrd:db:9092/1]: {text}")
+def line(client_logs: ClientLogs, kind: str, text: str, level: int = logging.ERROR) -> None:
+    client_logs.log(level, "%s [%s] %s", kind, "rdkafka#producer-1", f"[thrd:db:9092/1]: {text}")
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     return [(record.levelname, record.getMessage()) for record in caplog.records]
 
 
-def test_each_kind_is_said_once_and_then_as_a_sum(
-    heard: ClientLogs, clock: ManualClock, caplog: pytest.LogCaptureFixture
+def test_each_kind_of_message_is_logged_once_and_then_summed_up(
+    client_logs: ClientLogs, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(274):
-        line(heard, "FAIL", REFUSED)
-        line(heard, "CLUSTERID", "Broker 1 reports different ClusterId", logging.WARNING)
+        line(client_logs, "FAIL", REFUSED)
+        line(client_logs, "CLUSTERID", "Broker 1 reports different ClusterId", logging.WARNING)
     clock.advance(int(EVERY_SECONDS * 1000))
-    line(heard, "FAIL", REFUSED)
+    line(client_logs, "FAIL", REFUSED)
     plain = (
         "kafka://db: librdkafka: FAIL: db:9092: Connect to 10.0.0.7:9092 failed: Connection refused"
     )
-    assert said(caplog) == [
+    assert logged(caplog) == [
         ("INFO", plain),
         ("WARNING", "kafka://db: librdkafka: CLUSTERID: Broker 1 reports different ClusterId"),
         ("INFO", f"{plain} (and 273 before it)"),
@@ -63,27 +63,31 @@ def test_each_kind_is_said_once_and_then_as_a_sum(
 
 
 @pytest.mark.parametrize("kind", ["TXNERR", "GETPID", "REQTMOUT", "SESSTMOUT", "FAIL"])
-def test_what_it_mends_itself_is_no_warning(
-    heard: ClientLogs, caplog: pytest.LogCaptureFixture, kind: str
+def test_problems_that_librdkafka_solves_itself_are_no_warnings(
+    client_logs: ClientLogs, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    line(heard, kind, "Failed to acquire transactional PID: Coordinator load in progress: retrying")
+    line(
+        client_logs,
+        kind,
+        "Failed to acquire transactional PID: Coordinator load in progress: retrying",
+    )
     assert [record.levelname for record in caplog.records] == ["INFO"]
 
 
-def test_what_has_ended_a_client_is_one_whatever_its_kind(
-    heard: ClientLogs, caplog: pytest.LogCaptureFixture
+def test_fatal_errors_are_logged_as_critical(
+    client_logs: ClientLogs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    line(heard, "TXNERR", "Fatal transaction error: fenced", logging.CRITICAL)
+    line(client_logs, "TXNERR", "Fatal transaction error: fenced", logging.CRITICAL)
     assert [record.levelname for record in caplog.records] == ["CRITICAL"]
 
 
-def test_that_no_broker_answers_is_a_warning_with_its_cause(
-    heard: ClientLogs, caplog: pytest.LogCaptureFixture
+def test_an_unreachable_cluster_is_a_warning_with_its_cause(
+    client_logs: ClientLogs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heard.event(KafkaError(KafkaError._TRANSPORT, REFUSED))
-    heard.event(DOWN)
-    heard.event(DOWN)
-    assert said(caplog) == [
+    client_logs.event(KafkaError(KafkaError._TRANSPORT, REFUSED))
+    client_logs.event(DOWN)
+    client_logs.event(DOWN)
+    assert logged(caplog) == [
         (
             "WARNING",
             (
@@ -94,23 +98,23 @@ def test_that_no_broker_answers_is_a_warning_with_its_cause(
     ]
 
 
-def test_that_no_broker_answers_is_old_when_one_has_just_now(
-    heard: ClientLogs, clock: ManualClock, caplog: pytest.LogCaptureFixture
+def test_an_unreachable_cluster_is_not_logged_right_after_an_answer(
+    client_logs: ClientLogs, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A client that was not in use hands out what befell it long ago."""
-    heard.answered()
-    heard.event(DOWN)
-    assert said(caplog) == []
+    """A client that was not in use reports old events late."""
+    client_logs.answered()
+    client_logs.event(DOWN)
+    assert logged(caplog) == []
     clock.advance(int(QUIET_SECONDS * 1000))
-    heard.event(DOWN)
+    client_logs.event(DOWN)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 @pytest.mark.parametrize("code", [KafkaError._AUTHENTICATION, KafkaError._SSL])
-def test_whom_the_cluster_does_not_let_in_any_more_hears_of_it(
-    heard: ClientLogs, caplog: pytest.LogCaptureFixture, code: int
+def test_a_failed_authentication_is_a_warning(
+    client_logs: ClientLogs, caplog: pytest.LogCaptureFixture, code: int
 ) -> None:
-    heard.event(
+    client_logs.event(
         KafkaError(code, "db:9092/1: SASL authentication error: gone (after 2ms in state AUTH)")
     )
     [record] = caplog.records
@@ -119,33 +123,35 @@ def test_whom_the_cluster_does_not_let_in_any_more_hears_of_it(
 
 
 def test_before_the_first_answer_there_are_no_warnings(
-    heard: ClientLogs, caplog: pytest.LogCaptureFixture
+    client_logs: ClientLogs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Opening the log fails, and its error says why."""
-    heard.met = False
-    heard.event(KafkaError(KafkaError._TRANSPORT, REFUSED))
-    heard.event(DOWN)
-    line(heard, "CLUSTERID", "Broker 1 reports different ClusterId", logging.WARNING)
+    """Opening the log fails, and its error has the reason."""
+    client_logs.met = False
+    client_logs.event(KafkaError(KafkaError._TRANSPORT, REFUSED))
+    client_logs.event(DOWN)
+    line(client_logs, "CLUSTERID", "Broker 1 reports different ClusterId", logging.WARNING)
     assert {record.levelname for record in caplog.records} == {"INFO"}
 
 
-def test_an_error_that_hides_its_cause_is_given_it(heard: ClientLogs, clock: ManualClock) -> None:
-    heard.event(KafkaError(KafkaError._TRANSPORT, REFUSED))
+def test_an_error_without_its_cause_gets_the_logged_one(
+    client_logs: ClientLogs, clock: ManualClock
+) -> None:
+    client_logs.event(KafkaError(KafkaError._TRANSPORT, REFUSED))
     late = KafkaError(
         KafkaError._TIMED_OUT, "Failed while waiting for controller: Local: Timed out"
     )
-    error = failure(late, "kafka://db: listing", heard.cause)
+    error = failure(late, "kafka://db: listing", client_logs.cause)
     assert isinstance(error, RequestTimedOut)
     assert "Timed out (db:9092: Connect to 10.0.0.7:9092 failed: Connection refused);" in str(error)
-    other = failure(KafkaError(KafkaError.TOPIC_EXCEPTION, "no"), "kafka://db", heard.cause)
+    other = failure(KafkaError(KafkaError.TOPIC_EXCEPTION, "no"), "kafka://db", client_logs.cause)
     assert isinstance(other, InvalidTopic)
     assert "refused" not in str(other)
     clock.advance(int(CAUSE_SECONDS * 1000) + 1)
-    assert heard.cause == "", "it is another one by now"
+    assert client_logs.cause == "", "it is another one by now"
 
 
-def test_an_answer_is_noted_before_old_trouble_is_heard() -> None:
-    """A consumer that nobody used during an outage tells of it at its next poll: it is no news then."""
+def test_an_answer_is_registered_before_old_events_are_polled() -> None:
+    """A consumer that was idle during an outage reports it at its next poll, when it is over."""
     happened: list[str] = []
 
     class Idle:

@@ -1,4 +1,4 @@
-"""TLS, SASL and ACLs: what the URL says reaches librdkafka, and what is refused says so."""
+"""TLS, SASL and ACLs: properties of the URL reach librdkafka, and refusals are clear errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.kafka.brokers import Running
 from tests.kafka.security import Secured
 
 AT_ONCE_S = 5.0
-"""A refusal is told at once: far sooner than a broker that does not answer (10 s)."""
+"""Seconds within which a refusal is reported, far less than for a silent broker (10 s)."""
 
 
 @pytest.fixture
@@ -27,14 +27,14 @@ def secured(running: Running) -> Secured:
 
 @pytest.fixture
 def address(running: Running) -> Callable[[str], str]:
-    """The broker's, by listener."""
+    """Function that returns the broker's address by listener."""
     assert running.broker is not None
     return running.broker.addresses.__getitem__
 
 
 @pytest.fixture
 def grant(kafka: str, name: str) -> Iterator[Callable[..., None]]:
-    """Give a user a right; taken back after the test."""
+    """Function that gives a user a right until the end of the test."""
     from confluent_kafka.admin import (
         AclBinding,
         AclBindingFilter,
@@ -73,7 +73,7 @@ def grant(kafka: str, name: str) -> Iterator[Callable[..., None]]:
 
 
 def all_rights(grant: Callable[..., None], user: str, prefix: str) -> None:
-    """What an app needs, as docs/guide/kafka.md says."""
+    """Grant the rights that an app needs according to docs/guide/kafka.md."""
     grant(user, "TOPIC", prefix, "CREATE", "DESCRIBE", "READ", "WRITE", "DESCRIBE_CONFIGS")
     grant(user, "GROUP", prefix, "READ", "DESCRIBE")
     grant(user, "TRANSACTIONAL_ID", prefix, "WRITE", "DESCRIBE")
@@ -95,7 +95,7 @@ def test_an_app_runs_over_tls_with_a_password_and_the_rights_that_the_guide_name
         made.judge(given)
 
 
-def test_scram_and_tls_alone(
+def test_scram_and_tls_without_sasl_work(
     secured: Secured, address: Callable[[str], str], running: Running, name: str
 ) -> None:
     from confluent_kafka.admin import (
@@ -114,11 +114,13 @@ def test_scram_and_tls_alone(
     with changelog.open(url) as log, pytest.raises(Unauthenticated, match=name):
         log.create_topic(name)
     with changelog.open(secured.url(address("SSL"), {"security.protocol": "SSL"})) as log:
-        log.create_topic(name)  # whoever has no name may do everything
+        log.create_topic(name)  # clients without a name have all rights
         log.append(name, [{"value": b"x"}])
 
 
-def test_who_is_not_let_in_is_told_at_once(secured: Secured, address: Callable[[str], str]) -> None:
+def test_a_failed_authentication_is_reported_at_once(
+    secured: Secured, address: Callable[[str], str]
+) -> None:
     sasl = address("SASL_SSL")
     clock = SystemClock()
     for url, reason in (
@@ -133,7 +135,7 @@ def test_who_is_not_let_in_is_told_at_once(secured: Secured, address: Callable[[
         assert "secret" not in str(refused.value)
 
 
-def test_what_a_user_may_not_do_is_named(
+def test_a_missing_right_is_named(
     secured: Secured,
     address: Callable[[str], str],
     kafka: str,
@@ -159,7 +161,7 @@ def test_what_a_user_may_not_do_is_named(
             log.producer(transactional_id=name)
 
 
-def test_an_app_without_a_right_stops_and_names_it_and_goes_on_when_it_has_it(
+def test_an_app_without_a_right_stops_with_its_name_and_continues_once_it_is_granted(
     secured: Secured,
     address: Callable[[str], str],
     kafka: str,

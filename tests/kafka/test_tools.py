@@ -1,4 +1,4 @@
-"""What Kafka's own tools see of what was written here, and what is read here of what they write."""
+"""Interoperability with Kafka's own tools, in both directions."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ TOOLS = {
     "get-offsets": "org.apache.kafka.tools.GetOffsetShell",
     "transactions": "org.apache.kafka.tools.TransactionsCommand",
 }
-"""By what their scripts are called."""
+"""Java classes by the names of their scripts."""
 
 
 class Tool:
-    """One that runs. What it says is waited for when it is asked for."""
+    """A running tool. Its output is waited for on request."""
 
     def __init__(self, name: str, *arguments: str, given: str = "") -> None:
         self._process = subprocess.Popen(
@@ -63,7 +63,7 @@ def tools() -> Iterator[ExitStack]:
         yield stack
 
 
-def test_kafkas_tools_and_we_see_the_same(
+def test_kafkas_tools_and_strandline_read_the_same(
     running: Running, broker: Broker, name: str, now: int, tmp_path: Path, tools: ExitStack
 ) -> None:
     made = totals(name, running.url, tmp_path)
@@ -112,7 +112,7 @@ def test_kafkas_tools_and_we_see_the_same(
         + f"trace:7\t{keys[0].decode()}\tNULL\n",
     )
 
-    # Every record once, with its partition, time, header and key, and nothing that was aborted.
+    # Every record once, with its partition, time, header and key, and no aborted ones.
     seen = [line.split("\t") for line in consumer.lines()]
     assert sorted(line[-2:] for line in seen) == sorted(
         [[key.decode(), f"v-{key.decode()}"] for key in keys] + [[keys[0].decode(), "null"]]
@@ -121,7 +121,7 @@ def test_kafkas_tools_and_we_see_the_same(
         assert time == f"CreateTime:{now}"
         assert partition == f"Partition:{partition_for(key.encode(), PARTITIONS)}"
         assert headers == ("NO_HEADERS" if value == "null" else "trace:7")
-    # Where the topic ends, and that the app has got there.
+    # The end of the topic, and the app's committed offset there.
     ends = {int(number): int(end) for _, number, end in (x.split(":") for x in offsets.lines())}
     assert sum(ends.values()) == 40
     told = [line.split() for line in groups.lines() if line.startswith(name)]
@@ -135,7 +135,7 @@ def test_kafkas_tools_and_we_see_the_same(
         word for line in dumped for word in ("COMMIT", "ABORT") if f"endTxnMarker: {word}" in line
     ]
     assert {"COMMIT", "ABORT"} == set(markers)
-    # And the other way round.
+    # The other direction.
     producer.lines()
     with changelog.open(running.url) as log, log.consumer() as reader:
         reader.subscribe(theirs)

@@ -1,4 +1,4 @@
-"""A group that waits for a member which has died: who joins meanwhile says what it waits for."""
+"""A group that waits for a dead member: a new member logs the reason for the wait."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ os._exit(9)
 """
 
 
-def test_it_is_said_once_and_only_if_somebody_is_waited_for(
+def test_waiting_for_a_dead_member_is_logged_once(
     kafka: str, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(members, "LOG_WAIT_AFTER_S", 0.0)

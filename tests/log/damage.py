@@ -1,4 +1,4 @@
-"""Damage to a log in memory, one place at a time; and what `check` says of it."""
+"""Damage to a log in memory, one place at a time, and the findings of `check` on it."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ SMALL = {"segment.bytes": "4096", "index.interval.bytes": "512"}
 
 
 def files(world: World) -> dict[str, bytearray]:
-    """Every file of the world, by its path."""
+    """Return the content of every file of the world, by path."""
     assert isinstance(world.storage, MemoryStorage)
     return world.storage._files
 
 
 def folder_of(world: World, topic: str = "t", partition: int = 0) -> str:
-    """The folder of a partition, whether or not its owner is alive."""
+    """Return the folder of a partition, also if its owner is closed."""
     return partition_folder(world.owner._catalog.get(topic).meta.topic_id, partition)
 
 
 def paths(world: World, suffix: str, topic: str = "t", partition: int = 0) -> list[str]:
-    """The files of a partition whose names end so, in order."""
+    """Return the files of a partition whose names end in `suffix`, sorted."""
     inside = folder_of(world, topic, partition) + "/"
     return sorted(p for p in files(world) if p.startswith(inside) and p.endswith(suffix))
 
 
 def log_file(world: World, number: int = -1, topic: str = "t", partition: int = 0) -> bytearray:
-    """A segment file of a partition; the last one if no number is given."""
+    """Return the content of a partition's segment file, by default of the last one."""
     return files(world)[paths(world, ".log", topic, partition)[number]]
 
 
 def positions(content: bytes | bytearray) -> list[int]:
-    """Where the frames of a segment begin."""
+    """Return the position of each frame in a segment."""
     found, at = [], 0
     while at < len(content):
         found.append(at)
@@ -50,13 +50,13 @@ def positions(content: bytes | bytearray) -> list[int]:
 
 
 def rewrite(world: World, path: str, kind: str, change: Any) -> None:
-    """Change the body of a document, with the right checksum."""
+    """Change the body of a document and update its checksum."""
     body = document.unpack(kind, bytes(files(world)[path]), path)
     files(world)[path][:] = document.pack(kind, change(body), path)
 
 
 def change_manifest(world: World, change: Any, topic: str = "t", partition: int = 0) -> None:
-    """Save the manifest of a partition with a change."""
+    """Change the manifest of a partition and save it."""
     folder = folder_of(world, topic, partition)
     manifest = Manifest.load(world.storage, folder)
     change(manifest)
@@ -64,7 +64,7 @@ def change_manifest(world: World, change: Any, topic: str = "t", partition: int 
 
 
 def place(world: World, topic: str = "t", partition: int = 0) -> int:
-    """The CRC of a partition's name, which its frames have in their checksums."""
+    """Return the CRC of a partition's folder name, which is part of its frames' checksums."""
     return place_of(f"{folder_of(world, topic, partition)}/")
 
 
@@ -75,24 +75,24 @@ def append_frame(
     batch: pa.RecordBatch | None = None,
     **header: Any,
 ) -> None:
-    """Put a frame behind the last one of a partition, past all rules."""
+    """Write a frame after the last one of a partition, without any of the owner's checks."""
     encoded = encode(batch or columns(values), schema_id=header.pop("schema_id", 0))
     parts = frame_parts(encoded, **header, place=place(world, topic))[1]
     log_file(world, topic=topic).extend(b"".join(bytes(part) for part in parts))
 
 
 def report(world: World) -> CheckReport:
-    """What a check of the world's folder says, whoever holds it."""
+    """Check the world's folder, also while its owner has it open."""
     return check_log(world.storage, clock=world.clock).report
 
 
 def found(world: World) -> list[tuple[str, str]]:
-    """Severity and kind of each finding, each pair once."""
+    """Return severity and kind of the findings, each pair once."""
     pairs = [(one.severity.name.lower(), one.kind) for one in report(world).findings]
     return sorted(set(pairs))
 
 
 def only(world: World, severity: Severity) -> Finding:
-    """The one finding of that severity."""
+    """Return the only finding of a severity."""
     (finding,) = report(world).of(severity)
     return finding

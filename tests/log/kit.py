@@ -1,4 +1,4 @@
-"""A small kit for tests of the log: batches in a word, producers that count their sequences."""
+"""A small kit for tests of the log: batches, and producers that count their sequences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def columns(
     key: bytes | None = b"k",
     times: Sequence[int] | int = START_MS,
 ) -> pa.RecordBatch:
-    """A batch of bytes."""
+    """Return a batch with one row per value, all with the same key."""
     stamps = [times] * len(values) if isinstance(times, int) else list(times)
     return pa.record_batch(
         {
@@ -59,20 +59,20 @@ class World:
         return self.owner
 
     def crash(self) -> Owner:
-        """The process dies; another one opens the folder."""
+        """Kill the process, and open the folder with another one."""
         assert isinstance(self.storage, MemoryStorage)
         self.storage.crash()
         return self.open()
 
     def reopen(self) -> Owner:
-        """Closed in order and opened again."""
+        """Close the log in order and open it again."""
         self.owner.close()
         return self.open()
 
     def values(
         self, topic: str = "t", partition: int = 0, isolation: Isolation = "read_committed"
     ) -> list[bytes | None]:
-        """All that a reader sees from the beginning."""
+        """Return all values that a reader sees from the beginning."""
         tp = TopicPartition(topic, partition)
         position = self.owner.offsets([tp])[tp].log_start
         seen: list[bytes | None] = []
@@ -104,7 +104,7 @@ class Client:
         sequence: int | None = None,
         identity: ProducerIdentity | None = None,
     ) -> Appended:
-        """One batch; in the transaction if the client has a transactional id."""
+        """Append one batch, in the transaction if the client has a transactional id."""
         tp = TopicPartition(topic, partition)
         base = self.sequences.get(tp, 0) if sequence is None else sequence
         request = Append(

@@ -1,4 +1,4 @@
-"""The way from a client to the log, on which calls and answers get lost as a test says."""
+"""A line between a client and the log on which a test can lose calls and answers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ Fault = Exception | None
 
 
 class Line:
-    """Passes calls on to the log that is open at the moment; `faults` befall the next appends.
+    """Forwards calls to the log that is open at the moment. `faults` apply to the next appends.
 
-    A fault is an exception instead of the call, or after it for those of AFTERWARDS, or None.
+    A fault is None or an exception. It is raised instead of the call, or after the call if it is
+    one of AFTERWARDS.
     """
 
     def __init__(self, world: World) -> None:
@@ -31,7 +32,7 @@ class Line:
 
     @property
     def broker(self) -> Broker:
-        """This, as what it is used as."""
+        """The line itself, typed as a broker."""
         return cast("Broker", self)
 
     def __getattr__(self, name: str) -> Any:

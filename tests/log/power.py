@@ -1,4 +1,4 @@
-"""A log on the storage twin, and what befalls it: hooks that fail, stop, or let others act."""
+"""A log on the storage twin, and hooks that fail, stop the process, or run something in between."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.log.kit import World
 
 @dataclass
 class PowerWorld(World):
-    """A log on such a storage, which dies either death and is opened again."""
+    """A log on a storage twin that dies by kill or power cut and is opened again."""
 
     storage: PowerStorage = field(default_factory=PowerStorage)
 
@@ -34,7 +34,8 @@ class PowerWorld(World):
 def failing(
     kind: Kind, where: str = "", *, error: StorageFailed | None = None, times: int = 1 << 62
 ) -> Hook:
-    """An error of the disk at the first `times` operations of a kind, in paths with `where`."""
+    """Fail the first `times` operations of a kind in paths that contain `where` with a disk
+    error."""
     left = [times]
 
     def hook(operation: Operation) -> None:
@@ -46,7 +47,7 @@ def failing(
 
 
 def stopping(kind: Kind, where: str = "") -> Hook:
-    """The process dies at the first operation of a kind in a path with `where`."""
+    """Kill the process at the first operation of a kind in a path that contains `where`."""
 
     def hook(operation: Operation) -> None:
         if operation.kind == kind and where in operation.path:
@@ -56,7 +57,7 @@ def stopping(kind: Kind, where: str = "") -> Hook:
 
 
 def stopping_after(count: int) -> Hook:
-    """The process does `count` more operations and dies at the next."""
+    """Kill the process at the operation after the next `count` ones. Reads do not count."""
     left = [count]
 
     def hook(operation: Operation) -> None:
@@ -69,7 +70,8 @@ def stopping_after(count: int) -> Hook:
 
 
 def doing(action: Callable[[], object], kind: Kind, where: str = "") -> Hook:
-    """Something else happens, once, just before the first operation of a kind in such a path."""
+    """Run `action` once, just before the first operation of a kind in a path that contains
+    `where`."""
     done: list[Operation] = []
 
     def hook(operation: Operation) -> None:
@@ -85,9 +87,10 @@ R = TypeVar("R")
 
 
 def taking_turns(environment: LogContext, call: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """In place of LogContext.in_parallel: no threads, so that a seed gives the same story again.
+    """Replace LogContext.in_parallel: run the calls without threads, so that a seed always gives the
+    same run.
 
-    The order is chance's, as it is the scheduler's.
+    The order is drawn from the storage's random numbers, as arbitrary as a scheduler's.
     """
     order = sorted(range(len(items)), key=lambda i: getattr(items[i], "folder", ""))
     storage = environment.storage

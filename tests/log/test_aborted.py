@@ -1,4 +1,4 @@
-"""The index of aborted transactions: what it answers, and how its work grows."""
+"""The index of aborted transactions: its answers, and the growth of its work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from strandline.changelog.embedded.producer_state import EndedTransaction
 
 
 def history(count: int, producers: int, seed: int) -> list[EndedTransaction]:
-    """Transactions that overlap, but never two of one producer, in the order of their ends."""
+    """Return overlapping transactions, but never two of one producer, in the order of their
+    ends."""
     chance, ended, opened = Random(seed), list[EndedTransaction](), dict[int, int]()
     offset = 0
     while len(ended) < count:
@@ -31,7 +32,7 @@ def history(count: int, producers: int, seed: int) -> list[EndedTransaction]:
 )
 @pytest.mark.parametrize("producers", [1, 5, 300])
 @pytest.mark.parametrize("in_order", [True, False])
-def test_it_finds_what_looking_at_all_would_find(
+def test_the_index_finds_the_same_transactions_as_a_scan_of_all(
     count: int, producers: int, *, in_order: bool
 ) -> None:
     ended, chance = history(count, producers, seed=count + producers), Random(7)
@@ -60,7 +61,7 @@ def test_it_finds_what_looking_at_all_would_find(
 
 
 def counting(name: str) -> Any:
-    """A method of int that counts its calls."""
+    """Return a method of int that counts its calls."""
     compare = getattr(int, name)
 
     def method(self: int, other: object) -> Any:
@@ -71,7 +72,7 @@ def counting(name: str) -> Any:
 
 
 class Counted(int):
-    """An offset that counts how often it is compared."""
+    """An offset that counts comparisons."""
 
     comparisons = 0
     __eq__ = counting("__eq__")
@@ -101,7 +102,7 @@ def making(count: int, producers: int) -> None:
 
 
 def reading(count: int, producers: int) -> None:
-    """The index is asked for each short stretch of the log, as by one reader of all of it."""
+    """Query the index for each short range of the log, as a reader of the whole log does."""
     ended = counted(count, producers)
     index = AbortedTransactions(ended)
     for offset in range(0, int(ended[-1].marker_offset), 20):
@@ -110,7 +111,7 @@ def reading(count: int, producers: int) -> None:
 
 @pytest.mark.parametrize("work", [adding, making, reading])
 @pytest.mark.parametrize("producers", [1, 50])
-def test_its_work_grows_with_the_number_of_transactions_and_not_with_its_square(
+def test_the_work_grows_linearly_with_the_number_of_transactions(
     work: Callable[[int, int], None], producers: int
 ) -> None:
     taken = []

@@ -1,4 +1,4 @@
-"""`check` finds every kind of damage, says how bad it is, and changes nothing."""
+"""`check` finds every kind of damage, names its severity, and changes nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DAY = 24 * 60 * 60 * 1000
 
 
 def a_log(*, segments: bool = True, storage: MemoryStorage | None = None) -> World:
-    """Plain and transactional records, committed and aborted, and committed offsets."""
+    """Return a log with plain and transactional records, committed and aborted, and offsets."""
     world = World(storage or MemoryStorage())
     world.owner.create_topic("t", 1, config=SMALL if segments else None)
     plain, tx = Client(world), Client(world, "tx")
@@ -59,7 +59,7 @@ def a_log(*, segments: bool = True, storage: MemoryStorage | None = None) -> Wor
 # Nothing wrong ------------------------------------------------------------------------
 
 
-def test_nothing_is_found_in_a_log_that_was_closed_in_order() -> None:
+def test_a_log_closed_in_order_has_no_findings() -> None:
     world = a_log()
     world.owner.close()
     said = report(world)
@@ -71,7 +71,7 @@ def test_nothing_is_found_in_a_log_that_was_closed_in_order() -> None:
 
 
 def report_of_system_records(world: World) -> int:
-    """Prepares and what goes with them, a block of producer ids, an offset."""
+    """Return the number of records in the log's own topics."""
     kept = {"__transaction_state", "__consumer_offsets"}
     checked = check_log(world.storage, clock=world.clock)
     return sum(
@@ -82,13 +82,13 @@ def report_of_system_records(world: World) -> int:
     )
 
 
-def test_nothing_is_found_in_a_log_whose_owner_was_killed_between_two_appends() -> None:
+def test_a_log_killed_between_two_appends_has_no_findings() -> None:
     said = report(a_log())
     assert said.findings == []
     assert not said.closed_in_order
 
 
-def test_an_empty_folder_is_no_damage() -> None:
+def test_an_empty_folder_has_no_findings() -> None:
     assert check_log(MemoryStorage()).report.findings == []
 
 
@@ -105,7 +105,7 @@ def test_a_check_writes_nothing() -> None:
     assert after == before
 
 
-def test_no_more_is_read_at_once_than_is_promised() -> None:
+def test_reads_of_a_check_are_bounded() -> None:
     class Measuring(MemoryStorage):
         largest = 0
 
@@ -217,7 +217,7 @@ def test_a_file_cut_short_after_an_orderly_end_is_damage() -> None:
     assert "it had 256 bytes and has 128" in damage.what
 
 
-def test_a_closed_segment_that_is_missing_or_has_another_size() -> None:
+def test_a_closed_segment_that_is_missing_or_has_another_size_is_found() -> None:
     world = a_log()
     path = paths(world, ".log")[1]
     content = bytes(files(world)[path])
@@ -232,7 +232,7 @@ def test_a_closed_segment_that_is_missing_or_has_another_size() -> None:
     assert "missing" in damage.what
 
 
-def test_the_active_segment_missing() -> None:
+def test_a_missing_active_segment_is_found() -> None:
     world = a_log()
     del files(world)[paths(world, ".log")[-1]]
     kinds = {(one.kind, one.partition) for one in report(world).of(Severity.DAMAGE)}
@@ -255,7 +255,7 @@ def test_records_that_cannot_be_decoded_are_damage_although_their_checksum_is_ri
     assert only(world, Severity.DAMAGE).offsets == (1, 2)
 
 
-def test_a_schema_that_the_catalog_has_not_got_is_named_and_is_no_damaged_record() -> None:
+def test_a_schema_missing_in_the_catalog_is_named_and_is_not_a_damaged_record() -> None:
     world = World()
     world.owner.create_topic("t", schema=pa.schema([("n", pa.int64())]))
     batch = columns([b"x"]).set_column(2, "value", pa.array([{"n": 1}]))
@@ -267,7 +267,7 @@ def test_a_schema_that_the_catalog_has_not_got_is_named_and_is_no_damaged_record
 
 
 def append_holder(world: World) -> None:
-    """Make the partition's folder, with an empty segment in it."""
+    """Create the partition's folder, with an empty segment in it."""
     partition = world.owner._catalog.get("t").partition(0)
     world.storage.make_dir(partition.folder)
     partition.roll()
@@ -281,19 +281,19 @@ def append_holder(world: World) -> None:
         ("durable end", {"base_offset": 1, "durable_end": 0}),
     ],
 )
-def test_headers_that_cannot_be_true(kind: str, header: dict[str, int]) -> None:
+def test_impossible_headers_are_found(kind: str, header: dict[str, int]) -> None:
     world = World()
     world.owner.create_topic("t")
     client = Client(world)
     client.append(b"a")
     append_frame(world, b"b", **header)
     append_frame(world, b"c", base_offset=2, durable_end=1)
-    if header["durable_end"] == 0:  # fallen: the one before had said more
+    if header["durable_end"] == 0:  # a durable end below that of the frame before it
         append_frame(world, b"d", base_offset=3, durable_end=0)
     assert ("damage", kind) in found(world)
 
 
-def test_of_many_findings_of_one_kind_in_a_file_the_first_are_listed_and_the_rest_counted() -> None:
+def test_many_findings_of_one_kind_in_a_file_are_partly_listed_and_all_counted() -> None:
     world = World()
     world.owner.create_topic("t")
     Client(world).append(b"a")
@@ -317,7 +317,7 @@ def test_a_manifest_that_is_missing_or_damaged_can_be_rebuilt() -> None:
     assert found(world) == [("repairable", "manifest")]
 
 
-def test_without_a_manifest_an_empty_first_segment_is_what_a_crash_leaves() -> None:
+def test_an_empty_first_segment_without_a_manifest_is_a_note() -> None:
     world = World()
     world.owner.create_topic("t")
     append_holder(world)
@@ -339,14 +339,14 @@ def test_without_a_manifest_an_empty_first_segment_is_what_a_crash_leaves() -> N
         lambda m: setattr(m.segments[0], "end_offset", 10_000),
     ],
 )
-def test_a_manifest_that_contradicts_itself_or_its_place(change: object) -> None:
+def test_a_manifest_that_contradicts_itself_or_its_folder_is_found(change: object) -> None:
     world = a_log()
     change_manifest(world, change)
     assert ("repairable", "manifest") in found(world)
 
 
 @pytest.mark.parametrize("figure", ["end_offset", "max_timestamp"])
-def test_figures_of_a_segment_that_are_not_those_of_its_frames(figure: str) -> None:
+def test_figures_of_a_segment_that_contradict_its_frames_are_found(figure: str) -> None:
     world = a_log()
     entry = Manifest.load(world.storage, folder_of(world)).segments[1]
     value = getattr(entry, figure) - 1
@@ -354,13 +354,13 @@ def test_figures_of_a_segment_that_are_not_those_of_its_frames(figure: str) -> N
     assert ("repairable", "figures") in found(world)
 
 
-def test_a_log_that_begins_behind_its_end() -> None:
+def test_a_log_that_starts_after_its_end_is_found() -> None:
     world = a_log()
     change_manifest(world, lambda m: setattr(m, "log_start", 10_000))
     assert only(world, Severity.DAMAGE).kind == "end"
 
 
-def test_files_that_no_manifest_and_no_catalog_lists_are_notes() -> None:
+def test_files_that_neither_manifest_nor_catalog_list_are_notes() -> None:
     world = a_log()
     folder = folder_of(world)
     for name in ("manifest.meta.tmp", f"{7:020d}-00000099.log", f"{7:020d}-00000099.index"):
@@ -374,7 +374,7 @@ def test_files_that_no_manifest_and_no_catalog_lists_are_notes() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".index", ".aborted", ".producers"])
-def test_a_side_file_that_is_missing_is_a_note_and_opening_makes_it_anew(suffix: str) -> None:
+def test_a_missing_side_file_is_a_note_and_opening_recreates_it(suffix: str) -> None:
     world = a_log()
     for path in paths(world, suffix):
         del files(world)[path]
@@ -389,14 +389,14 @@ def test_a_side_file_that_is_missing_is_a_note_and_opening_makes_it_anew(suffix:
     ("suffix", "severity"),
     [(".index", "note"), (".aborted", "repairable"), (".producers", "repairable")],
 )
-def test_a_side_file_that_cannot_be_read(suffix: str, severity: str) -> None:
+def test_an_unreadable_side_file_is_found(suffix: str, severity: str) -> None:
     world = a_log()
     files(world)[paths(world, suffix)[-1]][-1] ^= 1
     assert [word for word, _ in found(world)] == [severity]
 
 
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["offset", "position", "time before"])
-def test_an_entry_of_an_index_that_is_wrong(place: int) -> None:
+def test_a_wrong_entry_of_an_index_is_found(place: int) -> None:
     world = a_log()
 
     def change(body: bytes) -> bytes:
@@ -408,7 +408,7 @@ def test_an_entry_of_an_index_that_is_wrong(place: int) -> None:
     assert found(world) == [("repairable", "index")]
 
 
-def test_an_index_that_points_behind_the_end() -> None:
+def test_an_index_that_points_past_the_end_is_found() -> None:
     world = a_log()
 
     def change(body: bytes) -> bytes:
@@ -422,7 +422,7 @@ def test_an_index_that_points_behind_the_end() -> None:
 
 
 @pytest.mark.parametrize("change", [lambda rows: rows[1:], lambda rows: [*rows, [77, 1, 2]]])
-def test_an_aborted_index_that_is_not_what_the_frames_say(change: object) -> None:
+def test_an_aborted_index_that_contradicts_the_frames_is_found(change: object) -> None:
     world = a_log()
     change_rows(world, paths(world, ".aborted")[1], "aborted", change)
     assert found(world) == [("repairable", "aborted index")]
@@ -456,7 +456,7 @@ def test_aborted_transactions_whose_records_were_deleted_need_not_be_listed() ->
     ],
     ids=["one is missing", "one too many", "epoch", "batches", "open transaction"],
 )
-def test_a_snapshot_that_is_not_what_the_frames_say(change: object) -> None:
+def test_a_snapshot_that_contradicts_the_frames_is_found(change: object) -> None:
     world = a_log()
     change_rows(world, paths(world, ".producers")[-1], "producers", change)
     assert found(world) == [("repairable", "producer snapshot")]
@@ -468,7 +468,7 @@ def change_rows(world: World, path: str, kind: str, change: object) -> None:
     rewrite(world, path, kind, lambda body: msgspec.json.encode(change(msgspec.json.decode(body))))
 
 
-def test_what_retention_and_a_day_of_silence_take_is_not_missed() -> None:
+def test_producers_removed_by_retention_and_a_day_of_silence_are_not_missed() -> None:
     world = World()
     config = {**SMALL, "retention.ms": str(DAY), "segment.ms": str(10 * DAY)}
     world.owner.create_topic("t", 1, config={**config, "file.delete.delay.ms": "0"})
@@ -493,7 +493,7 @@ def test_what_retention_and_a_day_of_silence_take_is_not_missed() -> None:
 # Producers ----------------------------------------------------------------------------
 
 
-def test_a_batch_that_is_there_twice_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_or_missing_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProducerStates, "check", lambda *_: None)
     for sequence in (1, 3):
         world = World()
@@ -505,7 +505,7 @@ def test_a_batch_that_is_there_twice_or_not_at_all(monkeypatch: pytest.MonkeyPat
         assert only(world, Severity.DAMAGE).offsets == (2, 3)
 
 
-def test_an_epoch_that_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decreasing_epoch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProducerStates, "check", lambda *_: None)
     world = World()
     world.owner.create_topic("t")
@@ -515,7 +515,9 @@ def test_an_epoch_that_falls(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(world) == [("damage", "producer")]
 
 
-def test_a_transaction_without_an_end_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transaction_that_begins_before_the_last_has_ended_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(ProducerStates, "check", lambda *_: None)
     world = World()
     world.owner.create_topic("t")
@@ -564,18 +566,16 @@ def committed_without_its_marker() -> World:
     return world
 
 
-def test_a_commit_marker_that_is_lost_after_its_prepare_was_settled_is_not_left_to_opening() -> (
-    None
-):
+def test_a_commit_marker_lost_after_its_prepare_was_finalized_is_an_error() -> None:
     world = committed_without_its_marker()
-    client = Client(world, "tx")  # settles the last transaction, and writes its own state over it
+    client = Client(world, "tx")  # finalizes the last transaction, and replaces its state record
     assert client.identity.epoch > 0
     finding = only(world, Severity.REPAIRABLE)
     assert finding.kind == "open transaction"
     assert "before the log is opened" in finding.way_out
 
 
-def test_a_partition_that_ends_before_a_prepare_says() -> None:
+def test_a_partition_that_ends_before_the_end_in_a_prepare_is_found() -> None:
     world = World()
     world.owner.create_topic("t", 2)
     tx = Client(world, "tx")
@@ -589,7 +589,7 @@ def test_a_partition_that_ends_before_a_prepare_says() -> None:
     assert "'tx'" in damage.what
 
 
-def test_a_transaction_that_ends_twice() -> None:
+def test_a_transaction_that_ends_twice_is_found() -> None:
     world = World()
     world.owner.create_topic("t")
     tx = Client(world, "tx")
@@ -600,7 +600,7 @@ def test_a_transaction_that_ends_twice() -> None:
     assert found(world) == [("damage", "producer")]
 
 
-def test_partitions_that_disagree_about_a_transaction() -> None:
+def test_partitions_that_disagree_about_a_transaction_are_found() -> None:
     world = World()
     world.owner.create_topic("t", 2)
     tx = Client(world, "tx")
@@ -619,7 +619,7 @@ def test_partitions_that_disagree_about_a_transaction() -> None:
     assert "aborted in t-1 and committed in t-0" in outcome.what
 
 
-def test_a_commit_without_a_prepare() -> None:
+def test_a_commit_without_a_prepare_is_found() -> None:
     world = World()
     world.owner.create_topic("t")
     tx = Client(world, "tx")
@@ -630,7 +630,7 @@ def test_a_commit_without_a_prepare() -> None:
     assert found(world) == [("damage", "outcome")]
 
 
-def test_an_epoch_given_out_twice() -> None:
+def test_an_epoch_assigned_twice_is_found() -> None:
     world = World()
     log = world.owner._coordinator._log
     for epoch in (3, 2):
@@ -638,26 +638,27 @@ def test_an_epoch_given_out_twice() -> None:
     assert ("damage", "epoch") in found(world)
 
 
-def test_producer_ids_that_were_never_set_aside() -> None:
+def test_producer_ids_that_were_never_reserved_are_found() -> None:
     world = World()
     world.owner.create_topic("t")
     Client(world).append(b"a", identity=ProducerIdentity(5000, 0))
     assert found(world) == [("repairable", "producer ids")]
 
 
-def test_a_damaged_record_of_a_system_topic() -> None:
+def test_a_damaged_record_of_a_system_topic_is_found() -> None:
     for topic in ("__transaction_state", "__consumer_offsets"):
         world = a_log()
         data = log_file(world, topic=topic)
         data[positions(data)[0] + 110] ^= 1
         append_offsets = [one.partition for one in report(world).of(Severity.DAMAGE)]
         if topic == "__consumer_offsets":
-            assert append_offsets == []  # the only record, and nothing says that it was durable
+            # the only record, and no later frame says that it was durable
+            assert append_offsets == []
         else:
             assert TopicPartition(topic, 0) in append_offsets
 
 
-def test_a_group_beyond_the_end_of_its_partition() -> None:
+def test_a_group_offset_beyond_the_end_of_its_partition_is_found() -> None:
     world = World()
     world.owner.create_topic("t")
     Client(world).append(b"a")
@@ -710,7 +711,7 @@ def test_a_copy_that_is_missing_or_older_is_a_note_and_a_damaged_one_repairable(
     assert document.unpack(COPY_KIND, bytes(files(world)[path]), path)
 
 
-def test_settings_of_the_log_that_cannot_be_read() -> None:
+def test_unreadable_settings_of_the_log_are_found() -> None:
     world = a_log()
     world.owner.alter_config({"log.retention.ms": "5"})
     assert found(world) == []
@@ -728,7 +729,7 @@ def test_settings_of_the_log_that_cannot_be_read() -> None:
         ({"log.cleaner.max.compaction.lag.ms": "9"}, "contradicts the settings of topic 't'"),
     ],
 )
-def test_settings_of_the_log_that_are_not_allowed(given: dict[str, str], said: str) -> None:
+def test_invalid_settings_of_the_log_are_found(given: dict[str, str], said: str) -> None:
     world = a_log()
     world.owner.alter_topic("t", config={"min.compaction.lag.ms": "10"})
     document.save(world.storage, LOG_CONFIG, CONFIG_KIND, given)
@@ -737,19 +738,19 @@ def test_settings_of_the_log_that_are_not_allowed(given: dict[str, str], said: s
     assert said in damage.what
 
 
-def test_a_folder_beyond_the_partitions_of_its_topic() -> None:
+def test_a_folder_beyond_the_partitions_of_its_topic_is_found() -> None:
     world = a_log()
     files(world)[f"{folder_of(world)[:-1]}7/manifest.meta"] = bytearray()
     assert found(world) == [("damage", "unlisted partition")]
 
 
-def test_a_lost_folder_meta() -> None:
+def test_a_lost_folder_meta_is_found() -> None:
     world = a_log()
     del files(world)[FOLDER_META]
     assert found(world) == [("repairable", "folder")]
 
 
-def test_a_note_of_an_orderly_end_that_is_damaged_or_wrong() -> None:
+def test_a_damaged_or_wrong_note_of_an_orderly_close_is_found() -> None:
     world = a_log()
     world.owner.close()
     content = bytes(files(world)[CLEAN])

@@ -1,4 +1,4 @@
-"""The cleaner goes by what is set at the moment, for the log and for a topic."""
+"""The cleaner follows the current settings of the log and of the topic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Eventually = Callable[..., None]
 
 
 def dirty(world: World, records: int = 40) -> Client:
-    """Many records of one key."""
+    """Create a compacted topic with many records of one key."""
     world.owner.create_topic("c", config=COMPACTED)
     client = Client(world)
     for number in range(records):
@@ -27,13 +27,13 @@ def dirty(world: World, records: int = 40) -> Client:
 
 
 def later(world: World, ms: int) -> int:
-    """How many records are left when so much time has gone by."""
+    """Advance the clock. Return the number of records left."""
     world.clock.advance(ms)
     world.owner.tick()
     return len(world.values("c"))
 
 
-def test_it_can_be_turned_off_and_on(world: World) -> None:
+def test_the_cleaner_can_be_turned_off_and_on(world: World) -> None:
     world.owner.alter_config({"log.cleaner.enable": "false"})
     dirty(world)
     assert later(world, 60_000) == 40
@@ -41,7 +41,7 @@ def test_it_can_be_turned_off_and_on(world: World) -> None:
     assert later(world, 60_000) < 40
 
 
-def test_a_shorter_wait_counts_for_the_one_that_has_begun(world: World) -> None:
+def test_a_shorter_backoff_also_shortens_the_current_one(world: World) -> None:
     world.owner.alter_config({"log.cleaner.backoff.ms": "3600000"})
     world.owner.tick()
     dirty(world)
@@ -50,7 +50,7 @@ def test_a_shorter_wait_counts_for_the_one_that_has_begun(world: World) -> None:
     assert later(world, 0) < 40
 
 
-def test_the_memory_for_keys_bounds_what_a_pass_knows_without_a_file(world: World) -> None:
+def test_the_memory_for_keys_bounds_the_keys_of_a_pass_without_a_file(world: World) -> None:
     world.owner.alter_config({"log.cleaner.dedupe.buffer.size": "4096"})
     world.owner.create_topic("c", config=COMPACTED)
     client = Client(world)
@@ -75,7 +75,7 @@ def test_the_memory_for_keys_bounds_a_pass(world: World) -> None:
     world.owner.alter_config({"log.cleaner.dedupe.buffer.size": "4096"})
     world.owner.create_topic("c", config=COMPACTED)
     client = Client(world)
-    for _ in range(9):  # for each record the pass has a bit, and no more than a quarter of them
+    for _ in range(9):  # a pass keeps a bit per record in at most a quarter of its memory
         client.append(*[b"x" for _ in range(500)], topic="c")
     for number in range(100):
         client.append(b"x", topic="c", key=b"%d" % number)
@@ -87,7 +87,7 @@ def test_the_memory_for_keys_bounds_a_pass(world: World) -> None:
     assert len(world.values("c")) == 101
 
 
-def test_the_ratio_of_the_log_counts_where_a_topic_has_none(world: World) -> None:
+def test_the_ratio_of_the_log_applies_to_a_topic_without_one(world: World) -> None:
     world.owner.alter_config({"log.cleaner.min.cleanable.ratio": "1.0"})
     dirty(world)
     assert later(world, 60_000) == 40
@@ -95,7 +95,9 @@ def test_the_ratio_of_the_log_counts_where_a_topic_has_none(world: World) -> Non
     assert later(world, 60_000) < 40
 
 
-def test_from_delete_to_compact_records_without_a_key_go_and_are_counted(world: World) -> None:
+def test_records_without_a_key_are_removed_and_counted_after_a_change_to_compact(
+    world: World,
+) -> None:
     world.owner.create_topic("c", config={"segment.bytes": "4096"})
     client = Client(world)
     for number in range(40):
@@ -108,7 +110,7 @@ def test_from_delete_to_compact_records_without_a_key_go_and_are_counted(world: 
     assert len(world.values("c")) == 1
 
 
-def test_once_a_topic_is_not_compacted_nothing_more_of_it_is_removed(
+def test_nothing_is_removed_from_a_topic_that_is_no_longer_compacted(
     slowly_cleaned: Owner, eventually: Eventually
 ) -> None:
     owner = slowly_cleaned
@@ -122,7 +124,7 @@ def test_once_a_topic_is_not_compacted_nothing_more_of_it_is_removed(
     eventually(lambda: left(owner) == 1)
 
 
-def test_a_brake_that_is_let_go_holds_nobody_any_more(
+def test_a_lifted_io_limit_lets_a_waiting_cleaner_continue(
     slowly_cleaned: Owner, eventually: Eventually
 ) -> None:
     owner = slowly_cleaned
@@ -130,7 +132,7 @@ def test_a_brake_that_is_let_go_holds_nobody_any_more(
     eventually(lambda: left(owner) == 1)
 
 
-def test_a_topic_is_deleted_though_the_cleaner_waits_in_it(
+def test_a_topic_can_be_deleted_while_the_cleaner_waits_in_it(
     slowly_cleaned: Owner, eventually: Eventually
 ) -> None:
     owner = slowly_cleaned
@@ -140,7 +142,7 @@ def test_a_topic_is_deleted_though_the_cleaner_waits_in_it(
 
 @pytest.fixture
 def slowly_cleaned(eventually: Eventually) -> Iterator[Owner]:
-    """A log whose cleaner is in the middle of the topic `c`, and would be for days."""
+    """A log whose cleaner is in the middle of the topic `c`, and would stay there for days."""
     owner = Owner(MemoryStorage(), background=True)
     try:
         owner.alter_config({"log.cleaner.io.max.bytes.per.second": "1"})

@@ -1,4 +1,5 @@
-"""What nobody closed is closed when it is garbage, or at exit; and nothing stands still for that."""
+"""Objects that were never closed are closed by garbage collection, or at exit, without
+deadlocks."""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ from strandline.changelog.embedded.names import CLEAN
 
 
 class Thing:
-    """Goes with its last reference."""
+    """Is collected with its last reference."""
 
 
-def test_garbage_is_closed_though_the_thread_that_finds_it_holds_what_closing_needs() -> None:
-    """As the lock of all thread pools, while one of them starts a thread."""
+def test_garbage_is_closed_even_if_the_thread_that_finds_it_holds_a_lock_that_closing_needs() -> (
+    None
+):
+    """The finder may hold the lock of all thread pools, while one of them starts a thread."""
     lock, closed = threading.Lock(), threading.Event()
 
     def close() -> None:
@@ -40,8 +43,8 @@ def test_garbage_is_closed_though_the_thread_that_finds_it_holds_what_closing_ne
     assert closed.wait(30)
 
 
-def test_no_thread_is_started_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who finds the garbage may be starting one, or ending: up to Python 3.12 that is under a lock."""
+def test_closing_garbage_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The finder may be starting or ending a thread, up to Python 3.12 under a lock."""
     closed = threading.Event()
     thing = Thing()
     CloseOnce(thing, closed.set)
@@ -51,7 +54,7 @@ def test_no_thread_is_started_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert closed.wait(30)
 
 
-def test_what_cannot_be_closed_keeps_nobody_else_open() -> None:
+def test_an_object_that_fails_to_close_does_not_keep_others_open() -> None:
     closed = threading.Event()
     things = [Thing(), Thing()]
     CloseOnce(things[0], lambda: 1 // 0)
@@ -60,7 +63,7 @@ def test_what_cannot_be_closed_keeps_nobody_else_open() -> None:
     assert closed.wait(30)
 
 
-def test_a_log_that_is_garbage_can_be_opened_again(tmp_path: Path) -> None:
+def test_a_log_that_was_garbage_collected_can_be_opened_again(tmp_path: Path) -> None:
     log = changelog.open(tmp_path)
     log.create_topic("words", 2)
     with log.producer() as producer:
@@ -72,7 +75,7 @@ def test_a_log_that_is_garbage_can_be_opened_again(tmp_path: Path) -> None:
         assert [topic.name for topic in again.topics()] == ["words"]
 
 
-def test_what_is_open_at_exit_is_closed_then() -> None:
+def test_open_objects_are_closed_at_exit() -> None:
     program = """
 from strandline.changelog.closing import CloseOnce
 class Thing: ...
@@ -121,7 +124,7 @@ atexit.register(lambda: (producer.send("words", b"late", key=b"k"), producer.flu
     [(OWNING, 3), (ATTACHED, 4), (OWNING + "log.broker.clean(['words'])", 3)],
     ids=["owning", "attached", "cleaning"],
 )
-def test_a_log_that_is_open_at_exit_is_closed_in_order_and_nothing_is_said(
+def test_a_log_that_is_open_at_exit_is_closed_in_order_and_silently(
     program: str, records: int, tmp_path: Path
 ) -> None:
     """From Python 3.12 on no thread can be started once the interpreter is ending."""
@@ -138,7 +141,7 @@ def test_a_log_that_is_open_at_exit_is_closed_in_order_and_nothing_is_said(
         assert sum(end.high_watermark for end in log.offsets("words").values()) >= records
 
 
-def test_what_is_sent_by_a_function_at_exit_arrives(tmp_path: Path) -> None:
+def test_records_sent_by_a_function_at_exit_arrive(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", AT_EXIT, str(tmp_path / "log")],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Rows and tables of any library become the same batches; what does not fit is refused."""
+"""Rows and tables of any library become the same batches; data that does not fit is refused."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ def test_the_batch_has_the_schema_of_the_log() -> None:
     assert batch.column("key").to_pylist() == [None, None]
 
 
-def test_a_key_is_encoded_in_the_topics_type_whatever_the_data_made_of_it() -> None:
+def test_a_key_is_encoded_in_the_topics_type_even_if_the_data_has_another() -> None:
     # pandas turns a column of integers with a gap into floats.
     with_gap = pd.DataFrame(ROWS)
     assert with_gap["delay"].dtype == float
     assert [row["key"] for row in converted(with_gap, key="delay")] == [bytes(7) + b"\5", None]
 
 
-def test_a_topic_of_bytes_takes_key_value_timestamp_and_headers() -> None:
+def test_a_topic_of_bytes_accepts_key_value_timestamp_and_headers() -> None:
     rows = [
         {"key": "a", "value": b"1", "timestamp": 5, "headers": [("h", b"x")]},
         {"key": 1, "value": None, "timestamp": 6, "headers": []},
@@ -114,7 +114,7 @@ def test_text_on_a_topic_of_bytes_becomes_utf8() -> None:
     ]
 
 
-def test_headers_that_nobody_uses_are_left_out() -> None:
+def test_unused_headers_are_left_out() -> None:
     table = pa.table({"value": [b"1"], "headers": pa.array([[]], HEADERS_TYPE)})
     assert converted(table, BYTES) == [{"timestamp": NOW, "key": None, "value": b"1"}]
 
@@ -132,7 +132,7 @@ def test_headers_that_nobody_uses_are_left_out() -> None:
         ({"dealy": 5}, "there is no column 'dealy'"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(change: dict[str, Any], problem: str) -> None:
+def test_data_that_does_not_fit_is_refused_by_name(change: dict[str, Any], problem: str) -> None:
     with pytest.raises(SchemaMismatch) as caught:
         converted([{**ROWS[0], **change}])
     assert problem in str(caught.value)
@@ -178,7 +178,7 @@ def test_missing_and_unusable_columns_are_refused(
 
 
 @pytest.mark.parametrize("data", [b"value", "value", {"value": b"x"}, 5, [b"value"], [None]])
-def test_what_is_no_data_is_refused(data: Any) -> None:
+def test_objects_that_are_no_data_are_refused(data: Any) -> None:
     with pytest.raises(InvalidRecord, match="topic 'bytes'"):
         converted(data, BYTES)
 
@@ -202,7 +202,7 @@ def test_rows_need_not_have_the_same_columns_and_an_empty_one_is_a_record() -> N
 
 @pytest.mark.parametrize("form", [list, pl.DataFrame, pd.DataFrame, pa.Table.from_pylist])
 @pytest.mark.parametrize("named", [{}, {"key": "user", "timestamp": "at"}])
-def test_key_and_timestamp_may_stand_beside_the_columns_of_the_value(
+def test_key_and_timestamp_may_be_columns_next_to_those_of_the_value(
     form: Callable[[Any], Any], named: dict[str, str]
 ) -> None:
     key, timestamp = named.get("key", "key"), named.get("timestamp", "timestamp")
@@ -213,7 +213,7 @@ def test_key_and_timestamp_may_stand_beside_the_columns_of_the_value(
     ]
 
 
-def test_a_column_of_the_value_called_key_keys_nothing_unless_it_is_named() -> None:
+def test_a_value_column_called_key_is_not_the_key_unless_it_is_named() -> None:
     own = TopicInfo("own", "id", 1, {}, pa.schema([("key", pa.string())]), 1)
     [row] = converted([{"key": "a"}], own)
     assert row == {"timestamp": NOW, "key": None, "value": {"key": "a"}}

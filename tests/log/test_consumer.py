@@ -1,4 +1,5 @@
-"""The consumer: every record of what is assigned, in order, from a position that is never lost."""
+"""The consumer reads every record of its partitions, in order, from a position that is never
+lost."""
 
 from __future__ import annotations
 
@@ -40,16 +41,16 @@ def consumer_of(world: World, *partitions: TopicPartition, **options: object) ->
 
 
 def values(consumer: Consumer, **options: int) -> list[bytes]:
-    """The values that one poll gives."""
+    """Return the values of one poll."""
     batches = consumer.poll(**options)
     return [v for batch in batches for v in batch.columns.column("value").to_pylist()]
 
 
-# Where to begin ------------------------------------------------------------------------
+# Initial positions ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("reset", "expected"), [("earliest", [b"a", b"b"]), ("latest", [b"b"])])
-def test_without_a_committed_offset_the_policy_says_where_to_begin(
+def test_without_a_committed_offset_the_reset_policy_sets_the_position(
     world: World, client: Client, reset: OffsetReset, expected: list[bytes]
 ) -> None:
     client.append(b"a")
@@ -68,7 +69,7 @@ def test_the_policy_none_refuses_to_guess(world: World) -> None:
     assert consumer.poll() == []
 
 
-def test_a_group_goes_on_where_it_committed(world: World, client: Client) -> None:
+def test_a_group_continues_at_its_committed_offset(world: World, client: Client) -> None:
     client.append(b"a", b"b", b"c")
     first = consumer_of(world, group="g")
     values(first, max_records=2)
@@ -86,7 +87,7 @@ def test_offsets_can_be_committed_by_hand(world: World, client: Client) -> None:
     assert consumer.committed([T1])[T1].metadata == "note"
 
 
-def test_the_offset_of_a_deleted_topic_of_the_same_name_does_not_count(
+def test_the_offset_of_a_deleted_topic_of_the_same_name_is_ignored(
     world: World, client: Client
 ) -> None:
     client.append(b"a", b"b")
@@ -129,7 +130,7 @@ def test_committed_records_come_in_order_and_the_position_passes_markers(world: 
     assert values(consumer) == [b"open"]
 
 
-def test_read_uncommitted_sees_what_is_open_and_what_was_aborted() -> None:
+def test_read_uncommitted_sees_open_and_aborted_records() -> None:
     world = World(durability="os")
     world.owner.create_topic("t", 2)
     producer = Client(world, "x")
@@ -141,7 +142,7 @@ def test_read_uncommitted_sees_what_is_open_and_what_was_aborted() -> None:
     assert consumer.lag() == {T0: 0}
 
 
-def test_every_record_comes_once_whatever_the_bounds(world: World, client: Client) -> None:
+def test_every_record_comes_once_with_any_bounds(world: World, client: Client) -> None:
     sent = [b"%d" % n for n in range(60)]
     for start in range(0, 60, 7):
         client.append(*sent[start : start + 7])
@@ -244,7 +245,7 @@ def test_a_busy_partition_does_not_starve_the_others(world: World, client: Clien
     assert [b"rare"] in [batch[:1] for batch in seen]
 
 
-def test_partitions_are_asked_in_turn_when_a_poll_is_bounded(world: World) -> None:
+def test_partitions_are_fetched_in_turn_when_a_poll_is_bounded(world: World) -> None:
     world.owner.create_topic("wide", 6)
     client = Client(world)
     partitions = [TopicPartition("wide", n) for n in range(6)]
@@ -270,7 +271,7 @@ def test_an_idle_partition_does_not_hold_up_the_others(world: World) -> None:
 # Positions -----------------------------------------------------------------------------
 
 
-def test_seeking(world: World, client: Client) -> None:
+def test_seeks_move_the_position(world: World, client: Client) -> None:
     for n in range(4):
         client.append(b"%d" % n, times=START_MS + n * 1000)
     consumer = consumer_of(world, T0, T1)
@@ -288,7 +289,7 @@ def test_seeking(world: World, client: Client) -> None:
         consumer.seek(T0, -1)
 
 
-def test_a_seek_drops_what_was_fetched_ahead(world: World, client: Client) -> None:
+def test_a_seek_drops_records_that_were_fetched_ahead(world: World, client: Client) -> None:
     client.append(b"a", b"b", b"c")
     consumer = consumer_of(world)
     assert values(consumer, max_records=1) == [b"a"]
@@ -296,7 +297,7 @@ def test_a_seek_drops_what_was_fetched_ahead(world: World, client: Client) -> No
     assert values(consumer) == [b"a", b"b", b"c"]
 
 
-def test_ends_and_lag(world: World, client: Client) -> None:
+def test_ends_and_lag_follow_the_position(world: World, client: Client) -> None:
     client.append(b"a", b"b")
     consumer = consumer_of(world, T0, T1)
     assert consumer.beginning_offsets([T0]) == {T0: 0}
@@ -326,7 +327,7 @@ def test_a_reset_does_not_end_a_loop(world: World, client: Client) -> None:
     assert [record.value for record in consumer.records(timeout=0)] == [b"a", b"b"]
 
 
-def test_a_topic_made_anew_is_read_from_its_beginning(world: World, client: Client) -> None:
+def test_a_recreated_topic_is_read_from_its_beginning(world: World, client: Client) -> None:
     client.append(b"a", b"b")
     consumer = consumer_of(world)
     values(consumer)
@@ -338,7 +339,7 @@ def test_a_topic_made_anew_is_read_from_its_beginning(world: World, client: Clie
     assert values(consumer) == [b"x", b"y", b"z"]
 
 
-def test_a_topic_made_anew_between_two_polls_is_noticed_in_time(
+def test_a_topic_recreated_between_two_polls_is_noticed_in_time(
     world: World, client: Client
 ) -> None:
     client.append(b"a", b"b")
@@ -351,7 +352,7 @@ def test_a_topic_made_anew_between_two_polls_is_noticed_in_time(
     assert values(consumer) == [b"x", b"y", b"z"]
 
 
-def test_records_that_compaction_took_out_leave_gaps_in_the_offsets() -> None:
+def test_records_removed_by_compaction_leave_gaps_in_the_offsets() -> None:
     sparse = Batch("t", 0, 3, columns([b"a", b"b", b"c"]), 0, pa.array([3, 7, 9], pa.int64()))
     cursor = FetchCursor("id")
     cursor.seek(3)
@@ -390,7 +391,7 @@ def test_partitions_that_stay_assigned_keep_their_position(world: World, client:
         consumer.position(T0)
 
 
-def test_wrong_calls_are_told(world: World) -> None:
+def test_wrong_calls_are_refused(world: World) -> None:
     consumer = consumer_of(world)
     with pytest.raises(UnknownPartition, match="partitions 0 to 1, got 2"):
         consumer.assign([TopicPartition("t", 2)])
@@ -406,7 +407,7 @@ def test_wrong_calls_are_told(world: World) -> None:
         consumer.poll()
 
 
-def test_an_owner_out_of_reach_is_told_when_the_time_is_up(world: World) -> None:
+def test_an_unreachable_owner_is_an_error_after_the_timeout(world: World) -> None:
     consumer = consumer_of(world)
     consumer.poll()
     world.owner.close()

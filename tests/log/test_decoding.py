@@ -31,7 +31,7 @@ storage.create("d").append(document.pack("manifest", DATA))
 
 @pytest.mark.parametrize("way", WAYS)
 def test_threads_that_use_a_type_first_at_once_all_decode_it(way: str, repository: Path) -> None:
-    """The program that crashes msgspec, by way of ours."""
+    """This program crashes msgspec without Strandline's decoders."""
     assert PROGRAM is not None
     program = PROGRAM[1].replace("1_500", "400")
     assert DIRECT in program

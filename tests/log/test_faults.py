@@ -1,7 +1,7 @@
 """One fault at one place: a disk error, a death, a lost file, a second thread, a deletion.
 
-What a random story would find only by luck has its own test here, for every such place where
-something once could go wrong.
+A random story would find these cases only by luck, so each place where something once could go
+wrong has its own test here.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Eventually = Callable[..., None]
 
 @pytest.fixture
 def world() -> PowerWorld:
-    """A log with the topic `t` of two partitions on a storage that loses all it may lose."""
+    """A log with the topic `t` of two partitions, on a storage that loses all unsynced data."""
     return a_world()
 
 
@@ -86,7 +86,7 @@ def logs(world: PowerWorld, partition: int = 0) -> list[str]:
 
 
 def dies(world: PowerWorld, kind: str, where: str, act: Callable[[], object]) -> None:
-    """The process dies in `act`, at the first such operation."""
+    """Kill the process in `act`, at the first operation of that kind."""
     world.storage.hook = stopping(kind, where)  # type: ignore[arg-type]
     with pytest.raises(Died):
         act()
@@ -122,13 +122,13 @@ def test_a_transaction_whose_marker_could_not_be_written_is_completed_by_the_nex
     assert world.owner.committed("g")[T0].offset == 3
 
 
-def test_past_the_commit_point_offsets_count_once_a_marker_that_failed_is_there(
+def test_offsets_past_the_commit_point_are_visible_once_the_failed_marker_is_written(
     world: PowerWorld,
 ) -> None:
     client = a_commit_without_its_second_marker(world)
-    client.commit()  # asked again, it says that it is committed
+    client.commit()  # repeated, it reports the commit
     with pytest.raises(CoordinatorLoading):
-        world.owner.committed("g")  # who sees them would look for the rest
+        world.owner.committed("g")  # a reader that sees the offsets would expect the records
     with pytest.raises(StorageFailed, match="reopen"):
         Client(world, "tx")
     world.power_cut()
@@ -162,7 +162,7 @@ def test_a_marker_that_was_seen_and_lost_does_not_count_as_divergence(world: Pow
     assert seen.last_stable_offset <= now.epoch_end(seen.leader_epoch)
 
 
-def test_a_position_behind_a_marker_of_recovery_does_not_count_as_divergence(
+def test_a_position_after_a_marker_of_recovery_does_not_count_as_divergence(
     world: PowerWorld,
 ) -> None:
     Client(world, "tx").append(b"a")
@@ -190,7 +190,7 @@ def test_a_failed_fsync_of_one_partition_does_not_hold_back_readers_of_the_other
     assert world.values() == [b"later"]
 
 
-def test_a_producer_goes_on_after_a_commit_that_failed_before_the_commit_point(
+def test_a_producer_continues_after_a_commit_that_failed_before_the_commit_point(
     world: PowerWorld,
 ) -> None:
     client = Client(world, "tx")
@@ -205,7 +205,7 @@ def test_a_producer_goes_on_after_a_commit_that_failed_before_the_commit_point(
     assert world.values() == [b"x"]
 
 
-def test_a_commit_in_doubt_is_not_answered_before_a_reopening(world: PowerWorld) -> None:
+def test_a_commit_in_doubt_has_no_answer_before_a_reopening(world: PowerWorld) -> None:
     client = Client(world, "tx")
     client.append(b"a")
     world.storage.hook = failing("fsync", folder(world, topic=TRANSACTION_STATE))
@@ -214,11 +214,11 @@ def test_a_commit_in_doubt_is_not_answered_before_a_reopening(world: PowerWorld)
     world.storage.hook = None
     with pytest.raises(StorageFailed, match="reopen the log to learn"):
         client.commit()
-    world.crash()  # the Prepare was written, and the page cache lives
+    world.crash()  # the Prepare was written, and the page cache survives
     assert world.values() == [b"a"]
 
 
-def test_offsets_do_not_count_before_they_are_durable(world: PowerWorld) -> None:
+def test_offsets_are_not_visible_before_they_are_durable(world: PowerWorld) -> None:
     world.owner.commit_offsets("g", {T0: CommittedOffset(1)})
     world.storage.hook = failing("fsync", ".log")
     with pytest.raises(StorageFailed):
@@ -241,7 +241,8 @@ def joined(threads: list[threading.Thread]) -> None:
 
 
 class Commits:
-    """Three producers: the first is held up in its commit, the others come meanwhile."""
+    """Three producers: the first one's commit is held up until the others wait for the next
+    round."""
 
     def __init__(self, world: PowerWorld, eventually: Eventually) -> None:
         self.world = world
@@ -286,7 +287,7 @@ def test_commits_that_arrive_together_share_a_round_and_are_all_durable(
     assert sorted(world.values(), key=str) == [b"a", b"b", b"first"]
 
 
-def test_whoever_is_interrupted_in_a_round_of_commits_acknowledges_nobody_for_nothing(
+def test_an_interrupted_round_of_commits_acknowledges_no_commit_that_is_not_durable(
     world: PowerWorld, eventually: Eventually
 ) -> None:
     commits = Commits(world, eventually)
@@ -296,7 +297,7 @@ def test_whoever_is_interrupted_in_a_round_of_commits_acknowledges_nobody_for_no
     def interrupt(operation: Operation) -> None:
         if operation.kind == "fsync":
             fsyncs.append(operation.folder)
-            if prepare in fsyncs[:-1]:  # the first commit has had its round, the next one runs
+            if prepare in fsyncs[:-1]:  # the first commit's round is over, the next one runs
                 world.storage.hook = None
                 raise KeyboardInterrupt
 
@@ -308,7 +309,7 @@ def test_whoever_is_interrupted_in_a_round_of_commits_acknowledges_nobody_for_no
     assert sorted(world.values(), key=str) == sorted(world.values(partition=1), key=str)
 
 
-def test_commits_in_flight_when_the_log_is_closed_are_not_acknowledged_for_nothing(
+def test_commits_in_flight_when_the_log_is_closed_are_durable_if_acknowledged(
     world: PowerWorld, eventually: Eventually
 ) -> None:
     commits = Commits(world, eventually)
@@ -337,14 +338,14 @@ def test_a_transactional_id_cannot_be_a_key_of_the_logs_own(world: PowerWorld) -
         Client(world, "\x00producer-ids")
 
 
-def test_with_durability_os_no_producer_id_is_given_twice_even_after_a_power_cut() -> None:
+def test_with_durability_os_no_producer_id_is_assigned_twice_even_after_a_power_cut() -> None:
     world = a_world(1, durability="os")
     before = {Client(world).identity.producer_id for _ in range(3)}
     world.power_cut()
     assert Client(world).identity.producer_id not in before
 
 
-def test_a_transactional_id_idle_for_a_month_is_forgotten_and_may_begin_anew(
+def test_a_transactional_id_idle_for_a_month_is_forgotten_and_may_start_anew(
     world: PowerWorld,
 ) -> None:
     idle = Client(world, "tx")
@@ -373,7 +374,7 @@ def test_a_batch_without_a_sequence_is_refused(world: PowerWorld) -> None:
         world.owner.append([Append("t", 0, columns([b"a"]), producer)])
 
 
-def test_no_topic_takes_batches_too_large_to_be_read_again(world: PowerWorld) -> None:
+def test_no_topic_accepts_batches_too_large_to_be_read_again(world: PowerWorld) -> None:
     with pytest.raises(InvalidConfig, match=r"max\.message\.bytes"):
         world.owner.create_topic("large", config={"max.message.bytes": str(MAX_FRAME_BYTES)})
 
@@ -412,7 +413,7 @@ def test_a_death_anywhere_in_a_logs_first_steps_leaves_a_log_that_opens(death: s
         assert world.values() in ([b"b"], [b"a", b"b"])
 
 
-def test_what_recovery_found_is_durable_before_it_is_shown_or_acknowledged() -> None:
+def test_recovered_records_are_durable_before_they_are_visible_or_acknowledged() -> None:
     world = a_world(1)
     client = Client(world)
     client.append(b"a")
@@ -444,7 +445,7 @@ def test_a_new_segment_is_durable_before_the_manifest_names_it() -> None:
     assert world.values() == [b"a"]
 
 
-def test_a_segment_left_behind_without_a_manifest_is_no_obstacle() -> None:
+def test_a_leftover_segment_without_a_manifest_does_not_prevent_opening() -> None:
     world = a_world(1)
     dies(world, "create", "manifest.meta.tmp", lambda: Client(world).append(b"a"))
     world.crash()
@@ -464,7 +465,7 @@ def test_a_first_manifest_whose_rename_is_in_doubt_is_made_durable_by_the_next_o
     assert world.values() == [b"b"]
 
 
-def test_a_deletion_whose_manifest_is_in_doubt_is_made_durable_before_its_files_go() -> None:
+def test_a_deletion_whose_manifest_is_in_doubt_is_durable_before_its_files_are_removed() -> None:
     world = a_world(1, segment_bytes="4096")
     client = Client(world)
     for number in range(4):
@@ -481,9 +482,7 @@ def test_a_deletion_whose_manifest_is_in_doubt_is_made_durable_before_its_files_
 @pytest.mark.damages
 @pytest.mark.parametrize("lost", [CATALOG, FOLDER_META, "manifest.meta"])
 @pytest.mark.parametrize("how", ["crash", "reopen"])
-def test_a_log_that_has_lost_a_file_it_cannot_do_without_is_refused_and_left_alone(
-    lost: str, how: str
-) -> None:
+def test_a_log_that_has_lost_a_required_file_is_refused_and_unchanged(lost: str, how: str) -> None:
     world = a_world(1)
     Client(world).append(b"a")
     path = f"{folder(world)}/{lost}" if lost == "manifest.meta" else lost
@@ -615,7 +614,7 @@ def test_an_empty_segment_does_not_stop_retention_by_size() -> None:
     assert len(logs(world)) <= 4
 
 
-def test_the_last_stable_offset_is_never_below_the_logs_start(world: PowerWorld) -> None:
+def test_the_last_stable_offset_is_never_below_the_log_start(world: PowerWorld) -> None:
     Client(world, "tx").append(b"a")
     world.owner.tick()
     world.owner.delete_records(T0, -1)
@@ -626,7 +625,7 @@ def test_the_last_stable_offset_is_never_below_the_logs_start(world: PowerWorld)
 # Readers while the log changes --------------------------------------------------------
 
 
-def test_a_reader_of_records_that_are_deleted_meanwhile_is_never_shown_aborted_ones() -> None:
+def test_a_reader_of_records_that_are_being_deleted_never_sees_aborted_ones() -> None:
     world = a_world(1, segment_bytes="4096")
     aborted, plain = Client(world, "tx"), Client(world)
     aborted.append(b"aborted" * 100)
@@ -639,7 +638,9 @@ def test_a_reader_of_records_that_are_deleted_meanwhile_is_never_shown_aborted_o
     assert set(shown) <= {b"x" * 1000}
 
 
-def test_a_reader_whose_segment_is_removed_reads_that_segment_or_is_told(tmp_path: Path) -> None:
+def test_a_reader_whose_segment_is_removed_reads_that_segment_or_gets_an_error(
+    tmp_path: Path,
+) -> None:
     storage = WatchedStorage(tmp_path)
     world = World(storage)
     config = {"segment.bytes": "4096", "file.delete.delay.ms": "0"}
@@ -652,7 +653,7 @@ def test_a_reader_whose_segment_is_removed_reads_that_segment_or_is_told(tmp_pat
         client.append(b"y" * 3000)
         world.owner.delete_records(T0, 2)
         world.owner.tick()
-        for n in range(3):  # the next to use a descriptor that was let go
+        for n in range(3):  # open files that reuse released descriptors
             world.owner.create_topic(f"other-{n}")
             Client(world).append(b"secret" * 300, topic=f"other-{n}")
 
@@ -685,7 +686,7 @@ def test_a_segment_removed_before_its_file_is_opened_is_out_of_range(tmp_path: P
     world.owner.close()
 
 
-def test_at_the_last_stable_offset_nothing_is_read() -> None:
+def test_a_fetch_at_the_last_stable_offset_reads_nothing() -> None:
     world = a_world(1)
     Client(world).append(b"a")
     open_ = Client(world, "tx")
@@ -698,7 +699,7 @@ def test_at_the_last_stable_offset_nothing_is_read() -> None:
     assert read == []
 
 
-def test_a_schema_that_is_extended_while_a_reader_reads_is_no_obstacle() -> None:
+def test_a_schema_can_be_extended_while_a_reader_reads() -> None:
     world = PowerWorld()
     old = pa.schema([("n", pa.int64())])
     new = pa.schema([("n", pa.int64()), ("m", pa.int64())])
@@ -727,7 +728,7 @@ def test_a_schema_that_is_extended_while_a_reader_reads_is_no_obstacle() -> None
 
 
 @pytest.mark.damages
-def test_a_file_cut_short_behind_the_logs_back_is_an_error_and_no_endless_loop(
+def test_a_file_truncated_from_outside_is_an_error_and_no_endless_loop(
     tmp_path: Path,
 ) -> None:
     world = World(LocalStorage(tmp_path))
@@ -744,7 +745,8 @@ def test_a_file_cut_short_behind_the_logs_back_is_an_error_and_no_endless_loop(
 
 
 class WatchedStorage(LocalStorage):
-    """A real folder in which something happens before the next opening, read or append of records."""
+    """A folder on disk in which something happens before the next opening, read or append of
+    records."""
 
     before_open: Callable[[], object] | None = None
     before_read: Callable[[], object] | None = None
@@ -780,7 +782,7 @@ class WatchedFile:
         return getattr(self._file, name)
 
 
-def test_an_append_under_way_when_the_log_is_closed_writes_into_nobody_elses_file(
+def test_an_append_in_progress_when_the_log_is_closed_writes_to_no_other_file(
     tmp_path: Path, eventually: Eventually
 ) -> None:
     storage = WatchedStorage(tmp_path / "log")
@@ -818,7 +820,7 @@ def test_an_append_under_way_when_the_log_is_closed_writes_into_nobody_elses_fil
     world.owner.close()
 
 
-def test_more_partitions_than_a_process_may_usually_open_files(
+def test_a_log_can_have_more_partitions_than_a_process_may_open_files(
     tmp_path: Path, repository: Path
 ) -> None:
     program = f"""
@@ -862,7 +864,7 @@ def test_a_forked_child_cannot_write_into_its_parents_log(tmp_path: Path) -> Non
 # Deleted topics -----------------------------------------------------------------------
 
 
-def test_a_death_between_a_topics_deletion_and_that_of_its_offsets_leaves_none() -> None:
+def test_a_death_between_the_deletion_of_a_topic_and_of_its_offsets_leaves_no_offsets() -> None:
     world = a_world(1)
     Client(world).append(b"a")
     world.owner.commit_offsets("g", {T0: CommittedOffset(1)})
@@ -873,7 +875,7 @@ def test_a_death_between_a_topics_deletion_and_that_of_its_offsets_leaves_none()
     assert world.values() == []
 
 
-def test_offsets_in_a_transaction_go_with_their_topic(world: PowerWorld) -> None:
+def test_offsets_in_a_transaction_are_deleted_with_their_topic(world: PowerWorld) -> None:
     client = Client(world, "tx")
     world.owner.add_offsets(client.identity, "g", {T0: CommittedOffset(7)})
     world.owner.delete_topic("t")
@@ -882,7 +884,7 @@ def test_offsets_in_a_transaction_go_with_their_topic(world: PowerWorld) -> None
     assert world.owner.committed("g") == {}
 
 
-def test_a_topic_that_is_being_deleted_takes_no_records_and_shows_none(world: PowerWorld) -> None:
+def test_a_topic_that_is_being_deleted_accepts_and_shows_no_records(world: PowerWorld) -> None:
     open_, plain = Client(world, "tx"), Client(world)
     open_.append(b"open")
     plain.append(b"a", partition=1)
@@ -905,12 +907,12 @@ def test_a_topic_that_is_being_deleted_takes_no_records_and_shows_none(world: Po
     assert world.storage.paths(where) == []
 
 
-def test_an_append_beside_the_deletion_of_its_topic_leaves_nothing(world: PowerWorld) -> None:
+def test_an_append_during_the_deletion_of_its_topic_leaves_nothing(world: PowerWorld) -> None:
     client = Client(world)
     client.append(b"a")
     where = folder(world)
     world.storage.hook = doing(lambda: world.owner.delete_topic("t"), "append", ".log")
-    with contextlib.suppress(UnknownTopic):  # it may also have come first
+    with contextlib.suppress(UnknownTopic):  # the deletion may have come first
         client.append(b"b")
     world.owner.create_topic("t")
     assert world.values() == []
@@ -919,7 +921,7 @@ def test_an_append_beside_the_deletion_of_its_topic_leaves_nothing(world: PowerW
     assert world.values() == []
 
 
-def test_a_topic_deleted_while_retention_goes_round_is_no_obstacle(world: PowerWorld) -> None:
+def test_a_topic_can_be_deleted_while_retention_runs(world: PowerWorld) -> None:
     world.owner.alter_topic("t", config={"retention.ms": "1000"})
     world.owner.create_topic("u", config={"retention.ms": "1000"})
     client = Client(world)
@@ -933,7 +935,7 @@ def test_a_topic_deleted_while_retention_goes_round_is_no_obstacle(world: PowerW
     assert world.storage.paths(where) == []
 
 
-def test_names_that_recovery_found_are_durable_before_anything_is_built_on_them() -> None:
+def test_recovered_file_names_are_durable_before_anything_depends_on_them() -> None:
     world = a_world(1)
     renamed: list[Operation] = []
 
@@ -952,12 +954,12 @@ def test_names_that_recovery_found_are_durable_before_anything_is_built_on_them(
     assert world.values() == [b"b"]
 
 
-def test_a_deletion_of_a_topic_seen_after_a_kill_is_durable_before_its_files_go() -> None:
+def test_a_deletion_of_a_topic_seen_after_a_kill_is_durable_before_its_files_are_removed() -> None:
     world = a_world(1)
     Client(world).append(b"a")
     dies(world, "sync_dir", "", lambda: world.owner.delete_topic("t"))
     world.storage.crash()
-    world.storage.hook = stopping("sync_dir")  # dies in the opening, having removed the files
+    world.storage.hook = stopping("sync_dir")  # dies in the opening, after removing the files
     with pytest.raises(Died):
         world.open()
     world.power_cut(keep=lambda change: change.kind == "unlink")
@@ -966,7 +968,7 @@ def test_a_deletion_of_a_topic_seen_after_a_kill_is_durable_before_its_files_go(
         assert world.values() == [b"a"]
 
 
-def test_a_fetch_over_segments_one_of_which_is_removed_meanwhile(tmp_path) -> None:
+def test_a_fetch_over_several_segments_survives_the_removal_of_one(tmp_path) -> None:
     world = World(storage := WatchedStorage(tmp_path))
     world.owner.create_topic("t", 1, config={"segment.bytes": "4096", "file.delete.delay.ms": "0"})
     client = Client(world)

@@ -1,4 +1,5 @@
-"""An owner whose folder or lock is not at its path any more stops, and changes nothing in either place."""
+"""An owner whose folder or lock was moved from its path stops, and changes nothing in either
+place."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ LOSSES = [moved, moved_and_replaced, removed_and_replaced, lock_removed, lock_re
 
 
 @pytest.mark.parametrize("lose", LOSSES)
-def test_nothing_is_acknowledged_nor_changed_once_the_folder_is_lost(
+def test_nothing_is_acknowledged_or_changed_once_the_folder_is_lost(
     lose: Callable[[Path], None], world: World, folder: Path
 ) -> None:
     client = Client(world)
@@ -98,7 +99,7 @@ def test_nothing_is_acknowledged_nor_changed_once_the_folder_is_lost(
     assert content(folder.parent) == before
 
 
-def test_a_folder_that_is_put_back_does_not_wake_its_owner(world: World, folder: Path) -> None:
+def test_an_owner_stays_stopped_when_its_folder_is_put_back(world: World, folder: Path) -> None:
     moved(folder)
     world.owner.tick()
     folder.with_name("old").rename(folder)
@@ -122,7 +123,7 @@ except LogLocked:
 """
 
 
-def test_without_its_lock_file_a_folder_has_no_second_owner(
+def test_a_folder_without_its_lock_file_gets_no_second_owner(
     world: World, folder: Path, repository: Path
 ) -> None:
     client = Client(world)
@@ -138,10 +139,10 @@ def test_without_its_lock_file_a_folder_has_no_second_owner(
     assert check_log(LocalStorage(folder)).report.findings == []
 
 
-def test_an_owner_that_lost_its_folder_leaves_the_one_at_its_path_whole(
+def test_an_owner_that_lost_its_folder_does_not_damage_the_one_at_its_path(
     world: World, folder: Path
 ) -> None:
-    """Both log to their own folder: what the second was told is durable stays so."""
+    """Each owner writes to its own folder: records acknowledged by the second one stay durable."""
     first = Client(world)
     first.append(b"first")
     moved(folder)
@@ -170,7 +171,7 @@ def test_a_reader_that_holds_the_folder_reads_what_it_opened(world: World, folde
     assert found == (folder.with_name("old") / "strandline.meta").read_bytes()
 
 
-def test_a_storage_works_where_the_working_directory_was_when_it_was_made(
+def test_a_relative_path_is_resolved_when_the_storage_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -184,10 +185,10 @@ def test_a_storage_works_where_the_working_directory_was_when_it_was_made(
 
 
 @pytest.mark.parametrize("kernel", [True, False])
-def test_no_link_is_followed_by_any_way_of_opening(
+def test_no_symbolic_link_is_followed_by_any_way_of_opening(
     kernel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel walks a path where it can (openat2), else it is walked here."""
+    """Paths are resolved by the kernel where it has openat2, and otherwise by Strandline."""
     if not kernel:
         monkeypatch.setattr("strandline.changelog.directory._syscall", None)
     storage = LocalStorage(tmp_path / "in")
@@ -222,7 +223,7 @@ def test_no_link_is_followed_by_any_way_of_opening(
 
 def test_the_descriptors_of_storages_are_closed_with_them(tmp_path: Path) -> None:
     def opened() -> int:
-        """How many descriptors this process has in the folder."""
+        """Return the number of descriptors that this process has in the folder."""
         links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
         there = str(tmp_path)
         return sum(os.path.realpath(link).startswith(there) for link in links)
@@ -243,7 +244,7 @@ def test_the_descriptors_of_storages_are_closed_with_them(tmp_path: Path) -> Non
     assert opened() == before
 
 
-def test_a_folder_is_told_from_its_copy(tmp_path: Path) -> None:
+def test_a_folder_and_its_copy_have_different_identities(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     first = Directory(tmp_path / "one").identity()
     shutil.copytree(tmp_path / "one", tmp_path / "two")

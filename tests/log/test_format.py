@@ -1,4 +1,5 @@
-"""docs/format.md says what is on disk: its tables and its example are held against the code."""
+"""docs/format.md describes the bytes on disk: its tables and its example are compared with the
+code."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def test_the_table_of_the_frame_header_is_the_struct() -> None:
     assert tuple(name for *_, name in rows) == ("magic", "header_crc", *FrameHeader._fields)
 
 
-def test_the_worked_example_is_what_is_written_and_reads_back() -> None:
+def test_the_worked_example_matches_the_written_bytes_and_reads_back() -> None:
     lines = re.findall(r"^[0-9a-f]{4}  ((?:[0-9a-f]{2} ?){16})$", PAGE, re.MULTILINE)
     documented = bytes.fromhex("".join(lines))
     batch = columns([b"\x0b"], key=b"AA", times=1_700_000_000_000)
@@ -88,7 +89,7 @@ def test_batches_of_any_size_read_back_as_they_were_written(
 
 @pytest.mark.parametrize("count", [1, 31, 32])
 @pytest.mark.parametrize("shape", ["plain", "headers", "sparse", "typed"])
-def test_records_one_by_one_are_those_of_the_batch(count: int, shape: str) -> None:
+def test_records_read_one_by_one_are_those_of_the_batch(count: int, shape: str) -> None:
     batch, schemas = columns([None, *[b"v%d" % n for n in range(count - 1)]]), ValueSchemas()
     offsets = pa.array(range(40, 40 + 2 * count, 2)) if shape == "sparse" else None
     if shape == "headers":
@@ -116,7 +117,7 @@ def test_records_one_by_one_are_those_of_the_batch(count: int, shape: str) -> No
     ],
     ids=["too few", "a key is missing", "headers", "keys of text", "no columns"],
 )
-def test_rows_that_are_not_what_the_header_says_are_damage(rows: list[object]) -> None:
+def test_rows_that_contradict_the_header_are_damage(rows: list[object]) -> None:
     header, _ = frame.frame_parts(frame.encode(columns([b"v", b"w"])), base_offset=0)
     with pytest.raises(CorruptLog, match="here: "):
         frame.decode_pairs(header, memoryview(msgspec.msgpack.encode(rows)), "here")
@@ -128,7 +129,7 @@ def locate(header: FrameHeader, parts: list[bytes]) -> LocatedFrame:
 
 @settings(max_examples=300, deadline=None)
 @given(bit=st.integers(0, 1151 * 8 - 1), count=st.sampled_from([1, 40]))
-def test_a_flipped_bit_is_always_noticed(bit: int, count: int) -> None:
+def test_a_flipped_bit_is_always_detected(bit: int, count: int) -> None:
     batch = columns([b"%d" % n for n in range(count)])
     _, parts = frame.frame_parts(frame.encode(batch), base_offset=0)
     data = bytearray(b"".join(bytes(part) for part in parts))

@@ -1,4 +1,4 @@
-"""Idempotent producers: each batch once, in order, whatever is sent again."""
+"""Idempotent producers: each batch is written once, in order, however often it is sent."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_rolls_that_fail_do_not_take_the_snapshot_of_the_one_that_did_not() -> N
     world.owner.create_topic("t", 1)
     client, other = Client(world), Client(world)
     client.append(b"a")
-    world.owner.delete_records(TopicPartition("t", 0), -1)  # a snapshot knows the client
+    world.owner.delete_records(TopicPartition("t", 0), -1)  # the snapshot has the client
     partition = world.owner._catalog.get("t").partition(0)
     world.storage.hook = failing("create", ".log", error=DiskFull("no room"))
     for n in range(3):

@@ -1,4 +1,4 @@
-"""A lock is held until it is released or its process dies, and not a moment longer."""
+"""A lock is held until it is released or its process dies, and no longer."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def test_a_forked_child_does_not_keep_its_parents_lock(
         else:
             said = {parent.stdout.readline(), parent.stdout.readline()}
             assert said == {b"forked\n", b"released\n"}
-        storage.lock("lock", "we").release()  # the child is there until its input ends
+        storage.lock("lock", "we").release()  # the child runs until its input ends
 
 
-def test_a_lock_whose_note_finds_no_room_is_not_held(
+def test_a_lock_whose_note_cannot_be_written_is_not_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = LocalStorage(tmp_path)
@@ -71,15 +71,15 @@ def test_a_lock_whose_note_finds_no_room_is_not_held(
     storage.lock("lock", "a note").release()
 
 
-def test_the_note_is_that_of_the_last_holder(tmp_path: Path) -> None:
+def test_the_note_is_the_last_holders(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     for note in ("a long note", "short", ""):
         storage.lock("lock", note).release()
         assert (tmp_path / "lock").read_text() == note
 
 
-def test_one_that_has_ended_is_not_named_as_the_holder(tmp_path: Path) -> None:
-    """Its note is there until the next has written its own."""
+def test_a_process_that_has_ended_is_not_named_as_the_holder(tmp_path: Path) -> None:
+    """The note of a dead holder stays until the next holder writes its own."""
     path, ended = tmp_path / "lock", subprocess.Popen([sys.executable, "-c", ""])
     ended.wait(BOUND_S)
     path.write_text(f"pid {ended.pid}, owner, started 2026-01-01T00:00:00\n")
@@ -94,7 +94,7 @@ def test_one_that_has_ended_is_not_named_as_the_holder(tmp_path: Path) -> None:
             LocalStorage(tmp_path).lock("lock", "mine\n")
 
 
-def test_what_was_released_twice_stays_with_its_next_holder(tmp_path: Path) -> None:
+def test_a_lock_released_twice_stays_with_its_next_holder(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     first = storage.lock("lock", "first")
     first.release()

@@ -1,4 +1,4 @@
-"""A log with everything at hand: append, read back, look at it as a table."""
+"""A log through its simple interface: append, read back, look at it as a table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def log(world: World) -> Log:
     return Log(world.owner, clock=world.clock)
 
 
-def test_what_is_appended_is_read_back(log: Log) -> None:
+def test_appended_records_are_read_back(log: Log) -> None:
     log.append("t", [{"key": "a", "value": b"1"}, {"key": "b", "value": None}], partition=1)
     assert log.read("t").to_pylist() == [
         {"partition": 1, "offset": 0, "timestamp": START, "key": b"a", "value": b"1"},
@@ -64,7 +64,7 @@ def test_an_empty_topic_is_an_empty_table(log: Log) -> None:
     assert log.to_polars("typed").schema["delay"] == pl.Int32
 
 
-def test_headers_are_a_column_if_any_record_has_some(log: Log) -> None:
+def test_headers_are_a_column_if_any_record_has_headers(log: Log) -> None:
     log.append("t", [{"value": b"1"}], partition=0)
     log.append("t", [{"value": b"2", "headers": [("h", b"x")]}], partition=0)
     headers = log.read("t")["headers"].to_pylist()
@@ -81,7 +81,7 @@ def test_a_typed_topic_is_a_data_frame_of_its_columns(log: Log) -> None:
     assert log.to_polars("typed", start={0: 2}).select("carrier", "delay").to_dicts() == ROWS
 
 
-def test_columns_that_are_called_like_ours_are_kept_apart(log: Log) -> None:
+def test_value_columns_named_like_record_columns_are_kept_apart(log: Log) -> None:
     log.create_topic("typed", schema=pa.schema([("key", pa.int64()), ("offset", pa.int64())]))
     log.append("typed", [{"key": 7, "offset": 8}], key="key")
     frame = log.to_polars("typed")
@@ -89,7 +89,7 @@ def test_columns_that_are_called_like_ours_are_kept_apart(log: Log) -> None:
     assert frame.row(0)[-2:] == (7, 8)
 
 
-def test_a_tombstone_is_no_row_of_nulls(log: Log) -> None:
+def test_a_tombstone_differs_from_a_row_of_nulls(log: Log) -> None:
     log.create_topic("typed", schema=SCHEMA)
     log.append("typed", [{"carrier": "AA", "delay": None}], key="carrier")
     with log.producer() as producer:
@@ -113,7 +113,7 @@ def test_old_records_have_nulls_in_columns_added_later(log: Log) -> None:
     assert log.to_polars("typed")["origin"].to_list() == [None, None, "JFK"]
 
 
-def test_topics_are_administered(log: Log) -> None:
+def test_topics_can_be_created_altered_and_deleted(log: Log) -> None:
     log.create_topic("u", 3, config={"cleanup.policy": "compact"})
     assert [topic.name for topic in log.topics()] == ["t", "u"]
     assert len(log.topics(internal=True)) > 2
@@ -127,7 +127,7 @@ def test_topics_are_administered(log: Log) -> None:
         log.topic("u")
 
 
-def test_a_closed_log_is_closed(world: World) -> None:
+def test_a_closed_log_refuses_calls(world: World) -> None:
     with Log(world.owner, clock=world.clock) as log:
         log.append("t", [{"value": b"1"}])
     with pytest.raises(OwnerUnavailable):

@@ -32,7 +32,7 @@ def effective(world: World, topic: str = "t") -> dict[str, str]:
 
 
 def sources(world: World, topic: str = "t") -> dict[str, str]:
-    """Of a topic's settings, where those come from that are not built in."""
+    """Return the sources of a topic's settings that are not built-in defaults."""
     shown = world.owner.topic(topic).settings()
     return {setting.name: setting.source for setting in shown if setting.source != "default"}
 
@@ -76,7 +76,7 @@ class TestValues:
             ("log.index.interval.bytes", "7", "index.interval.bytes"),
         ],
     )
-    def test_a_default_for_topics_has_its_brokers_name(
+    def test_a_default_for_topics_has_the_brokers_name(
         self, name: str, value: str, topics: str
     ) -> None:
         config = LogConfig().altered({name: value})
@@ -92,14 +92,14 @@ class TestValues:
             ("log.roll.hours", "1", "log.roll.ms", "3600000"),
         ],
     )
-    def test_other_units_are_taken_and_kept_in_ms(
+    def test_other_units_are_accepted_and_stored_in_ms(
         self, name: str, value: str, own: str, ms: str
     ) -> None:
         config = LogConfig({own: "5"}).altered({name: value})
         assert config.given == {own: ms}
         assert config.altered({name: None}).given == {}
 
-    def test_every_setting_is_shown_with_where_it_comes_from(self) -> None:
+    def test_every_setting_is_shown_with_its_source(self) -> None:
         shown = LogConfig({"log.cleaner.enable": "FALSE"}).settings()
         assert [setting.name for setting in shown] == list(NAMES)
         assert [s for s in shown if s.source == "log"] == [("log.cleaner.enable", "false", "log")]
@@ -133,7 +133,7 @@ class TestValues:
             ),
         ],
     )
-    def test_what_is_wrong_is_named_with_what_is_allowed(
+    def test_a_wrong_setting_is_named_with_the_allowed_values(
         self, changes: Mapping[str, str], problem: str
     ) -> None:
         with pytest.raises(InvalidConfig, match=problem):
@@ -141,9 +141,9 @@ class TestValues:
 
 
 class TestOfALog:
-    """They are in its folder, and reach its topics at once."""
+    """Settings are in the log's folder, and apply to its topics at once."""
 
-    def test_they_survive_crash_and_reopening(self, world: World) -> None:
+    def test_settings_survive_crash_and_reopening(self, world: World) -> None:
         given = {"log.retention.ms": "5", "log.cleaner.threads": "3"}
         assert world.owner.alter_config(given) == given
         world.crash()
@@ -152,13 +152,13 @@ class TestOfALog:
         assert world.owner.describe_config() == given
         assert effective(world)["retention.ms"] == "5"
 
-    def test_a_folder_without_the_document_opens_as_ever(self, world: World) -> None:
+    def test_a_folder_without_settings_opens_with_the_defaults(self, world: World) -> None:
         world.crash()
         assert document_of(world) is None
         assert world.owner.describe_config() == {}
         assert world.owner.topic("t").defaults == {}
 
-    def test_a_topics_own_setting_counts_then_the_logs_then_the_built_in_one(
+    def test_a_topics_setting_precedes_the_logs_and_that_the_built_in_default(
         self, world: World
     ) -> None:
         world.owner.alter_topic("t", config={"retention.ms": "7"})
@@ -172,7 +172,7 @@ class TestOfALog:
         assert sources(world) == {"segment.bytes": "log"}
         assert world.owner.topic("t").config == {}
 
-    def test_a_topic_made_later_has_them_too(self, world: World) -> None:
+    def test_a_topic_created_later_has_the_logs_settings_too(self, world: World) -> None:
         world.owner.alter_config({"log.cleanup.policy": "compact"})
         world.owner.create_topic("u")
         with pytest.raises(InvalidRecord, match="needs a key"):
@@ -199,7 +199,7 @@ class TestOfALog:
             {"log.retention.ms": "8", "log.cleaner.max.compaction.lag.ms": "9"},
         ],
     )
-    def test_what_is_refused_changes_nothing(self, world: World, changes: dict[str, str]) -> None:
+    def test_a_refused_change_changes_nothing(self, world: World, changes: dict[str, str]) -> None:
         world.owner.alter_config({"log.retention.ms": "5"})
         world.owner.alter_topic("t", config={"min.compaction.lag.ms": "10"})
         before = document_of(world), effective(world), world.owner.describe_config()
@@ -224,7 +224,7 @@ class TestOfALog:
         ("file", "first"), [(LOG_CONFIG, True), (FOLDER_META, True), (LOG_CONFIG, False)]
     )
     @pytest.mark.parametrize("kind", ["create", "append", "fsync", "rename"])
-    def test_a_change_that_finds_no_room_has_not_happened(
+    def test_a_change_on_a_full_disk_has_no_effect(
         self, kind: Kind, file: str, first: bool
     ) -> None:
         world = PowerWorld()
@@ -244,10 +244,10 @@ class TestOfALog:
 
 
 class TestALiveTopic:
-    """A change counts from the next append, or the next look at the log."""
+    """A change applies from the next append, or from the next run of retention."""
 
     @pytest.mark.parametrize("whose", ["topic", "log"])
-    def test_the_size_of_segments_at_the_next_append(self, world: World, whose: str) -> None:
+    def test_the_segment_size_applies_from_the_next_append(self, world: World, whose: str) -> None:
         client = Client(world)
         for _ in range(20):
             client.append(b"x" * 500)
@@ -263,7 +263,9 @@ class TestALiveTopic:
     @pytest.mark.parametrize(
         ("by", "kept"), [("retention.ms", "1000"), ("retention.bytes", "5000")]
     )
-    def test_retention_at_the_next_look(self, world: World, whose: str, by: str, kept: str) -> None:
+    def test_retention_applies_from_its_next_run(
+        self, world: World, whose: str, by: str, kept: str
+    ) -> None:
         client = Client(world)
         world.owner.alter_topic("t", config={"segment.bytes": "4096"})
         for _ in range(20):
@@ -279,7 +281,7 @@ class TestALiveTopic:
         world.owner.tick()
         assert world.owner.offsets([T0])[T0].log_start > 0
 
-    def test_longer_retention_saves_what_has_not_been_deleted_yet(self, world: World) -> None:
+    def test_longer_retention_keeps_records_that_are_not_deleted_yet(self, world: World) -> None:
         world.owner.alter_config({"log.retention.ms": "20000"})
         Client(world).append(b"a", times=START_MS)
         world.clock.advance(15_000)
@@ -289,7 +291,9 @@ class TestALiveTopic:
         world.owner.tick()
         assert world.values() == [b"a"]
 
-    def test_from_compact_to_delete_old_segments_go(self, world: World) -> None:
+    def test_old_segments_are_deleted_after_a_change_from_compact_to_delete(
+        self, world: World
+    ) -> None:
         world.owner.alter_topic(
             "t", config={"cleanup.policy": "compact", "segment.bytes": "4096", "retention.ms": "5"}
         )
@@ -313,7 +317,8 @@ class TestALiveTopic:
             producer.flush()
             with pytest.raises(InvalidRecord, match="needs a key"):
                 stale.result()
-            with pytest.raises(InvalidRecord, match="needs a key"):  # it has learned of it
+            # the producer has noticed the change
+            with pytest.raises(InvalidRecord, match="needs a key"):
                 producer.send("t", b"c", partition=0)
             producer.send("t", b"d", key="k", partition=0)
             world.owner.alter_topic("t", config={"cleanup.policy": "delete"})
@@ -330,10 +335,10 @@ class TestALiveTopic:
         assert world.values() == [b"x" * 3000]
 
 
-def test_the_policy_goes_to_and_fro_while_a_producer_is_at_work(
+def test_the_policy_can_change_back_and_forth_while_a_producer_works(
     eventually: Callable[..., None],
 ) -> None:
-    """Keyed records all arrive, in order; a keyless one that was taken is there, and no other."""
+    """Keyed records all arrive, in order; a keyless one arrives exactly if it was accepted."""
     rounds = 10
     owner = Owner(MemoryStorage(), background=True)
     owner.alter_config({"log.cleaner.enable": "false", "log.retention.ms": "-1"})
@@ -361,7 +366,7 @@ def test_the_policy_goes_to_and_fro_while_a_producer_is_at_work(
     stop.set()
     producing.join(30)
     assert not producing.is_alive()
-    # A keyless record takes the keyed ones with it that are in its batch: they fail, and say so.
+    # A refused keyless record fails the keyed ones of its batch with it.
     taken = [b"%d" % n for n, future in enumerate(keyed) if future.exception() is None]
     taken_keyless = {value for value, future in keyless if future.exception() is None}
     errors = {type(f.exception()) for f in [*keyed, *(f for _, f in keyless)] if f.exception()}

@@ -1,7 +1,7 @@
-"""The log against a plain model: any sequence of appends, transactions, rolls and reopenings.
+"""The log against a plain model, for any sequence of appends, transactions, rolls and reopenings.
 
-The model keeps, per partition, a list of (offset, value, state of its transaction). What a
-read_committed reader sees must be the model's committed values in order, whatever happened.
+The model keeps, per partition, a list of (offset, value, state of its transaction). A
+read_committed reader must always get the model's committed values in order.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class LogMachine(RuleBasedStateMachine):
     def add_offsets(self, who: int, partition: int, offset: int) -> None:
         tp = TopicPartition("t", partition)
         if tp in self.pending[1 - who]:
-            return  # of two open transactions on one offset the later record wins: tested apart
+            # if two open transactions commit one offset the later record wins: tested elsewhere
+            return
         self.world.owner.add_offsets(
             self.transactional[who].identity, "g", {tp: CommittedOffset(offset)}
         )

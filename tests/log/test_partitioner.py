@@ -1,4 +1,4 @@
-"""The same key goes to the same partition as with Kafka's Java client."""
+"""A key goes to the same partition as with Kafka's Java client."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def test_a_column_agrees_with_its_keys_one_by_one(
     assert partitions_for(column, partitions).tolist() == expected
 
 
-def test_one_huge_key_among_many_small_ones() -> None:
+def test_one_huge_key_among_many_small_ones_hashes_the_same() -> None:
     keys = [b"k%d" % i for i in range(100)] + [b"x" * 1_000_003]
     hashes = murmur2_array(pa.array(keys, pa.binary())).astype(np.int32)
     assert hashes.tolist() == [murmur2(key) for key in keys]
 
 
-def test_keys_across_the_pieces_in_which_a_column_is_hashed() -> None:
+def test_keys_across_the_pieces_of_a_hashed_column_hash_the_same() -> None:
     keys = [b"user-%d" % (i * 7919) for i in range(40_000)]
     hashes = murmur2_array(pa.array(keys, pa.binary())).astype(np.int32)
     sample = range(16_380, 16_390)
@@ -113,7 +113,7 @@ def test_the_same_seed_gives_the_same_partitions() -> None:
     assert [first.take(1) for _ in range(50)] == [second.take(1) for _ in range(50)]
 
 
-def test_a_batch_that_was_sent_makes_its_partition_be_left() -> None:
+def test_keyless_records_change_the_partition_after_a_sent_batch() -> None:
     sticky = StickyPartitioner(4, batch_bytes=1000, seed="s")
     before = sticky.take(1)
     sticky.batch_sent((before + 1) % 4)

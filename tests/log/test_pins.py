@@ -1,4 +1,4 @@
-"""What is pinned can be read again, the same, whatever becomes of the log; and it does not stay for ever."""
+"""A pinned range reads the same until its pin is released or has expired."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ KEYS = [b"ebb", b"flow", b"tide"]
 
 @pytest.fixture(params=["memory", "folder", "twin"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    """A log with the topic `t` of two partitions and many small segments, on each kind of storage."""
+    """A log with the topic `t` of two partitions and many small segments, on each kind of
+    storage."""
     storages = {"folder": lambda: LocalStorage(tmp_path / "log"), "twin": PowerStorage}
     kind = storages.get(request.param)
     world = World() if kind is None else World(storage=kind())
@@ -60,7 +61,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
 
 
 def fill(world: World, count: int = 60, *, topic: str = "t", partition: int = 0) -> None:
-    """Plain, committed and aborted batches of the same few keys."""
+    """Append plain, committed and aborted batches of the same few keys."""
     plain = Client(world)
     writers = [plain, Client(world, "one"), Client(world, "two")]
     for number in range(count):
@@ -73,7 +74,7 @@ def fill(world: World, count: int = 60, *, topic: str = "t", partition: int = 0)
 
 
 def committed(world: World, tp: TopicPartition = T0) -> PinnedRange:
-    """All there is of a partition."""
+    """Return the range of all committed records of a partition."""
     ends = world.owner.offsets([tp])[tp]
     return PinnedRange(ends.topic_id, ends.log_start, ends.last_stable_offset)
 
@@ -86,7 +87,7 @@ def hold(world: World, name: PinName = PIN, *tps: TopicPartition, timeout: int =
 def pinned(
     world: World, name: PinName = PIN, tp: TopicPartition = T0, max_bytes: int = 1 << 20
 ) -> list[tuple[int, Any]]:
-    """Offsets and values of what is pinned."""
+    """Return offsets and values of a pinned range."""
     found = world.owner.pins.use(name)[tp]
     position, seen = found.start, []
     while position < found.end:
@@ -99,7 +100,7 @@ def pinned(
 
 
 def shown(world: World, tp: TopicPartition = T0) -> list[tuple[int, Any]]:
-    """Offsets and values of what a reader sees now."""
+    """Return offsets and values that a reader gets now."""
     position, seen = world.owner.offsets([tp])[tp].log_start, []
     while batches := (fetched := world.owner.fetch({tp: position})[tp]).batches:
         seen += [(r.offset, r.value) for batch in batches for r in batch.records()]
@@ -127,7 +128,7 @@ def deleted(world: World) -> None:
 
 
 @pytest.mark.parametrize("fate", [rewritten, everything_deleted, grown_old, deleted])
-def test_what_is_pinned_reads_the_same_whatever_becomes_of_the_log(world: World, fate: Any) -> None:
+def test_a_pinned_range_reads_the_same_after_any_change_of_the_log(world: World, fate: Any) -> None:
     fill(world)
     before = shown(world)
     assert len(world.owner._partition(T0).segments) > 3
@@ -135,7 +136,7 @@ def test_what_is_pinned_reads_the_same_whatever_becomes_of_the_log(world: World,
     fate(world)
     assert not world.owner._catalog.has("t") or shown(world) != before
     assert pinned(world) == before
-    assert pinned(world, max_bytes=1) == before  # batch by batch
+    assert pinned(world, max_bytes=1) == before  # one batch per fetch
     world.reopen()
     assert pinned(world) == before
 
@@ -174,7 +175,7 @@ def test_several_partitions_are_pinned_together(world: World) -> None:
     assert (pinned(world, tp=T0), pinned(world, tp=T1)) == before
 
 
-def test_the_active_segment_is_pinned_up_to_the_end_that_is_asked_for(world: World) -> None:
+def test_the_active_segment_is_pinned_up_to_the_requested_end(world: World) -> None:
     client, opened = Client(world), Client(world, "one")
     client.append(b"1", b"2")
     hold(world)
@@ -186,7 +187,7 @@ def test_the_active_segment_is_pinned_up_to_the_end_that_is_asked_for(world: Wor
 
 
 @pytest.mark.parametrize("durability", ["fsync", "os"])
-def test_a_pin_survives_a_power_cut_with_all_that_it_holds(durability: str) -> None:
+def test_a_pin_survives_a_power_cut_with_all_its_files(durability: str) -> None:
     world = PowerWorld(durability=durability)
     world.owner.create_topic("t", 2, config=SMALL)
     fill(world, 20)
@@ -197,7 +198,7 @@ def test_a_pin_survives_a_power_cut_with_all_that_it_holds(durability: str) -> N
     assert pinned(world) == before
 
 
-def test_there_is_no_document_without_its_links() -> None:
+def test_a_pin_document_never_exists_without_its_links() -> None:
     world = PowerWorld()
     world.owner.create_topic("t", 2, config=SMALL)
     fill(world)
@@ -241,7 +242,7 @@ def test_a_typed_topic_is_read_with_the_columns_that_it_had(world: World) -> Non
 # Names, and how long -----------------------------------------------------------------------
 
 
-def test_a_pin_of_that_name_is_kept_as_it_is(world: World) -> None:
+def test_an_existing_pin_of_the_same_name_is_kept(world: World) -> None:
     fill(world)
     before = shown(world)
     hold(world)
@@ -252,7 +253,7 @@ def test_a_pin_of_that_name_is_kept_as_it_is(world: World) -> None:
     assert pinned(world) == before
 
 
-def test_a_holder_that_has_got_further_needs_no_earlier_pins(world: World) -> None:
+def test_a_newer_pin_of_a_holder_replaces_its_earlier_pins(world: World) -> None:
     fill(world, 6)
     names = [PinName("query", "a", "b"), PinName("query", "a", "c"), PinName("other", "a", "b")]
     for name in names:
@@ -279,7 +280,7 @@ def test_a_released_pin_is_gone_with_its_files(world: World) -> None:
     assert world.storage.list_dir("pins") == []
 
 
-def test_a_pin_goes_when_it_was_not_used_for_its_time(world: World) -> None:
+def test_an_unused_pin_is_removed_after_its_timeout(world: World) -> None:
     fill(world, 6)
     hold(world)
     for _ in range(3):
@@ -294,7 +295,7 @@ def test_a_pin_goes_when_it_was_not_used_for_its_time(world: World) -> None:
     assert world.storage.list_dir("pins") == []
 
 
-def test_a_pin_goes_at_the_opening_after_its_time(world: World) -> None:
+def test_an_expired_pin_is_removed_at_the_next_opening(world: World) -> None:
     hold(world)
     world.owner.close()
     world.clock.advance(HOUR)
@@ -302,7 +303,7 @@ def test_a_pin_goes_at_the_opening_after_its_time(world: World) -> None:
     assert world.storage.list_dir("pins") == []
 
 
-def test_a_clock_that_is_set_back_keeps_no_pin_for_longer(world: World) -> None:
+def test_a_clock_that_is_set_back_does_not_extend_a_pin(world: World) -> None:
     hold(world)
     world.owner.close()
     world.clock.advance(-1000 * HOUR)
@@ -312,7 +313,7 @@ def test_a_clock_that_is_set_back_keeps_no_pin_for_longer(world: World) -> None:
     assert world.storage.list_dir("pins") == []
 
 
-# What is refused, and what is left ---------------------------------------------------------
+# Refusals and leftovers --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -329,7 +330,7 @@ def test_a_clock_that_is_set_back_keeps_no_pin_for_longer(world: World) -> None:
         (PIN, (2, 1), HOUR, OffsetOutOfRange),
     ],
 )
-def test_what_cannot_be_pinned_leaves_nothing(
+def test_a_failed_pin_leaves_nothing(
     world: World, name: PinName, span: tuple[int, int], timeout: int, error: type[Exception]
 ) -> None:
     fill(world, 3)
@@ -349,7 +350,7 @@ def test_another_topic_of_the_same_name_is_not_pinned(world: World) -> None:
         world.owner.pins.hold(PIN, {T0: old}, timeout_ms=HOUR)
 
 
-def test_a_pin_holds_what_it_was_told_to_hold(world: World) -> None:
+def test_a_pin_holds_exactly_the_requested_range(world: World) -> None:
     fill(world, 3)
     hold(world)
     with pytest.raises(UnknownPartition, match="t-1"):
@@ -365,7 +366,7 @@ def test_a_closed_log_has_no_pins(world: World) -> None:
         world.owner.pins.use(PIN)
 
 
-def test_without_hard_links_the_error_says_what_to_do() -> None:
+def test_the_error_about_missing_hard_links_suggests_a_remedy() -> None:
     world = PowerWorld()
     world.owner.create_topic("t", 2, config=SMALL)
     fill(world, 3)
@@ -391,7 +392,7 @@ def test_a_pin_that_cannot_be_removed_is_removed_later() -> None:
     assert world.storage.list_dir("pins") == []
 
 
-def test_opening_removes_what_a_crash_has_left_and_nothing_that_is_not_ours(world: World) -> None:
+def test_opening_removes_files_left_by_a_crash_and_no_foreign_ones(world: World) -> None:
     fill(world, 3)
     hold(world)
     whole = PinName("query", "a", "whole")
@@ -406,7 +407,7 @@ def test_opening_removes_what_a_crash_has_left_and_nothing_that_is_not_ours(worl
 
 
 @pytest.mark.damages
-def test_a_damaged_pin_is_gone_and_the_log_is_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_pin_is_removed_without_harm_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
     world = PowerWorld()
     world.owner.create_topic("t", 2, config=SMALL)
     fill(world, 3)
@@ -432,7 +433,7 @@ def test_damage_in_a_pinned_file_is_named() -> None:
         pinned(world)
 
 
-def test_a_link_that_is_missing_is_a_pin_that_is_missing(world: World) -> None:
+def test_a_pin_with_a_missing_link_counts_as_missing(world: World) -> None:
     fill(world)
     hold(world)
     links = [n for n in world.storage.list_dir(pin_folder(PIN)) if n.endswith(".log")]
@@ -449,7 +450,7 @@ def found_by_check(world: World) -> list[tuple[str, str]]:
     return [(found.file, found.what) for found in findings if found.kind == "pin"]
 
 
-def test_check_looks_at_pins_and_takes_none_for_damage(world: World) -> None:
+def test_check_verifies_pins_and_reports_sound_ones_as_no_damage(world: World) -> None:
     fill(world)
     hold(world)
     hold(world, unfinished := PinName("query", "a", "c"))
@@ -467,7 +468,7 @@ def test_check_looks_at_pins_and_takes_none_for_damage(world: World) -> None:
     assert found_by_check(world) == []
 
 
-def test_pins_that_are_made_while_the_log_is_written_and_cleaned_are_whole(tmp_path: Path) -> None:
+def test_pins_created_while_the_log_is_written_and_cleaned_are_complete(tmp_path: Path) -> None:
     world = World(storage=LocalStorage(tmp_path / "log"))
     world.owner.create_topic("t", 1, config={**SMALL, "min.cleanable.dirty.ratio": "1"})
     stop, cleaned, client = threading.Event(), 0, Client(world)
@@ -497,7 +498,7 @@ def test_pins_that_are_made_while_the_log_is_written_and_cleaned_are_whole(tmp_p
                     assert pinned(world, name) == first
                 if (
                     world.owner.offsets([T0])[T0].superseding_end <= end
-                ):  # else it was cleaned at once
+                ):  # otherwise it would be cleaned at once
                     last = [int(value) for _, value in first[-3:]]
                     assert last == list(range(end - 3, end))
         finally:

@@ -1,4 +1,4 @@
-"""Files of a log in each other's places: nothing foreign is shown, before repair and after it."""
+"""Swapped files of a log: foreign records are never shown, before repair and after it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ PLACES = [("t", 0), ("t", 1), ("u", 0)]
 
 
 def filled(records: int = 24) -> World:
-    """The same story in three partitions, so that the files of one fit in the places of another."""
+    """Return a log with the same history in three partitions, so that files of one fit into
+    another."""
     world = World()
     world.owner.create_topic("t", 2, config=CONFIG)
     world.owner.create_topic("u", 1, config=CONFIG)
@@ -47,7 +48,8 @@ def names(world: World, suffix: str, place: tuple[str, int]) -> list[str]:
 
 
 def pairs(suffix: str) -> Iterator[tuple[str, str]]:
-    """Files of one kind that can be swapped: across partitions, topics, and within one partition."""
+    """Yield pairs of files of one kind to swap: across partitions, topics, and within one
+    partition."""
     world = filled()
     world.owner.close()
     every = [names(world, suffix, place) for place in PLACES]
@@ -61,7 +63,7 @@ def values(world: World) -> dict[tuple[str, int], list[bytes | None]]:
 
 
 def nothing_foreign(world: World, before: dict[tuple[str, int], list[bytes | None]]) -> None:
-    """Every record that is shown was written to the partition that shows it, and committed there."""
+    """Check that each partition shows only records that were written and committed there."""
     for place in PLACES:
         try:
             shown = world.values(*place)
@@ -72,7 +74,7 @@ def nothing_foreign(world: World, before: dict[tuple[str, int], list[bytes | Non
 
 
 def reads_from_everywhere(world: World) -> None:
-    """A fetch begins with the first record at its offset or after it."""
+    """Check that a fetch begins with the first record at or after its offset."""
     for topic, number in PLACES:
         tp = TopicPartition(topic, number)
         end = world.owner.offsets([tp])[tp].high_watermark
@@ -95,7 +97,7 @@ def fetched(world: World, tp: TopicPartition, position: int) -> Iterator:  # typ
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("orderly", [True, False])
-def test_files_in_each_others_places(kind: str, *, orderly: bool) -> None:
+def test_swapped_files_never_show_foreign_records(kind: str, *, orderly: bool) -> None:
     source = filled()
     before = values(source)
     if orderly:

@@ -1,12 +1,12 @@
-"""Many lives of a log, each cut short somewhere: what was promised holds in the next.
+"""Many lives of a log, each cut short at some operation: the promises hold in the next.
 
-A seed tells a story: plain and transactional producers write to two partitions, offsets are
-committed, segments roll, records are deleted, the clock ticks; the disk fails now and then; at
-some operation the power goes or the process is killed, perhaps again while the log recovers. A
-ledger (tests/crash/oracle.py) keeps what was promised; after each opening it is held against what
-readers see, and at the end producers go on: a batch in doubt, sent again, is there once.
+A seed determines a story: plain and transactional producers write to two partitions, offsets are
+committed, segments roll, records are deleted, the clock ticks. The disk fails now and then. At some
+operation the power is cut or the process is killed, perhaps again while the log recovers. A ledger
+(tests/crash/oracle.py) keeps the promises. After each opening it is compared with the visible
+records. At the end producers carry on: a batch in doubt, sent again, is there once.
 
-STRANDLINE_POWER_CUT_SEEDS=5000 runs so many stories, =1234:1235 tells one again.
+STRANDLINE_POWER_CUT_SEEDS=5000 runs that many stories, =1234:1235 repeats one.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tests.log.power import PowerWorld, stopping_after, taking_turns
 
 LIVES = 4
 DEFAULT_SEEDS = range(60)
-SEEDS_TO_BE_FOUND_OUT = range(60)
+SEEDS_FOR_DETECTION = range(60)
 
 
-# What happens -------------------------------------------------------------------------
+# Stories ------------------------------------------------------------------------------
 
 
 class Fault:
@@ -64,7 +64,7 @@ class Fault:
 
 
 class Story:
-    """What a seed tells: four lives, and after them a peaceful one."""
+    """The story of a seed: four lives, and a peaceful one after them."""
 
     def __init__(self, seed: int, storage: type[PowerStorage] = PowerStorage) -> None:
         self.chance = chance = Random(seed)
@@ -130,7 +130,7 @@ class Story:
         self.world.open()
 
     def _live_in_peace(self) -> None:
-        """Everybody goes on, nothing happens, and everything is there."""
+        """Let every client carry on without failures, and check that everything is there."""
         actors = self.actors
         for number in range(2):
             self._append(number)
@@ -189,12 +189,12 @@ class Story:
 
 @pytest.fixture(autouse=True)
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One operation after another, or a seed would not tell the same story again."""
+    """Run one operation after another, because a seed must always give the same story."""
     monkeypatch.setattr(LogContext, "at_once", taking_turns)
 
 
 def seeds() -> range:
-    """STRANDLINE_POWER_CUT_SEEDS: a number of seeds, or FIRST:END."""
+    """Return the seeds. STRANDLINE_POWER_CUT_SEEDS is their number, or FIRST:END."""
     wanted = os.environ.get("STRANDLINE_POWER_CUT_SEEDS")
     if not wanted:
         return DEFAULT_SEEDS
@@ -202,7 +202,7 @@ def seeds() -> range:
     return range(int(first or 0), int(end))
 
 
-def test_what_was_promised_survives_every_death() -> None:
+def test_promises_survive_every_death() -> None:
     for seed in seeds():
         try:
             Story(seed).tell()
@@ -213,7 +213,7 @@ def test_what_was_promised_survives_every_death() -> None:
             ) from error
 
 
-def test_a_seed_tells_the_same_story_again() -> None:
+def test_a_seed_always_gives_the_same_story() -> None:
     for seed in DEFAULT_SEEDS[:5]:
         once, again = Story(seed), Story(seed)
         once.tell()
@@ -222,8 +222,8 @@ def test_a_seed_tells_the_same_story_again() -> None:
 
 
 def lying(kind: str, name: str) -> type[PowerStorage]:
-    """A disk that says yes to some operation on the files of a topic and does nothing."""
-    # A log's first identifiers go to itself, to its two system topics, and to the topic `t`.
+    """Return a disk that acknowledges some operation on the files of a topic and skips it."""
+    # A log's first identifiers belong to itself, its two system topics, and the topic `t`.
     number = {CONSUMER_OFFSETS: 2, TRANSACTION_STATE: 3, "t": 4}[name]
 
     class LyingStorage(PowerStorage):
@@ -235,8 +235,8 @@ def lying(kind: str, name: str) -> type[PowerStorage]:
 
 
 def first_violation(storage: type[PowerStorage] = PowerStorage) -> str | None:
-    """What the checker says of the first story that goes wrong."""
-    for seed in SEEDS_TO_BE_FOUND_OUT:
+    """Return the violation of the first story that has one."""
+    for seed in SEEDS_FOR_DETECTION:
         story = Story(seed, storage)
         if story.durability == "os":
             continue
@@ -257,12 +257,12 @@ def first_violation(storage: type[PowerStorage] = PowerStorage) -> str | None:
         ("sync_dir", "t"),
     ],
 )
-def test_the_checker_finds_out_a_disk_that_lies(kind: str, name: str) -> None:
+def test_the_checker_detects_a_disk_that_lies(kind: str, name: str) -> None:
     assert first_violation(lying(kind, name))
 
 
 @pytest.mark.damages
-def test_the_checker_finds_out_a_commit_without_the_fsync_of_its_prepare(
+def test_the_checker_detects_a_commit_without_the_fsync_of_its_prepare(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(TransactionLog, "sync", lambda _: None)
@@ -272,7 +272,7 @@ def test_the_checker_finds_out_a_commit_without_the_fsync_of_its_prepare(
 
 
 @pytest.mark.damages
-def test_the_checker_finds_out_producers_whose_retries_are_written_again(
+def test_the_checker_detects_retries_that_are_written_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ProducerStates, "check", lambda *_: None)

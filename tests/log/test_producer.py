@@ -1,4 +1,4 @@
-"""The producer: every record exactly once, or its future says why not."""
+"""The producer writes every record exactly once, or its future has the reason why not."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.log.line import LOST_ANSWER, LOST_CALL, UNSAFE_AFTERWARDS, Fault, Lin
 T0 = TopicPartition("t", 0)
 T1 = TopicPartition("t", 1)
 NEVER = 10_000_000
-"""As linger_ms: nothing is sent before it must be."""
+"""Milliseconds. As linger_ms it means that nothing is sent before it must be."""
 
 
 def key_for(partition: int, partitions: int = 2) -> str:
@@ -74,7 +74,9 @@ def transactional(line: Line) -> Iterator[Producer]:
 # Sending -------------------------------------------------------------------------------
 
 
-def test_a_future_has_where_the_record_went(world: World, producer: Producer) -> None:
+def test_a_future_has_the_partition_and_offset_of_the_record(
+    world: World, producer: Producer
+) -> None:
     first = producer.send("t", b"a", partition=1)
     second = producer.send("t", b"b", partition=1, timestamp=77)
     producer.flush()
@@ -94,7 +96,7 @@ def test_a_full_batch_does_not_linger(world: World) -> None:
         assert [future.result(timeout=30).offset for future in futures] == [0, 1]
 
 
-def test_a_full_buffer_makes_send_itself_send(world: World) -> None:
+def test_send_sends_the_batch_itself_when_the_buffer_is_full(world: World) -> None:
     with Producer(world.owner, linger_ms=NEVER, buffer_bytes=100) as producer:
         assert not producer.send("t", bytes(10), partition=0).done()
         assert producer.send("t", bytes(90), partition=0).done()
@@ -158,7 +160,7 @@ def test_a_new_partition_count_is_noticed(world: World, producer: Producer) -> N
         ("typed", {"value": {"m": 1}}, SchemaMismatch),
     ],
 )
-def test_what_can_never_be_stored_is_refused_at_once(
+def test_a_record_that_can_never_be_stored_is_refused_at_once(
     world: World, producer: Producer, topic: str, record: dict[str, Any], error: type[Exception]
 ) -> None:
     world.owner.create_topic("compacted", config={"cleanup.policy": "compact"})
@@ -185,7 +187,7 @@ def test_a_row_that_does_not_fit_fails_alone(world: World, producer: Producer) -
     assert [row["n"] for row in world.values("typed")] == [1, 3, 5]  # type: ignore[index]
 
 
-def test_an_extended_schema_is_noticed_and_old_rows_that_wait_keep_theirs(
+def test_an_extended_schema_is_noticed_and_buffered_rows_keep_the_old_one(
     world: World, producer: Producer
 ) -> None:
     schema = pa.schema([("n", pa.int32())])
@@ -219,7 +221,7 @@ def test_a_data_frame_lands_by_key_in_the_order_of_its_rows(
     }
 
 
-def test_bulk_appends_come_after_what_was_sent_before(world: World, producer: Producer) -> None:
+def test_bulk_appends_come_after_records_sent_before(world: World, producer: Producer) -> None:
     producer.send("t", b"1", partition=0)
     producer.append("t", [{"value": b"2"}], partition=0)
     producer.send("t", b"3", partition=0)
@@ -240,7 +242,7 @@ def test_lists_of_different_lengths_are_refused(producer: Producer) -> None:
         producer.append_columns("t", [b"k"], [b"v", b"w"], [1, 2])
 
 
-def test_batches_are_cut_to_what_the_topic_takes(line: Line, producer: Producer) -> None:
+def test_batches_are_split_to_the_maximum_size_of_the_topic(line: Line, producer: Producer) -> None:
     line.world.owner.create_topic("small", config={"max.message.bytes": "20000"})
     values = [b"%0100d" % i for i in range(1000)]
     producer.append("small", pa.table({"value": values}))
@@ -288,7 +290,7 @@ def test_many_batches_of_a_partition_survive_a_retry(
     assert line.world.values("small") == values
 
 
-def test_an_unknown_outcome_is_said_and_nothing_after_it_is_taken_for_it(
+def test_an_unknown_outcome_is_reported_and_later_records_are_not_mistaken_for_it(
     line: Line, producer: Producer
 ) -> None:
     producer.append("t", [{"value": b"first"}], partition=0)
@@ -318,7 +320,7 @@ def test_a_refused_batch_uses_up_no_sequence(line: Line, producer: Producer) -> 
     assert [append.base_sequence for append in line.appends] == [0, 1, 1]
 
 
-def test_a_refused_batch_takes_no_other_with_it(line: Line, producer: Producer) -> None:
+def test_a_refused_batch_fails_no_other(line: Line, producer: Producer) -> None:
     line.world.owner.create_topic("timely", config={"message.timestamp.after.max.ms": "1000"})
     futures = [
         producer.send("t", b"1", partition=0),
@@ -355,7 +357,7 @@ def test_a_refusal_after_a_lost_answer_is_an_unknown_outcome(
     assert producer.identity != before
 
 
-def test_a_full_disk_fails_the_batch_and_the_producer_goes_on(
+def test_a_full_disk_fails_the_batch_and_the_producer_continues(
     line: Line, producer: Producer
 ) -> None:
     line.faults = [DiskFull("no space")]
@@ -401,7 +403,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 1), st.booleans()), min_size=1, max_si
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=STEPS, faults=st.lists(FAULTS, max_size=25))
-def test_whatever_goes_wrong_futures_tell_the_truth(
+def test_futures_are_right_after_any_faults(
     steps: list[tuple[int, bool]], faults: list[Fault]
 ) -> None:
     world = World()
@@ -431,7 +433,7 @@ def test_whatever_goes_wrong_futures_tell_the_truth(
 # Transactions --------------------------------------------------------------------------
 
 
-def test_a_transaction_is_seen_whole_with_its_offsets(
+def test_a_transaction_becomes_visible_whole_with_its_offsets(
     world: World, transactional: Producer
 ) -> None:
     with transactional.transaction():
@@ -475,7 +477,7 @@ def test_sequences_start_again_with_each_transaction(line: Line, transactional: 
     assert epochs == [0, 0, 1, 1, 2, 2]
 
 
-def test_an_empty_transaction_asks_nothing_of_the_log(line: Line, transactional: Producer) -> None:
+def test_an_empty_transaction_makes_no_call_to_the_log(line: Line, transactional: Producer) -> None:
     line.end_faults = [DiskFull("must not be reached")] * 2
     with transactional.transaction():
         pass
@@ -483,7 +485,7 @@ def test_an_empty_transaction_asks_nothing_of_the_log(line: Line, transactional:
     transactional.abort_transaction()
 
 
-def test_calls_must_fit_the_state(producer: Producer, transactional: Producer) -> None:
+def test_calls_in_the_wrong_state_are_refused(producer: Producer, transactional: Producer) -> None:
     with pytest.raises(InvalidTxnState, match="transactional_id"):
         producer.begin_transaction()
     for call in (
@@ -518,7 +520,7 @@ def test_after_a_failure_only_aborting_is_left(line: Line, transactional: Produc
     assert line.world.values() == [b"4"]
 
 
-def test_what_send_refuses_at_once_leaves_the_transaction_as_it_was(
+def test_a_record_refused_by_send_leaves_the_transaction_unchanged(
     world: World, transactional: Producer
 ) -> None:
     with transactional.transaction():
@@ -551,7 +553,7 @@ def test_a_commit_whose_call_or_answer_is_lost_takes_effect_once(
     assert line.world.values() == [b"1", b"2"]
 
 
-def test_a_commit_in_doubt_can_be_asked_for_again(line: Line, transactional: Producer) -> None:
+def test_a_commit_in_doubt_can_be_repeated(line: Line, transactional: Producer) -> None:
     line.end_faults = [LOST_ANSWER, *[LOST_CALL] * 30]
     with pytest.raises(Retriable), transactional.transaction():
         transactional.send("t", b"1", partition=0)
@@ -565,7 +567,7 @@ def test_a_commit_in_doubt_can_be_asked_for_again(line: Line, transactional: Pro
     assert line.world.values() == [b"1", b"2"]
 
 
-def test_aborting_what_was_committed_says_so(line: Line, transactional: Producer) -> None:
+def test_aborting_a_committed_transaction_raises(line: Line, transactional: Producer) -> None:
     line.end_faults = [LOST_ANSWER, *[LOST_CALL] * 30]
     with pytest.raises(Retriable), transactional.transaction():
         transactional.send("t", b"1", partition=0)
@@ -575,7 +577,7 @@ def test_aborting_what_was_committed_says_so(line: Line, transactional: Producer
     assert line.world.values() == [b"1"]
 
 
-def test_a_transaction_that_took_too_long_is_rolled_back_and_the_producer_goes_on(
+def test_a_transaction_that_took_too_long_is_rolled_back_and_the_producer_continues(
     world: World, transactional: Producer
 ) -> None:
     transactional.begin_transaction()
@@ -659,7 +661,7 @@ def test_a_callback_may_use_the_producer(world: World, producer: Producer) -> No
     assert world.values() == [b"1", b"2"]
 
 
-def test_flush_gives_up_waiting_but_not_the_records(world: World) -> None:
+def test_flush_times_out_without_losing_the_records(world: World) -> None:
     line = Line(world)
     with Producer(line.broker, linger_ms=NEVER, delivery_timeout_ms=30_000) as producer:
         line.faults = [LOST_CALL] * 3
@@ -678,7 +680,7 @@ def test_a_cancelled_future_does_not_disturb_the_others(world: World, producer: 
     assert world.values() == [b"1", b"2"]
 
 
-def test_close_sends_what_waits_and_ends_the_producer(world: World) -> None:
+def test_close_sends_buffered_records_and_ends_the_producer(world: World) -> None:
     producer = Producer(world.owner, linger_ms=NEVER)
     sent = producer.send("t", b"1", partition=0)
     producer.close()
@@ -698,7 +700,9 @@ def test_close_aborts_an_open_transaction(world: World) -> None:
     assert ends.last_stable_offset == ends.high_watermark
 
 
-def test_a_producer_that_is_forgotten_says_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_producer_that_was_never_closed_reports_lost_records(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     owner = Owner(MemoryStorage(), background=False)
     owner.create_topic("t")
     producer = Producer(owner, transactional_id="p")
@@ -712,7 +716,7 @@ def test_a_producer_that_is_forgotten_says_what_is_lost(caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("end", ["close", "flush", "abort_transaction"])
-def test_a_producer_that_ends_in_order_says_nothing(end: str) -> None:
+def test_a_closed_producer_reports_nothing(end: str) -> None:
     owner = Owner(MemoryStorage(), background=False)
     owner.create_topic("t")
     with warnings.catch_warnings(record=True) as said:
@@ -726,7 +730,7 @@ def test_a_producer_that_ends_in_order_says_nothing(end: str) -> None:
     assert not [one for one in said if one.category is ResourceWarning]
 
 
-def test_a_process_that_ends_with_records_unsent_says_so(tmp_path: Path) -> None:
+def test_a_process_that_ends_with_unsent_records_reports_them(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from strandline import changelog\n"

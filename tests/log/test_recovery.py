@@ -1,4 +1,5 @@
-"""Opening a log after anything: what was acknowledged is there, nothing half, or a clear refusal."""
+"""A log opens after anything with all acknowledged records and nothing half, or is clearly
+refused."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def active_file(world: World, topic: str = "t") -> bytearray:
     return world.storage._files[f"{folder}/{names[-1]}"]
 
 
-def test_a_tail_torn_at_any_byte_is_cut_off_and_the_log_goes_on() -> None:
+def test_a_tail_torn_at_any_byte_is_cut_off_and_the_log_works() -> None:
     world = World()
     world.owner.create_topic("t")
     client = Client(world)
@@ -45,7 +46,7 @@ def test_a_tail_torn_at_any_byte_is_cut_off_and_the_log_goes_on() -> None:
         assert world.values() == [b"a", b"b", b"c"]
 
 
-def test_debris_behind_the_end_never_comes_back() -> None:
+def test_debris_after_the_end_never_becomes_visible() -> None:
     world = World()
     world.owner.create_topic("t")
     client = Client(world)
@@ -53,7 +54,7 @@ def test_debris_behind_the_end_never_comes_back() -> None:
         client.append(word)
     data = active_file(world)
     frame = len(data) // 3
-    # The middle frame is torn; the last one, unsynced when it was written, is whole behind it.
+    # The middle frame is torn. The last one, unsynced when it was written, follows it whole.
     last = bytes(data[2 * frame :])
     del data[frame:]
     world.crash()
@@ -79,7 +80,7 @@ def test_damage_below_a_durable_offset_is_refused_not_cut_off() -> None:
 
 
 @pytest.mark.damages
-def test_a_commit_whose_data_is_gone_is_refused() -> None:
+def test_a_log_with_a_commit_whose_data_is_missing_is_refused() -> None:
     world = World()
     world.owner.create_topic("t")
     client = Client(world, "tx")
@@ -99,7 +100,7 @@ def test_a_damaged_record_is_an_error_not_a_wrong_answer() -> None:
         world.values()
 
 
-def test_lost_indexes_and_snapshots_are_made_anew() -> None:
+def test_lost_indexes_and_snapshots_are_rebuilt() -> None:
     world = World()
     world.owner.create_topic("t", 1, config={"segment.bytes": "4096"})
     client, tx = Client(world), Client(world, "tx")
@@ -118,7 +119,7 @@ def test_lost_indexes_and_snapshots_are_made_anew() -> None:
 
 @pytest.mark.damages
 @pytest.mark.parametrize("suffix", [".index", ".aborted", ".producers"])
-def test_a_damaged_side_file_is_made_anew(suffix: str) -> None:
+def test_a_damaged_side_file_is_rebuilt(suffix: str) -> None:
     world = World()
     world.owner.create_topic("t", 1, config={"segment.bytes": "4096"})
     client, tx = Client(world), Client(world, "tx")
@@ -163,7 +164,7 @@ def test_an_append_is_answered_with_the_leader_epoch_it_was_written_in() -> None
     assert client.append(b"a", sequence=0)[:4] == (0, 0, True, 0)
 
 
-def test_with_durability_os_it_rises_by_one_too_from_the_end_that_was_found() -> None:
+def test_with_durability_os_the_leader_epoch_also_rises_by_one_at_the_recovered_end() -> None:
     world = World(durability="os")
     world.owner.create_topic("t")
     world.owner.create_topic("open")
@@ -187,7 +188,7 @@ def test_with_durability_os_an_offset_once_seen_is_never_used_again() -> None:
     client.append(b"a", b"b")
     seen_end = world.owner.offsets([T0])[T0].high_watermark
     assert seen_end == 2
-    active_file(world).clear()  # a power cut took what was never synced
+    active_file(world).clear()  # a power cut took all unsynced bytes
     world.crash()
     offset = Client(world).append(b"c").base_offset
     assert offset >= seen_end
@@ -219,7 +220,7 @@ def test_a_frame_of_a_future_version_is_refused() -> None:
         world.crash()
 
 
-def test_a_second_owner_is_refused_and_told_who_the_first_is(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_second_owner_is_refused_with_the_name_of_the_first(tmp_path) -> None:  # type: ignore[no-untyped-def]
     owner = Owner(LocalStorage(tmp_path), background=False)
     with pytest.raises(LogLocked, match="pid"):
         Owner(LocalStorage(tmp_path), background=False)
@@ -228,7 +229,7 @@ def test_a_second_owner_is_refused_and_told_who_the_first_is(tmp_path) -> None: 
 
 
 class FailingStorage(MemoryStorage):
-    """Memory whose files fail at the next `append` or `sync` when told so."""
+    """Memory whose files fail at the next `append` or `sync` on request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -260,7 +261,7 @@ class _FailingFile:
         return getattr(self._file, name)
 
 
-def test_a_write_that_fails_is_said_and_the_log_goes_on_after_a_reopening() -> None:
+def test_a_failed_write_raises_and_the_log_works_after_a_reopening() -> None:
     storage = FailingStorage()
     world = World(storage)
     world.owner.create_topic("t")
@@ -293,7 +294,7 @@ def test_a_failed_fsync_is_never_retried_as_if_nothing_had_happened() -> None:
     assert world.values() == [b"a"]
 
 
-def test_a_failed_fsync_at_commit_leaves_the_transaction_nowhere() -> None:
+def test_a_failed_fsync_at_commit_leaves_nothing_of_the_transaction() -> None:
     storage = FailingStorage()
     world = World(storage)
     world.owner.create_topic("t", 2)
@@ -313,7 +314,7 @@ def test_a_segment_closed_without_a_record_is_opened_again() -> None:
     world.owner.create_topic("t")
     client = Client(world)
     client.append(b"a")
-    for _ in range(2):  # each unclean start steps over the reserved offsets, with a roll
+    for _ in range(2):  # each unclean start skips the reserved offsets, with a roll
         world.crash()
     client.append(b"b")
     world.crash()

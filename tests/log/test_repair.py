@@ -1,4 +1,5 @@
-"""`repair` salvages what can be had, names the rest, and never answers wrongly without a word."""
+"""`repair` salvages the readable records, names the rest, and never gives a wrong answer
+silently."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ SYSTEM = ("__transaction_state", "__consumer_offsets")
 
 
 def a_log(storage: MemoryStorage | PowerStorage | None = None, records: int = 40) -> World:
-    """Two partitions; plain records, and transactions over both, every third of them aborted."""
+    """Return a log with plain records, and transactions over two partitions, every third
+    aborted."""
     world = (
         PowerWorld(storage)
         if isinstance(storage, PowerStorage)
@@ -60,7 +62,7 @@ def plan(world: World) -> RepairPlan:
 
 
 def repair(world: World) -> RepairPlan:
-    """Repair the world's folder, see that nothing is wrong with it any more, and open it."""
+    """Repair the world's folder, check that it is sound, and open it."""
     made = plan(world)
     carry_out(made, world.storage, world.clock)
     expect_sound(world)
@@ -84,7 +86,7 @@ def all_values(world: World) -> dict[TopicPartition, list[bytes | None]]:
 
 
 def records_of(world: World) -> dict[TopicPartition, dict[int, bytes | None]]:
-    """What a reader of committed records sees, by offset."""
+    """Return the values that a read_committed reader gets, by offset."""
     seen: dict[TopicPartition, dict[int, bytes | None]] = {}
     for tp in (T0, T1):
         seen[tp] = {}
@@ -99,7 +101,7 @@ def records_of(world: World) -> dict[TopicPartition, dict[int, bytes | None]]:
     return seen
 
 
-def test_nothing_is_done_to_a_log_in_order() -> None:
+def test_a_sound_log_is_not_changed() -> None:
     world = a_log()
     made = plan(world)
     assert (made.steps, made.losses, made.left) == ([], [], [])
@@ -112,10 +114,9 @@ def test_nothing_is_done_to_a_log_in_order() -> None:
 
 @pytest.mark.parametrize("byte", [5, 110], ids=["header", "payload"])
 @pytest.mark.parametrize("number", [0, 1], ids=["one partition", "the other"])
-def test_of_each_damaged_frame_its_own_records_are_lost_and_no_others(
-    byte: int, number: int
-) -> None:
-    """A marker's loss, too, loses nothing: how the transaction ended is known elsewhere."""
+def test_a_damaged_frame_loses_its_own_records_and_no_others(byte: int, number: int) -> None:
+    """A lost marker loses no records, because the end of the transaction is known from
+    elsewhere."""
     world = a_log(records=12)
     tp = TopicPartition("t", number)
     before = records_of(world)
@@ -125,7 +126,7 @@ def test_of_each_damaged_frame_its_own_records_are_lost_and_no_others(
     damaged = 0
     for path in paths(world, ".log", partition=number):
         content = original[path]
-        for position in positions(content)[:-2]:  # of the last ones nothing says they were durable
+        for position in positions(content)[:-2]:  # no frame says that the last ones were durable
             storage._files = {name: bytearray(data) for name, data in original.items()}
             storage._files[path][position + byte] ^= 1
             first = int.from_bytes(content[position + 24 : position + 32], "little")
@@ -139,7 +140,7 @@ def test_of_each_damaged_frame_its_own_records_are_lost_and_no_others(
     assert damaged > 20
 
 
-def test_after_a_repair_producers_and_transactions_go_on() -> None:
+def test_producers_and_transactions_work_after_a_repair() -> None:
     world = a_log()
     data = log_file(world, 1)
     data[positions(data)[1] + 5] ^= 1
@@ -191,14 +192,14 @@ def test_a_second_repair_at_the_same_time_keeps_its_copies_apart() -> None:
 # Files --------------------------------------------------------------------------------
 
 
-def test_without_any_one_file_a_repaired_log_shows_what_it_did_or_says_what_is_lost() -> None:
+def test_a_log_repaired_after_losing_any_file_shows_the_same_or_names_the_losses() -> None:
     world = a_log()
     world.owner.close()
     without(world, 1)
 
 
 @pytest.mark.slow
-def test_without_any_two_files_a_repaired_log_shows_what_it_did_or_says_what_is_lost() -> None:
+def test_a_log_repaired_after_losing_any_two_files_shows_the_same_or_names_the_losses() -> None:
     world = a_log(records=10)
     world.owner.close()
     without(world, 2)
@@ -228,10 +229,10 @@ def records_or_nothing(world: World, tp: TopicPartition) -> dict[int, bytes | No
     try:
         return records_of(world)[tp]
     except StrandlineError:
-        return {}  # the topic is gone, and was named
+        return {}  # the topic is lost, and was named
 
 
-def test_with_any_document_damaged_nothing_is_lost() -> None:
+def test_damage_to_any_single_document_loses_nothing() -> None:
     world = a_log()
     before = all_values(world)
     storage = world.storage
@@ -246,7 +247,7 @@ def test_with_any_document_damaged_nothing_is_lost() -> None:
             assert all_values(world) == before, path
 
 
-def test_a_missing_closed_segment_is_taken_out_of_the_log() -> None:
+def test_a_missing_closed_segment_is_removed_from_the_log() -> None:
     world = a_log()
     before = records_of(world)
     entry = Manifest.load(world.storage, folder_of(world)).segments[1]
@@ -266,7 +267,7 @@ def test_a_missing_first_segment_moves_the_start_of_the_log() -> None:
     assert world.owner.offsets([T0])[T0].log_start == entries[1].base_offset
 
 
-def test_a_missing_active_segment_never_gives_an_offset_again() -> None:
+def test_offsets_of_a_missing_active_segment_are_never_reused() -> None:
     world = a_log()
     ends = world.owner.offsets([T0])[T0]
     del files(world)[paths(world, ".log")[-1]]
@@ -293,8 +294,8 @@ def test_a_segment_that_is_missing_with_the_manifest_is_named(number: int) -> No
     assert Client(world).append(b"new").base_offset > max(before)
 
 
-def test_of_a_lost_manifest_it_is_taken_that_everything_may_have_been_cleaned_away() -> None:
-    """Else a store that had been away would go on, and keep what was deleted meanwhile."""
+def test_after_a_lost_manifest_any_record_may_have_been_cleaned() -> None:
+    """Otherwise a store that had been away would continue, and keep keys deleted meanwhile."""
     world = a_log()
     active = int(paths(world, ".log")[-1].rpartition("/")[2].partition("-")[0])
     del files(world)[f"{folder_of(world)}/manifest.meta"]
@@ -306,7 +307,7 @@ def test_of_a_lost_manifest_it_is_taken_that_everything_may_have_been_cleaned_aw
     assert not made.must_start_over(0, made.settled_end), "who begins with nothing is not held up"
 
 
-def test_a_partition_of_which_nothing_is_left_is_missed_after_an_orderly_end() -> None:
+def test_a_partition_without_any_files_is_missed_after_an_orderly_close() -> None:
     world = World()
     world.owner.create_topic("t")
     Client(world).append(b"a")
@@ -330,7 +331,7 @@ def test_a_closed_segment_cut_between_two_frames_gets_an_index_of_its_own(left: 
     assert world.values("t", 1)
 
 
-def test_a_tail_that_was_durable_when_the_log_was_closed() -> None:
+def test_damage_to_a_tail_that_was_durable_at_the_close_is_repaired() -> None:
     world = a_log()
     before = records_of(world)[T0]
     end = world.owner.offsets([T0])[T0].high_watermark
@@ -345,7 +346,7 @@ def test_a_tail_that_was_durable_when_the_log_was_closed() -> None:
     assert Client(world).append(b"new").base_offset > end
 
 
-def test_a_prepare_that_reaches_further_no_longer_keeps_the_log_from_opening() -> None:
+def test_a_prepare_past_the_end_of_a_partition_no_longer_prevents_opening() -> None:
     world = World()
     world.owner.create_topic("t", 2)
     tx = Client(world, "tx")
@@ -368,7 +369,7 @@ def test_a_prepare_that_reaches_further_no_longer_keeps_the_log_from_opening() -
     assert world.values(partition=1) == [b"c"]
 
 
-def test_a_group_that_has_read_further_misses_nothing_new() -> None:
+def test_a_group_whose_offset_is_past_the_repaired_end_misses_no_new_records() -> None:
     world = World()
     world.owner.create_topic("t")
     client = Client(world)
@@ -386,14 +387,15 @@ def test_a_group_that_has_read_further_misses_nothing_new() -> None:
 
 
 def spoil_marker(world: World, partition: int, number: int) -> None:
-    """Damage a marker; `number` counts them."""
+    """Damage a marker, the `number`-th of the partition."""
     data = log_file(world, partition=partition)
     markers = [at for at in positions(data) if data[at + 17] == 3]
     data[markers[number] + 5] ^= 1
 
 
 def two_transactions(*, first_commits: bool, then: bool = True) -> World:
-    """t-0: a (first) M [b (second) M] and a plain record; t-1: the same transactions."""
+    """Return a log. t-0: a (first) M [b (second) M] and a plain record; t-1: the same
+    transactions."""
     world = World()
     world.owner.create_topic("t", 2)
     tx = Client(world, "tx")
@@ -404,13 +406,13 @@ def two_transactions(*, first_commits: bool, then: bool = True) -> World:
     plain = Client(world)
     for _ in range(2):
         plain.append(b"plain")
-    Client(world, "tx")  # settles, so that no Prepare is live
+    Client(world, "tx")  # finalizes, so that no Prepare is live
     return world
 
 
 @pytest.mark.parametrize("first_commits", [True, False])
 @pytest.mark.parametrize("then", [True, False], ids=["another follows", "the last one"])
-def test_the_end_of_a_transaction_that_is_lost_is_written_as_it_was(
+def test_a_lost_marker_of_a_transaction_is_written_as_it_was(
     *, first_commits: bool, then: bool
 ) -> None:
     world = two_transactions(first_commits=first_commits, then=then)
@@ -421,7 +423,7 @@ def test_the_end_of_a_transaction_that_is_lost_is_written_as_it_was(
     assert world.values(partition=1) == before[:-2]
 
 
-def test_where_the_transaction_log_is_damaged_other_partitions_say_how_it_ended() -> None:
+def test_with_a_damaged_transaction_log_other_partitions_decide_how_a_transaction_ended() -> None:
     for commits in (True, False):
         world = two_transactions(first_commits=commits)
         before = world.values()
@@ -434,7 +436,7 @@ def test_where_the_transaction_log_is_damaged_other_partitions_say_how_it_ended(
         assert not any("is unknown" in loss for loss in made.losses)
 
 
-def test_where_nothing_says_how_it_ended_it_counts_as_aborted_and_is_named() -> None:
+def test_a_transaction_of_unknown_outcome_counts_as_aborted_and_is_named() -> None:
     world = two_transactions(first_commits=True)
     spoil_marker(world, 0, 0)
     spoil_marker(world, 1, 0)
@@ -447,7 +449,7 @@ def test_where_nothing_says_how_it_ended_it_counts_as_aborted_and_is_named() -> 
     assert world.values() == [b"b", b"plain", b"plain"]
 
 
-def test_a_commit_whose_prepare_is_lost_is_completed_where_its_markers_are_missing() -> None:
+def test_a_commit_whose_prepare_is_lost_gets_its_missing_markers() -> None:
     world = World()
     world.owner.create_topic("t", 2)
     tx = Client(world, "tx")
@@ -471,7 +473,7 @@ def test_a_commit_whose_prepare_is_lost_is_completed_where_its_markers_are_missi
 # System topics ------------------------------------------------------------------------
 
 
-def test_each_damaged_frame_of_a_system_topic_is_survived_and_named() -> None:
+def test_any_damaged_frame_of_a_system_topic_is_repaired_and_named() -> None:
     world = a_log(records=8)
     before = all_values(world)
     storage = world.storage
@@ -490,7 +492,7 @@ def test_each_damaged_frame_of_a_system_topic_is_survived_and_named() -> None:
             tx.commit()
 
 
-def test_no_producer_id_is_given_twice_after_the_transaction_log_was_damaged() -> None:
+def test_no_producer_id_is_assigned_twice_after_the_transaction_log_was_damaged() -> None:
     world = a_log(records=4)
     known = Client(world).identity.producer_id
     data = log_file(world, topic="__transaction_state")
@@ -499,7 +501,7 @@ def test_no_producer_id_is_given_twice_after_the_transaction_log_was_damaged() -
     assert Client(world).identity.producer_id > known + 1000
 
 
-def test_groups_whose_commit_was_lost_are_named_and_others_are_not() -> None:
+def test_exactly_the_groups_whose_commit_was_lost_are_named() -> None:
     world = World()
     world.owner.create_topic("t")
     Client(world).append(*[b"%d" % n for n in range(9)])
@@ -519,7 +521,7 @@ def test_groups_whose_commit_was_lost_are_named_and_others_are_not() -> None:
 # The catalog --------------------------------------------------------------------------
 
 
-def test_a_lost_catalog_comes_back_with_settings_and_schemas() -> None:
+def test_a_lost_catalog_is_restored_with_settings_and_schemas() -> None:
     world = a_log()
     world.owner.create_topic("typed", schema=pa.schema([("n", pa.int64())]))
     world.owner.alter_topic("t", config={"retention.ms": "12345"}, partitions=3)
@@ -545,7 +547,7 @@ def test_a_topic_whose_copy_is_lost_too_keeps_its_records_and_loses_its_settings
     assert all_values(world) == values
 
 
-def test_settings_of_the_log_that_are_lost_let_nothing_be_deleted() -> None:
+def test_nothing_is_deleted_after_the_log_settings_were_lost() -> None:
     world = a_log()
     world.owner.alter_config({"log.retention.ms": "1000", "log.segment.bytes": "5000"})
     files(world)[LOG_CONFIG][-2] ^= 1
@@ -567,7 +569,7 @@ def test_a_lost_folder_meta_forgets_no_settings() -> None:
         world.crash()
 
 
-def test_a_topic_that_was_deleted_does_not_come_back() -> None:
+def test_a_deleted_topic_does_not_reappear() -> None:
     world = a_log()
     world.owner.create_topic("gone")
     Client(world).append(b"a", topic="gone")
@@ -577,7 +579,7 @@ def test_a_topic_that_was_deleted_does_not_come_back() -> None:
     assert [info.name for info in world.owner.topics()] == sorted(["t", *SYSTEM])
 
 
-def test_of_two_folders_with_one_name_the_fuller_stays_and_the_other_is_kept_aside() -> None:
+def test_two_folders_with_one_topic_name_are_resolved_by_moving_the_emptier_one_aside() -> None:
     world = a_log()
     values = all_values(world)
     copy = bytes(files(world)[topic_copy(world.owner.topic("t").topic_id)])
@@ -596,7 +598,7 @@ def test_of_two_folders_with_one_name_the_fuller_stays_and_the_other_is_kept_asi
     assert copy
 
 
-def test_a_folder_of_which_nothing_can_be_told_is_kept_aside() -> None:
+def test_an_unidentifiable_folder_is_moved_aside() -> None:
     world = a_log()
     files(world)[f"topics/{'e' * 32}/0/{0:020d}-00000001.log"] = bytearray(b"who am I?")
     del files(world)[CATALOG]
@@ -606,7 +608,7 @@ def test_a_folder_of_which_nothing_can_be_told_is_kept_aside() -> None:
     assert len(kept) == 1
 
 
-def test_what_contradicts_itself_is_named_and_left() -> None:
+def test_contradictions_are_named_and_left() -> None:
     world = a_log()
     change_manifest(world, lambda m: setattr(m, "epochs", [(0, 0), (1, 20)]))
     made = plan(world)
@@ -614,7 +616,7 @@ def test_what_contradicts_itself_is_named_and_left() -> None:
     assert any("leader epoch" in left for left in made.left)
 
 
-def test_a_note_of_an_orderly_end_that_is_wrong_is_removed() -> None:
+def test_a_wrong_note_of_an_orderly_close_is_removed() -> None:
     world = a_log()
     before = all_values(world)
     world.owner.close()
@@ -665,26 +667,26 @@ def test_a_repair_that_dies_anywhere_can_be_run_again(death: str) -> None:
 
 
 def unreadable(world: World) -> None:
-    """The settings of the log."""
+    """Damage the settings of the log."""
     world.owner.alter_config({"log.retention.ms": "5"})
     files(world)[LOG_CONFIG][-2] ^= 1
 
 
 def unconfigured(world: World) -> None:
-    """The settings of the log, deleted."""
+    """Delete the settings of the log."""
     world.owner.alter_config({"log.retention.ms": "5"})
     del files(world)[LOG_CONFIG]
 
 
 def contradicted(world: World) -> None:
-    """Of a topic and the log, by a settings document from elsewhere."""
+    """Let a topic contradict the log's settings, by a settings document from elsewhere."""
     world.owner.alter_topic("t", config={"min.compaction.lag.ms": "10"})
     config = LogConfig({"log.cleaner.max.compaction.lag.ms": "9"})
     save_log_config(world.storage, config)
 
 
 def wounds() -> list[Callable[[World], object]]:
-    """Damage that keeps a log from opening, one for each way it can be said."""
+    """Return kinds of damage that keep a log from opening, one for each error message."""
 
     def flip(path: Callable[[World], str], at: int) -> Callable[[World], object]:
         def wound(world: World) -> None:
@@ -714,7 +716,7 @@ def wounds() -> list[Callable[[World], object]]:
 
 
 @pytest.mark.parametrize("number", range(len(wounds())))
-def test_what_an_error_calls_a_case_for_repair_is_one(number: int) -> None:
+def test_repair_fixes_every_damage_whose_error_recommends_it(number: int) -> None:
     world = a_log()
     wounds()[number](world)
     with pytest.raises(CorruptLog, match="strandline repair"):

@@ -1,4 +1,4 @@
-"""Segments: rolling, indexes, seeking by offset and time, retention, what a fetch returns."""
+"""Segments: rolling, indexes, seeking by offset and time, retention, the size of fetches."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_segment_rolls_before_it_has_too_many_frames_counted_over_openings(
     assert max(counts) == 10
 
 
-def test_headers_are_read_without_what_is_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_are_read_without_their_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
     world = world_with()
     client = Client(world)
     for count in (1, 40, 3):
@@ -99,7 +99,7 @@ def test_a_segment_rolls_by_message_time_not_by_the_clock() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=25), reopen=st.booleans())
-def test_a_fetch_from_any_offset_gives_every_record_from_there_on(
+def test_a_fetch_from_any_offset_returns_every_record_from_there(
     sizes: list[int], reopen: bool
 ) -> None:
     world = world_with(segment_bytes="4096", index_interval_bytes="512")
@@ -131,7 +131,9 @@ def test_a_fetch_at_the_end_is_empty_and_beyond_it_out_of_range() -> None:
 
 
 @pytest.mark.parametrize("max_bytes", [1_000, 10_000, 64_000, 1_000_000])
-def test_reading_on_reads_every_byte_once(max_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequential_reading_reads_every_byte_once(
+    max_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = world_with(segment_bytes="100000")
     client = Client(world)
     for n in range(60):
@@ -153,7 +155,7 @@ def test_reading_on_reads_every_byte_once(max_bytes: int, monkeypatch: pytest.Mo
     assert max(read) <= max(max_bytes, 11_000)
 
 
-def test_a_batch_larger_than_max_bytes_comes_whole() -> None:
+def test_a_batch_larger_than_max_bytes_is_returned_whole() -> None:
     world = world_with()
     client = Client(world)
     client.append(b"x" * 100_000, b"y")
@@ -187,7 +189,7 @@ def test_seeking_by_time_stops_at_the_last_stable_offset() -> None:
 
 
 class TestRetention:
-    """Whole segments go, from the front, stopping at the first to keep."""
+    """Whole segments are deleted from the front, up to the first one to keep."""
 
     def fill(self, world: World, count: int = 60) -> Client:
         client = Client(world)
@@ -195,7 +197,7 @@ class TestRetention:
             client.append(b"x" * 500, times=START_MS + n * 1000)
         return client
 
-    def test_by_time(self) -> None:
+    def test_expired_segments_are_deleted(self) -> None:
         world = world_with(segment_bytes="4096", retention_ms="100000")
         self.fill(world)
         world.clock.advance(130_000)
@@ -207,7 +209,7 @@ class TestRetention:
         world.crash()
         assert world.owner.offsets([T0])[T0].log_start == start
 
-    def test_by_size_never_below_the_limit(self) -> None:
+    def test_retention_by_size_never_goes_below_the_limit(self) -> None:
         world = world_with(segment_bytes="4096", retention_bytes="10000", retention_ms="-1")
         self.fill(world)
         world.owner.tick()
@@ -217,7 +219,7 @@ class TestRetention:
         kept = sum(world.storage.open(f"{folder}/{n}").size() for n in segments_of(world))
         assert 10_000 <= kept < 10_000 + 4096
 
-    def test_when_all_has_expired_the_log_ends_empty_where_it_ended(self) -> None:
+    def test_a_log_whose_records_have_all_expired_is_empty_at_the_same_end(self) -> None:
         world = world_with(segment_bytes="4096", retention_ms="1000")
         client = self.fill(world)
         world.clock.advance(DAY_MS)
@@ -227,7 +229,7 @@ class TestRetention:
         client.append(b"next", times=START_MS + DAY_MS)
         assert world.values() == [b"next"]
 
-    def test_files_go_after_the_delay(self) -> None:
+    def test_files_are_removed_after_the_delay(self) -> None:
         world = world_with(segment_bytes="4096", retention_ms="1000", file_delete_delay_ms="5000")
         self.fill(world)
         before = len(segments_of(world))
@@ -238,7 +240,7 @@ class TestRetention:
         world.owner.tick()
         assert len(segments_of(world)) == 1
 
-    def test_not_past_an_open_transaction(self) -> None:
+    def test_retention_stops_at_an_open_transaction(self) -> None:
         world = world_with(segment_bytes="4096", retention_ms="1000")
         client = Client(world, "tx", timeout_ms=900_000)
         client.append(b"open")
@@ -249,7 +251,7 @@ class TestRetention:
         client.commit()
         assert world.values()[0] == b"open"
 
-    def test_not_on_a_compacted_topic(self) -> None:
+    def test_retention_does_not_apply_to_a_compacted_topic(self) -> None:
         world = world_with(segment_bytes="4096", retention_ms="1000", cleanup_policy="compact")
         self.fill(world)
         world.clock.advance(DAY_MS)
@@ -258,10 +260,10 @@ class TestRetention:
 
 
 class TestDeleteRecords:
-    """`delete_records` moves the log's start on any policy, for good."""
+    """`delete_records` moves the log start durably, with any policy."""
 
     @pytest.mark.parametrize("policy", ["delete", "compact"])
-    def test_it_survives_a_reopening(self, policy: str) -> None:
+    def test_the_new_log_start_survives_a_reopening(self, policy: str) -> None:
         world = world_with(segment_bytes="4096", cleanup_policy=policy)
         client = Client(world)
         for n in range(50):
@@ -272,7 +274,7 @@ class TestDeleteRecords:
         with pytest.raises(OffsetOutOfRange):
             fetch(world, 32)
 
-    def test_up_to_the_high_watermark_and_not_beyond(self) -> None:
+    def test_records_can_be_deleted_up_to_the_high_watermark(self) -> None:
         world = world_with()
         Client(world).append(b"a", b"b")
         with pytest.raises(OffsetOutOfRange, match="high watermark is 2"):

@@ -1,7 +1,8 @@
-"""The tail that nobody knows durable: after a failed fsync readers see what the disk has not got.
+"""A tail that may not be durable: after a failed fsync readers see data that is not on the disk.
 
-Linux takes the pages of a failed fsync for written; the next fsync of the file returns at once. So an
-opening that has not seen the failure must write the tail once more before anybody builds on it.
+Linux marks the pages of a failed fsync as clean, and the next fsync of the file succeeds at once.
+An opening that has not seen the failure must therefore write the tail again before anything depends
+on it.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ T0 = TopicPartition("t", 0)
 
 @pytest.fixture
 def world() -> PowerWorld:
-    """A log with a topic of one partition on a storage that loses all it may lose."""
+    """A log with a topic of one partition, on a storage that loses all unsynced data."""
     world = PowerWorld()
     world.owner.create_topic("t", config={"segment.bytes": "4096"})
     return world
 
 
 def fails(world: PowerWorld, where: str, do: Callable[[], object]) -> None:
-    """The disk fails at the first fsync of a file with `where` in its path."""
+    """Let the disk fail at the first fsync of a file with `where` in its path."""
     world.storage.hook = failing("fsync", where, times=1)
     with pytest.raises(StorageFailed):
         do()
@@ -40,7 +41,7 @@ def fails(world: PowerWorld, where: str, do: Callable[[], object]) -> None:
 
 
 def rewritten(world: PowerWorld) -> list[Operation]:
-    """What the opening that follows writes once more."""
+    """Crash and open the log. Return the bytes written again by the opening."""
     seen: list[Operation] = []
     world.storage.crash()
     world.storage.hook = lambda operation: seen.append(operation)
@@ -49,7 +50,7 @@ def rewritten(world: PowerWorld) -> list[Operation]:
     return [operation for operation in seen if operation.kind == "rewrite"]
 
 
-def test_records_found_after_a_failed_fsync_survive_the_power_cut_that_follows(
+def test_records_recovered_after_a_failed_fsync_survive_a_later_power_cut(
     world: PowerWorld,
 ) -> None:
     client = Client(world)
@@ -61,7 +62,7 @@ def test_records_found_after_a_failed_fsync_survive_the_power_cut_that_follows(
     assert world.values() == [b"a", b"b"]
 
 
-def test_so_do_those_of_an_opening_whose_own_fsync_failed(world: PowerWorld) -> None:
+def test_records_survive_an_opening_whose_own_fsync_failed(world: PowerWorld) -> None:
     client = Client(world)
     client.append(b"a")
     fails(world, ".log", lambda: client.append(b"b"))
@@ -73,7 +74,7 @@ def test_so_do_those_of_an_opening_whose_own_fsync_failed(world: PowerWorld) -> 
     assert world.values() == [b"a", b"b"]
 
 
-def test_a_batch_found_and_answered_as_a_duplicate_survives(world: PowerWorld) -> None:
+def test_a_recovered_batch_acknowledged_as_a_duplicate_survives(world: PowerWorld) -> None:
     client = Client(world)
     fails(world, ".log", lambda: client.append(b"a"))
     world.crash()
@@ -83,7 +84,7 @@ def test_a_batch_found_and_answered_as_a_duplicate_survives(world: PowerWorld) -
 
 
 @pytest.mark.parametrize("failing_topic", ["t", TRANSACTION_STATE, CONSUMER_OFFSETS])
-def test_a_transaction_stays_what_the_first_opening_said_it_was(
+def test_a_transaction_keeps_the_outcome_that_the_first_opening_showed(
     world: PowerWorld, failing_topic: str
 ) -> None:
     world.owner.commit_offsets("g", {T0: CommittedOffset(0)})
@@ -102,7 +103,7 @@ def test_a_transaction_stays_what_the_first_opening_said_it_was(
     assert seen() == said
 
 
-def test_a_commit_of_offsets_found_after_a_failed_fsync_survives(world: PowerWorld) -> None:
+def test_a_commit_of_offsets_recovered_after_a_failed_fsync_survives(world: PowerWorld) -> None:
     world.owner.commit_offsets("g", {T0: CommittedOffset(0)})
     offsets = {T0: CommittedOffset(1)}
     where = folder_of(world, CONSUMER_OFFSETS)
@@ -114,8 +115,8 @@ def test_a_commit_of_offsets_found_after_a_failed_fsync_survives(world: PowerWor
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_was_acknowledged_is_never_gone_for_a_moment(seed: int) -> None:
-    """A power cut in the middle of the writing takes nothing that had been durable."""
+def test_acknowledged_records_are_never_lost_while_the_tail_is_rewritten(seed: int) -> None:
+    """A power cut in the middle of the rewriting takes nothing that was durable before."""
     world = PowerWorld(storage=PowerStorage(Random(seed)))
     world.owner.create_topic("t")
     for value in (b"a", b"b" * 5000, b"c"):
@@ -128,7 +129,7 @@ def test_what_was_acknowledged_is_never_gone_for_a_moment(seed: int) -> None:
     assert world.values() == [b"a", b"b" * 5000, b"c"]
 
 
-def test_only_what_is_not_known_durable_is_written_again(world: PowerWorld) -> None:
+def test_only_the_last_frame_is_rewritten(world: PowerWorld) -> None:
     client = Client(world)
     for number in range(200):  # several segments
         client.append(b"%d" % number)
@@ -136,14 +137,14 @@ def test_only_what_is_not_known_durable_is_written_again(world: PowerWorld) -> N
     assert len(mine) == 1, "each frame says that the one before it was durable"
 
 
-def test_after_an_orderly_end_nothing_is(world: PowerWorld) -> None:
+def test_nothing_is_rewritten_after_an_orderly_close(world: PowerWorld) -> None:
     Client(world).append(b"a")
     world.owner.close()
     assert rewritten(world) == []
 
 
-def test_a_tail_that_changes_while_it_is_written_again_is_refused(world: PowerWorld) -> None:
-    """The page that showed it was dropped in between, and the disk had something else."""
+def test_a_tail_that_changes_while_it_is_rewritten_is_refused(world: PowerWorld) -> None:
+    """The cached page was dropped in between, and the disk had other bytes."""
     Client(world).append(b"a")
     path = world.storage.paths(folder_of(world), ".log")[0]
     reads = 0

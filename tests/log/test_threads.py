@@ -1,4 +1,4 @@
-"""Real threads on a real folder: everybody at once, and at the end everything adds up."""
+"""Threads on a folder on disk: all kinds of calls at once, and a consistent log at the end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BOUND = 60.0
 
 
 class RealWorld(World):
-    """A log in a real folder, with the time of day and its own thread."""
+    """A log in a folder on disk, with the system clock and the owner's own thread."""
 
     def open(self) -> Owner:
         self.owner = Owner(self.storage)
@@ -40,7 +40,7 @@ class RealWorld(World):
 
 
 class Crew:
-    """Threads that do their work to the end, and readers that read until it is done."""
+    """Worker threads that run to their end, and readers that read until all workers are done."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -51,7 +51,7 @@ class Crew:
     def works(self, work: Callable[[], object]) -> None:
         self._workers.append(self._thread(work))
 
-    def goes_on(self, turn: Callable[[], object]) -> None:
+    def repeat(self, turn: Callable[[], object]) -> None:
         def turns() -> None:
             while not self.done.is_set():
                 turn()
@@ -59,7 +59,7 @@ class Crew:
         self._readers.append(self._thread(turns))
 
     def run(self) -> None:
-        """Raises AssertionError if anybody failed or hangs."""
+        """Run all threads. Raises AssertionError if one failed or hangs."""
         for thread in self._workers + self._readers:
             thread.start()
         for thread in self._workers:
@@ -82,7 +82,7 @@ class Crew:
 
 
 class Sums:
-    """What the writers know of their records."""
+    """Records that the writers know to be acknowledged or aborted."""
 
     def __init__(self) -> None:
         self.acknowledged: dict[tuple[TopicPartition, int], bytes] = {}
@@ -161,7 +161,8 @@ class Sums:
         return offsets, values, fetched.next_offset
 
     def check(self, world: World) -> None:
-        """Every record is at its place and no other is; nothing is left open."""
+        """Check that each record is at its offset, that there are no others, and no open
+        transaction."""
         for tp in PARTITIONS:
             ends = world.owner.offsets([tp])[tp]
             assert ends.last_stable_offset == ends.high_watermark
@@ -188,7 +189,7 @@ def shown(world: World, tp: TopicPartition) -> Iterator[tuple[int, bytes]]:
 
 @pytest.fixture(params=["as usual", "switching all the time"])
 def switching(request: pytest.FixtureRequest) -> Iterator[None]:
-    """How often the interpreter changes threads."""
+    """Interval in which the interpreter switches threads."""
     before = sys.getswitchinterval()
     if request.param != "as usual":
         sys.setswitchinterval(1e-5)
@@ -198,7 +199,7 @@ def switching(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealWorld]:
-    """A log of small segments whose periodic work never rests."""
+    """A log of small segments whose periodic work never pauses."""
     monkeypatch.setattr(ticker, "TICK_S", 0.001)
     monkeypatch.setattr(maintenance, "RETENTION_CHECK_MS", 1)
     world = RealWorld(LocalStorage(tmp_path))
@@ -235,10 +236,10 @@ def test_writers_readers_and_retention_at_once(busy: RealWorld) -> None:
     for name in ("tx-0", "tx-1"):
         crew.works(sums.transactional(busy, name))
     crew.works(topics_come_and_go)
-    crew.goes_on(delete_records)
+    crew.repeat(delete_records)
     for tp in PARTITIONS:
-        crew.goes_on(sums.reader(busy, tp, "read_committed"))
-    crew.goes_on(sums.reader(busy, T0, "read_uncommitted"))
+        crew.repeat(sums.reader(busy, tp, "read_committed"))
+    crew.repeat(sums.reader(busy, T0, "read_uncommitted"))
     crew.run()
     sums.check(busy)
     busy.reopen()
@@ -269,14 +270,14 @@ def test_readers_at_the_end_find_their_place_while_the_index_grows() -> None:
     try:
         crew.works(append)
         for _ in range(2):
-            crew.goes_on(tail())
+            crew.repeat(tail())
         crew.run()
     finally:
         sys.setswitchinterval(before)
     assert len(world.values()) == 2_001
 
 
-def test_producers_of_before_a_reopening_ask_while_their_successors_come() -> None:
+def test_old_producers_of_before_a_reopening_call_while_their_successors_start() -> None:
     world, crew = World(MemoryStorage()), Crew()
     world.owner.create_topic("t")
     clients = [Client(world, f"tx-{n}") for n in range(500)]
@@ -301,8 +302,8 @@ def test_producers_of_before_a_reopening_ask_while_their_successors_come() -> No
     sys.setswitchinterval(1e-6)
     try:
         crew.works(come)
-        crew.goes_on(ask(clients[-1], clients[-1].identity))
-        crew.goes_on(ask(clients[-1], stranger))
+        crew.repeat(ask(clients[-1], clients[-1].identity))
+        crew.repeat(ask(clients[-1], stranger))
         crew.run()
     finally:
         sys.setswitchinterval(before)
@@ -310,9 +311,7 @@ def test_producers_of_before_a_reopening_ask_while_their_successors_come() -> No
 
 
 @pytest.mark.parametrize("time", range(5))
-def test_appends_under_way_at_the_close_are_there_or_were_refused(
-    tmp_path: Path, time: int
-) -> None:
+def test_appends_in_progress_at_the_close_are_stored_or_refused(tmp_path: Path, time: int) -> None:
     world, crew = RealWorld(LocalStorage(tmp_path)), Crew()
     world.owner.create_topic("t")
     acknowledged: list[bytes] = []
@@ -341,5 +340,5 @@ def test_appends_under_way_at_the_close_are_there_or_were_refused(
     world.open()
     there = [b"%s-%d" % (value, offset) for offset, value in shown(world, T0)]
     assert set(acknowledged) <= set(there)
-    assert len(there) - len(acknowledged) <= 3  # one append of each may have lost its answer
+    assert len(there) - len(acknowledged) <= 3  # one append of each thread may have lost its answer
     world.owner.close()

@@ -1,4 +1,4 @@
-"""Seconds are not taken for milliseconds, wherever a time enters."""
+"""Seconds are never mistaken for milliseconds, wherever a time is given."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOW = 1_760_000_400_000
 SECONDS = NOW // 1000
 WRONG = [SECONDS, float(SECONDS), NOW + 0.5]
 MOON = dt.datetime(1970, 1, 20, tzinfo=dt.UTC)
-"""A time before 1980 that says so, because it is a datetime."""
+"""A time before 1980 that is certainly meant, because it is a datetime."""
 MOON_MS = 19 * 86_400_000
 
 
@@ -36,7 +36,7 @@ Enter = Callable[[sl.App, Any, Any], Any]
 
 
 def by_set_timer(clock: Any) -> Enter:
-    """A handler that sets a timer."""
+    """Return a handler that sets a timer."""
 
     def enter(app: sl.App, topic: Any, at: Any) -> None:
         @app.task(topic, name="timing")
@@ -45,7 +45,7 @@ def by_set_timer(clock: Any) -> Enter:
                 sl.set_timer("t", at, clock=clock)
 
             def on_timer(self, name: str) -> None:
-                """Nothing to do."""
+                """Do nothing."""
 
         topic.append([("a", 1, NOW)])
         app.run(until="idle", progress=False)
@@ -112,7 +112,7 @@ def test_seconds_and_floats_are_refused(tmp_path: Path, enter: Enter, at: Any) -
 
 
 @pytest.mark.parametrize("enter", ENTRIES.values(), ids=ENTRIES)
-def test_a_datetime_is_taken_whatever_it_is(tmp_path: Path, enter: Enter) -> None:
+def test_any_datetime_is_accepted(tmp_path: Path, enter: Enter) -> None:
     with opened(tmp_path) as (app, topic):
         enter(app, topic, MOON)
 
@@ -124,14 +124,14 @@ def test_a_column_of_a_typed_value_that_holds_seconds_is_refused(tmp_path: Path)
             by_column(app, topic, SECONDS)
 
 
-def test_a_very_early_time_is_warned_of_and_kept(tmp_path: Path) -> None:
+def test_a_very_early_time_is_kept_with_a_warning(tmp_path: Path) -> None:
     with opened(tmp_path) as (_, topic):
         with pytest.warns(UserWarning, match="the time 20000 ms is before 1980"):
             topic.append([("a", 1, 20_000)])
         assert [at.timestamp() for at in topic.to_polars()["timestamp"]] == [20.0]
 
 
-def test_a_clock_of_a_test_that_begins_in_1970_is_no_mistake(tmp_path: Path) -> None:
+def test_a_test_clock_that_begins_in_1970_is_accepted(tmp_path: Path) -> None:
     app = sl.App("app")
     words = app.topic("words", value=int)
     app.task(words, name="t")(lambda record: None)
@@ -140,8 +140,8 @@ def test_a_clock_of_a_test_that_begins_in_1970_is_no_mistake(tmp_path: Path) -> 
         driver.run([("a", 1, 0), ("a", 1, 60_000)])
 
 
-def test_an_app_goes_on_with_a_log_whose_times_are_wrong(tmp_path: Path) -> None:
-    """Reading refuses nothing, and a handler may go on with times like its record's."""
+def test_an_app_works_on_a_log_whose_times_are_wrong(tmp_path: Path) -> None:
+    """Reading refuses nothing, and a handler may work with times like its record's."""
     with opened(tmp_path) as (app, topic):
         out = app.topic("out", value=int)
 

@@ -1,4 +1,4 @@
-"""Topic settings and names are Kafka's, and what is wrong with one is said."""
+"""Topic settings and names are Kafka's. A wrong one is named with the reason."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def test_settings_survive_being_written_and_read() -> None:
         ("compression.type", "LZ4", "did you mean 'lz4'"),
     ],
 )
-def test_a_wrong_setting_is_named_with_what_is_allowed(name: str, value: str, problem: str) -> None:
+def test_a_wrong_setting_is_named_with_the_allowed_values(
+    name: str, value: str, problem: str
+) -> None:
     with pytest.raises(InvalidConfig) as caught:
         TopicConfig.parse({name: value})
     assert name in str(caught.value)
@@ -61,18 +63,18 @@ def test_lags_of_compaction_must_not_contradict_each_other() -> None:
         TopicConfig.parse({"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "5"})
 
 
-def test_a_config_cannot_be_built_invalid_either() -> None:
+def test_an_invalid_config_object_cannot_be_built() -> None:
     with pytest.raises(InvalidConfig, match=r"segment\.bytes"):
         TopicConfig(segment_bytes=1)
 
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 249, "_one", "..."])
-def test_names_that_a_topic_may_have(name: str) -> None:
+def test_valid_topic_names_are_accepted(name: str) -> None:
     check_topic_name(name)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "x" * 250, "a/b", "a b", "ä", "a\n", "__x"])
-def test_names_that_a_topic_may_not_have(name: str) -> None:
+def test_invalid_topic_names_are_refused(name: str) -> None:
     with pytest.raises(InvalidTopic, match="a topic cannot be called"):
         check_topic_name(name)
 

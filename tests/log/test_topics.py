@@ -1,4 +1,4 @@
-"""Topics: created, described, altered, deleted; typed ones; what they refuse."""
+"""Topics: creation, description, changes, deletion, types, refusals."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def test_topics_survive_a_crash_with_id_config_and_schema(world: World) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "x" * 250, "__mine", "ä"])
-def test_names_that_cannot_be_a_topics_are_refused(world: World, name: str) -> None:
+def test_invalid_topic_names_are_refused(world: World, name: str) -> None:
     with pytest.raises(InvalidTopic):
         world.owner.create_topic(name)
 
 
-def test_a_name_is_given_once(world: World) -> None:
+def test_a_name_can_be_used_only_once(world: World) -> None:
     with pytest.raises(TopicExists):
         world.owner.create_topic("t")
 
@@ -67,7 +67,7 @@ def test_unknown_topics_and_partitions_are_named(world: World) -> None:
         world.owner.offsets([TopicPartition("t", 2)])
 
 
-def test_settings_change_at_run_time_and_can_be_taken_back(world: World) -> None:
+def test_settings_change_at_run_time_and_can_be_reset(world: World) -> None:
     world.owner.alter_topic("t", config={"retention.ms": "7", "cleanup.policy": "compact"})
     with pytest.raises(InvalidRecord, match="needs a key"):
         Client(world).append(b"a", key=None)
@@ -79,7 +79,7 @@ def test_settings_change_at_run_time_and_can_be_taken_back(world: World) -> None
     assert world.owner.topic("t").config == {"retention.ms": "7"}
 
 
-def test_partitions_can_be_added_and_not_taken_away(world: World) -> None:
+def test_partitions_can_be_added_but_not_removed(world: World) -> None:
     world.owner.alter_topic("t", partitions=4)
     Client(world).append(b"a", partition=3)
     world.crash()
@@ -96,7 +96,9 @@ def test_the_log_keeps_its_own_topics_to_itself(world: World) -> None:
             world.owner.delete_topic(topic)
 
 
-def test_a_deleted_topics_folder_is_gone_even_if_a_crash_cut_it_short(world: World) -> None:
+def test_a_deleted_topics_folder_is_removed_even_if_a_crash_interrupted_the_deletion(
+    world: World,
+) -> None:
     Client(world).append(b"a")
     topic_id = world.owner.topic("t").topic_id
     leftover = f"topics/{topic_id}/0/left"
@@ -118,7 +120,7 @@ class TestTypedTopics:
 
     versions = (FLIGHT, FLIGHT.append(pa.field("seats", pa.int32())))
 
-    def test_rows_come_back_as_they_went_in(self, world: World) -> None:
+    def test_rows_are_read_as_they_were_written(self, world: World) -> None:
         world.owner.create_topic("f", schema=FLIGHT)
         rows: list[dict[str, object] | None] = [
             {"carrier": "AA", "delay": 1.5},
@@ -128,7 +130,7 @@ class TestTypedTopics:
         self.append(world, rows, 1)
         assert world.values("f") == rows  # type: ignore[comparison-overlap]
 
-    def test_a_new_version_adds_nullable_fields_and_old_rows_have_null_there(
+    def test_a_new_schema_version_adds_nullable_fields_that_are_null_in_old_rows(
         self, world: World
     ) -> None:
         world.owner.create_topic("f", schema=FLIGHT)
@@ -167,7 +169,7 @@ class TestTypedTopics:
 
 
 class TestEdges:
-    """Unusual records are stored as they are, or refused clearly."""
+    """Unusual records are stored as they are, or clearly refused."""
 
     def test_empty_values_tombstones_and_any_bytes_as_key(self, world: World) -> None:
         client = Client(world)
@@ -177,7 +179,7 @@ class TestEdges:
         world.crash()
         assert world.values() == [b"", None, b"\x00", b"x"]
 
-    def test_a_value_of_10_megabytes(self, world: World) -> None:
+    def test_a_value_of_10_megabytes_is_stored(self, world: World) -> None:
         value = bytes(range(256)) * 40_960
         Client(world).append(value)
         world.crash()
@@ -192,19 +194,19 @@ class TestEdges:
         assert len(world.values()) == 1
 
     @pytest.mark.parametrize("size", [1, 31, 32, 33, 100_000])
-    def test_batches_of_any_size(self, world: World, size: int) -> None:
+    def test_batches_of_any_size_are_stored(self, world: World, size: int) -> None:
         values = [b"%d" % n for n in range(size)]
         Client(world).append(*values)
         assert world.values() == values
 
-    def test_time_may_go_backwards_and_not_below_1970(self, world: World) -> None:
+    def test_times_may_decrease_but_not_precede_1970(self, world: World) -> None:
         client = Client(world)
         client.append(b"a", b"b", times=[START_MS, START_MS - 10])
         with pytest.raises(InvalidRecord, match="1970"):
             client.append(b"c", times=-1)
         assert world.values() == [b"a", b"b"]
 
-    def test_times_too_far_from_the_clock_are_refused_where_the_topic_says_so(
+    def test_times_too_far_from_the_clock_are_refused_if_the_topic_limits_them(
         self, world: World
     ) -> None:
         world.owner.alter_topic("t", config={"message.timestamp.after.max.ms": "1000"})
@@ -217,7 +219,7 @@ class TestEdges:
         batch = world.owner.fetch({TopicPartition("t", 0): 0})[TopicPartition("t", 0)].batches[0]
         assert batch.columns.column("timestamp").to_pylist() == [START_MS]
 
-    def test_a_thousand_partitions(self) -> None:
+    def test_a_topic_may_have_a_thousand_partitions(self) -> None:
         world = World()
         world.owner.create_topic("many", 1000)
         client = Client(world)

@@ -1,4 +1,4 @@
-"""Work in the background gives way to appends and commits, and still gets its part of the time."""
+"""Background work gives way to appends and commits, and still gets its share of the time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from strandline.changelog.embedded.traffic import MAX_WAIT_RATIO, BackgroundThro
 
 
 class Moments(threading.Event):
-    """What is waited for; while somebody waits, time passes and things happen."""
+    """An event to wait for. Each wait advances the clock and calls `then`."""
 
     def __init__(self, clock: ManualClock, then: Callable[[int], None] = lambda wait: None) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Moments(threading.Event):
 
 
 def worked(ms: int, traffic: Traffic, then: Callable[[int], None] = lambda wait: None) -> int:
-    """How many milliseconds who has worked for `ms` gives way."""
+    """Return the milliseconds for which background work gives way after `ms` of work."""
     clock = ManualClock()
     moments = Moments(clock, then)
     courtesy = BackgroundThrottle(traffic, clock, moments)
@@ -37,23 +37,23 @@ def worked(ms: int, traffic: Traffic, then: Callable[[int], None] = lambda wait:
     return moments.waits
 
 
-def test_with_nothing_under_way_it_goes_on() -> None:
+def test_background_work_continues_if_no_call_is_in_progress() -> None:
     assert worked(20, Traffic()) == 0
 
 
-def test_a_little_work_is_not_interrupted() -> None:
+def test_a_little_background_work_is_not_interrupted() -> None:
     traffic = Traffic()
     with traffic:
         assert worked(0, traffic) == 0
 
 
-def test_it_waits_no_longer_than_so_many_times_as_it_has_worked() -> None:
+def test_background_work_waits_at_most_patience_times_as_long_as_it_has_worked() -> None:
     traffic = Traffic()
     with traffic:
         assert abs(worked(20, traffic) - MAX_WAIT_RATIO * 20) <= 1
 
 
-def test_it_goes_on_when_all_is_done() -> None:
+def test_background_work_continues_once_all_calls_have_ended() -> None:
     traffic = Traffic()
     traffic.__enter__()
     traffic.__enter__()
@@ -65,7 +65,7 @@ def test_it_goes_on_when_all_is_done() -> None:
     assert worked(20, traffic, then) == 5
 
 
-def test_it_does_not_slip_between_two_calls() -> None:
+def test_background_work_does_not_continue_between_two_close_calls() -> None:
     traffic = Traffic()
 
     def then(wait: int) -> None:
@@ -80,12 +80,12 @@ def test_it_does_not_slip_between_two_calls() -> None:
     courtesy = BackgroundThrottle(traffic, clock, moments)
     clock.advance(20)
     with traffic:
-        pass  # and it is over again when it looks
+        pass  # over again by the time the background work looks
     courtesy.give_way()
     assert moments.waits == 8
 
 
-def test_it_ends_when_it_is_to_stop() -> None:
+def test_background_work_does_not_wait_once_it_is_stopped() -> None:
     traffic = Traffic()
     clock = ManualClock()
     moments = Moments(clock)
@@ -97,7 +97,7 @@ def test_it_ends_when_it_is_to_stop() -> None:
     assert moments.waits == 0
 
 
-def test_each_wait_is_for_the_work_since_the_last() -> None:
+def test_each_wait_depends_on_the_work_since_the_last_one() -> None:
     traffic = Traffic()
     clock = ManualClock()
     moments = Moments(clock)
@@ -112,7 +112,7 @@ def test_each_wait_is_for_the_work_since_the_last() -> None:
     assert abs(moments.waits - MAX_WAIT_RATIO * 22) <= 2
 
 
-def test_an_error_is_an_end_too() -> None:
+def test_a_call_that_raises_has_ended_too() -> None:
     traffic = Traffic()
     try:
         with traffic:

@@ -30,7 +30,9 @@ def test_read_committed_sees_a_transaction_when_it_commits_on_all_partitions(wor
     assert (world.values(), world.values(partition=1)) == ([b"a"], [b"b"])
 
 
-def test_read_uncommitted_sees_what_is_durable_whatever_becomes_of_it(world: World) -> None:
+def test_read_uncommitted_sees_durable_records_of_open_and_aborted_transactions(
+    world: World,
+) -> None:
     client = Client(world, "tx")
     client.append(b"a")
     client.abort()
@@ -80,7 +82,7 @@ def test_a_marker_takes_one_offset_and_is_never_returned(world: World) -> None:
     assert fetched.next_offset == 5
 
 
-def test_every_transaction_has_an_epoch_of_its_own(world: World) -> None:
+def test_every_transaction_has_its_own_epoch(world: World) -> None:
     client = Client(world, "tx")
     first = client.identity
     client.append(b"a")
@@ -91,7 +93,7 @@ def test_every_transaction_has_an_epoch_of_its_own(world: World) -> None:
     assert world.values() == [b"a"]
 
 
-def test_ending_again_after_a_lost_answer_is_answered_the_same(world: World) -> None:
+def test_ending_again_after_a_lost_answer_gets_the_same_answer(world: World) -> None:
     client = Client(world, "tx")
     first = client.identity
     client.append(b"a")
@@ -113,10 +115,8 @@ def test_ending_an_empty_transaction_changes_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("what", ["records", "offsets"])
-def test_what_comes_after_its_transaction_was_aborted_gets_not_into_the_next(
-    world: World, what: str
-) -> None:
-    """A call without an answer, that is carried out only when the producer has given up."""
+def test_late_calls_of_an_aborted_transaction_are_refused(world: World, what: str) -> None:
+    """The late call of a lost request is carried out after the producer has given up."""
     client = Client(world, "tx")
     late = client.identity
     client.abort()
@@ -131,7 +131,9 @@ def test_what_comes_after_its_transaction_was_aborted_gets_not_into_the_next(
     assert world.owner.committed("g") == {}
 
 
-def test_init_aborts_what_the_predecessor_left_open_and_fences_it_everywhere(world: World) -> None:
+def test_init_aborts_the_predecessors_open_transaction_and_fences_it_everywhere(
+    world: World,
+) -> None:
     old = Client(world, "tx")
     old.append(b"a")
     new = Client(world, "tx")
@@ -147,7 +149,7 @@ def test_init_aborts_what_the_predecessor_left_open_and_fences_it_everywhere(wor
     assert world.values() == [b"c"]
 
 
-def test_a_transaction_open_for_too_long_is_aborted_and_readers_go_on(world: World) -> None:
+def test_a_transaction_open_for_too_long_is_aborted_and_readers_continue(world: World) -> None:
     client = Client(world, "tx", timeout_ms=5_000)
     client.append(b"a")
     Client(world).append(b"b")
@@ -164,7 +166,7 @@ def test_a_transaction_open_for_too_long_is_aborted_and_readers_go_on(world: Wor
     assert world.values() == [b"b", b"d"]
 
 
-def test_a_commit_past_the_deadline_is_refused_before_the_timer_says_so(world: World) -> None:
+def test_a_commit_past_the_deadline_is_refused_before_the_timer_fires(world: World) -> None:
     client = Client(world, "tx", timeout_ms=5_000)
     client.append(b"a")
     world.clock.advance(5_001)
@@ -184,7 +186,7 @@ def test_an_unknown_producer_cannot_join_a_transaction(world: World) -> None:
         client.append(b"a", identity=client.identity._replace(producer_id=77))
 
 
-def test_offsets_in_a_transaction_count_when_it_commits(world: World) -> None:
+def test_offsets_in_a_transaction_are_visible_once_it_commits(world: World) -> None:
     client = Client(world, "tx")
     world.owner.commit_offsets("g", {T0: CommittedOffset(3)})
     client.append(b"a")
@@ -199,7 +201,7 @@ def test_offsets_in_a_transaction_count_when_it_commits(world: World) -> None:
     assert world.owner.committed("g")[T0].offset == 9
 
 
-def test_offsets_count_though_the_commit_was_interrupted_behind_its_last_marker(
+def test_offsets_are_visible_even_if_the_commit_was_interrupted_after_its_last_marker(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, other = Client(world, "tx"), Client(world, "other")
@@ -220,7 +222,7 @@ def test_offsets_count_though_the_commit_was_interrupted_behind_its_last_marker(
     assert world.owner.committed("g")[T0].offset == 5
 
 
-def test_of_a_plain_and_a_transactional_commit_the_later_record_wins(world: World) -> None:
+def test_the_later_of_a_plain_and_a_transactional_commit_wins(world: World) -> None:
     client = Client(world, "tx")
     world.owner.add_offsets(client.identity, "g", {T0: CommittedOffset(5)})
     world.owner.commit_offsets("g", {T0: CommittedOffset(8)})
@@ -229,7 +231,9 @@ def test_of_a_plain_and_a_transactional_commit_the_later_record_wins(world: Worl
 
 
 @pytest.mark.parametrize("how", ["crash", "reopen"])
-def test_after_a_reopening_committed_is_whole_and_open_is_nowhere(world: World, how: str) -> None:
+def test_after_a_reopening_committed_transactions_are_whole_and_open_ones_are_gone(
+    world: World, how: str
+) -> None:
     done, left, open_ = Client(world, "done"), Client(world, "left"), Client(world, "open")
     for client, word in ((done, b"done"), (left, b"left"), (open_, b"open")):
         client.append(word)
@@ -247,7 +251,7 @@ def test_after_a_reopening_committed_is_whole_and_open_is_nowhere(world: World, 
 
 
 @pytest.mark.parametrize("how", ["crash", "reopen"])
-def test_a_transactional_producer_of_before_a_reopening_must_begin_anew(
+def test_a_transactional_producer_from_before_a_reopening_must_start_anew(
     world: World, how: str
 ) -> None:
     client = Client(world, "tx")
@@ -289,7 +293,7 @@ def test_a_zombie_is_fenced_by_the_next_owner_too(world: World, how: str) -> Non
         zombie.append(b"a")
 
 
-def test_producer_ids_are_never_given_twice() -> None:
+def test_producer_ids_are_never_assigned_twice() -> None:
     world = World()
     ids = []
     for _ in range(4):
@@ -298,7 +302,7 @@ def test_producer_ids_are_never_given_twice() -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_deleting_a_topic_leaves_the_transaction_whole_on_the_others(world: World) -> None:
+def test_deleting_a_topic_leaves_its_transactions_whole_on_other_topics(world: World) -> None:
     world.owner.create_topic("gone")
     client = Client(world, "tx")
     client.append(b"a")
@@ -310,7 +314,7 @@ def test_deleting_a_topic_leaves_the_transaction_whole_on_the_others(world: Worl
     assert world.values() == [b"a"]
 
 
-def test_a_topic_made_again_under_its_old_name_has_nothing_of_the_old_one(world: World) -> None:
+def test_a_recreated_topic_has_no_records_of_the_old_one(world: World) -> None:
     Client(world).append(b"old")
     world.owner.commit_offsets("g", {T0: CommittedOffset(1)})
     world.owner.delete_topic("t")

@@ -1,4 +1,4 @@
-"""A log that was written with format version 1 opens, reads, and goes on with version 2."""
+"""A log written with format version 1 opens, reads, and continues with version 2."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARTITIONS = [("plain", 0), ("plain", 1), ("compacted", 0), ("typed", 0)]
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """The old log, in a folder of its own."""
+    """The old log, in its own folder."""
     with zipfile.ZipFile(OLD) as archive:
         archive.extractall(tmp_path)
     return World(LocalStorage(tmp_path))
@@ -45,12 +45,12 @@ def read(world: World) -> dict[str, list[Any]]:
 
 
 def versions(world: World, topic: str) -> list[set[int]]:
-    """The versions of the frames in each segment of partition 0."""
+    """Return the versions of the frames in each segment of partition 0."""
     segments = world.owner._catalog.get(topic).partition(0).segments
     return [{header.version for header in segment.headers()} for segment in segments]
 
 
-def test_what_was_written_is_read(world: World, expected: dict[str, list[Any]]) -> None:
+def test_old_records_are_read(world: World, expected: dict[str, list[Any]]) -> None:
     assert versions(world, "plain") == [{1}, {1}, {1}]
     assert read(world) == expected
     assert world.owner.committed("group")[TopicPartition("plain", 0)].offset == 5
@@ -88,7 +88,7 @@ def test_the_cleaner_writes_version_2(world: World, expected: dict[str, list[Any
 
 @pytest.mark.damages
 @pytest.mark.parametrize("suffix", [".index", ".aborted", ".producers"])
-def test_side_files_that_are_lost_are_made_anew(
+def test_lost_side_files_are_rebuilt(
     world: World, expected: dict[str, list[Any]], suffix: str, tmp_path: Path
 ) -> None:
     world.owner.close()
@@ -101,7 +101,7 @@ def test_side_files_that_are_lost_are_made_anew(
 
 @pytest.mark.damages
 @pytest.mark.parametrize("suffix", [".index", ".aborted"])
-def test_a_side_file_of_version_1_of_another_segment_is_not_believed(
+def test_a_side_file_of_version_1_of_another_segment_is_rejected(
     world: World, expected: dict[str, list[Any]], suffix: str, tmp_path: Path
 ) -> None:
     world.owner.close()

@@ -1,4 +1,4 @@
-"""A disk that has no room for a while."""
+"""A disk that is full for a while."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ NEED_ROOM = ("create", "append", "rename", "make_dir")
 
 
 class Quota:
-    """A hook of PowerStorage: of what needs room, refuses `times` operations after the first `room`.
+    """A hook of PowerStorage that refuses `times` operations that need space, after the first
+    `room`.
 
     `where` restricts it to paths that contain that text.
     """
@@ -31,9 +32,9 @@ class Quota:
 
     @property
     def over(self) -> bool:
-        """Whether it has refused all that it was to refuse."""
+        """True once it has refused all operations that it should."""
         return self.refused >= self.times
 
     def make_room(self) -> None:
-        """From now on there is room."""
+        """Refuse nothing from now on."""
         self.times = self.refused

@@ -55,7 +55,7 @@ def test_no_producer_and_no_transactional_id_is_forgotten(jump: int) -> None:
 
 
 @pytest.mark.damages
-def test_who_is_idle_is_forgotten_even_if_the_clock_goes_back_each_day() -> None:
+def test_idle_producers_are_forgotten_even_if_the_clock_goes_back_each_day() -> None:
     world = a_world(retention_ms="-1")
     plain, transactional = Client(world), Client(world, "tx")
     plain.append(b"a")
@@ -69,7 +69,7 @@ def test_who_is_idle_is_forgotten_even_if_the_clock_goes_back_each_day() -> None
 
 
 @pytest.mark.parametrize("jump", [-5 * DAY, -6 * HOUR])
-def test_retention_goes_on_while_the_clock_catches_up(jump: int) -> None:
+def test_retention_works_while_the_clock_catches_up(jump: int) -> None:
     world = a_world(retention_ms=str(HOUR), segment_bytes="4096", file_delete_delay_ms="60000")
     client = Client(world)
     world.owner.tick()
@@ -86,7 +86,7 @@ def test_retention_goes_on_while_the_clock_catches_up(jump: int) -> None:
     assert world.owner._maintenance.pending_deletes == []
 
 
-def test_a_clock_set_forward_does_not_remove_files_that_somebody_may_be_reading() -> None:
+def test_a_clock_set_forward_does_not_remove_files_that_may_be_in_use() -> None:
     world = a_world(retention_ms="1000", segment_bytes="4096", file_delete_delay_ms="60000")
     client = Client(world)
     for _ in range(5):
@@ -99,7 +99,7 @@ def test_a_clock_set_forward_does_not_remove_files_that_somebody_may_be_reading(
     assert len(world.owner._maintenance.pending_deletes) >= kept
 
 
-def test_a_clock_set_forward_deletes_by_the_records_time_and_no_more() -> None:
+def test_a_clock_set_forward_only_deletes_by_the_time_of_records() -> None:
     world = a_world(retention_ms=str(DAY), segment_bytes="4096")
     client = Client(world)
     for age in (20 * HOUR, 20 * HOUR, 2 * HOUR, 2 * HOUR):
@@ -120,7 +120,7 @@ def test_an_app_counts_each_record_once(jump: int) -> None:
         assert (driver.store(seen), totals_sent(driver, out)) == expected(given * 3)
 
 
-def test_windows_of_a_class_task_go_on_after_the_clock_was_set_back() -> None:
+def test_windows_of_a_class_task_continue_after_the_clock_was_set_back() -> None:
     app = sl.App("app")
     words, out = app.topic("words", value=int), app.topic("out", value=int)
 
@@ -140,7 +140,7 @@ def test_windows_of_a_class_task_go_on_after_the_clock_was_set_back() -> None:
         assert len(driver.output(out)) == 2
 
 
-def test_timers_by_the_wall_clock_wait_until_it_shows_their_time() -> None:
+def test_timers_by_the_wall_clock_wait_for_their_time() -> None:
     app = sl.App("app")
     words, out = app.topic("words", value=int), app.topic("out", value=int)
 

@@ -1,4 +1,4 @@
-"""The device fails under a running app: it stops and says where; the next run goes on, nothing lost."""
+"""The device fails under a running app: it stops with the place, and the next run loses nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GIVEN = [(key, 1) for key in "abacabad"]
 
 
 class Failing:
-    """From the operation after `count` others on, every one that writes is an error of the disk."""
+    """Hook that fails every write from the operation after `count` others on."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -31,7 +31,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("end", ["crash", "power_cut"])
-def test_an_app_whose_disk_fails_at_any_step_stops_and_the_next_run_goes_on(
+def test_an_app_whose_disk_fails_at_any_step_stops_and_the_next_run_continues(
     end: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("strandline.framework.testing.MemoryStorage", PowerStorage)

@@ -1,4 +1,4 @@
-"""As many files as the system allows a process, and an error that names the limit beyond."""
+"""As many open files as the system allows a process, and an error that names the limit beyond."""
 
 from __future__ import annotations
 
@@ -47,15 +47,13 @@ def run(
 
 
 @pytest.mark.slow
-def test_two_hundred_stores_run_where_4096_files_are_allowed(
-    tmp_path: Path, repository: Path
-) -> None:
+def test_two_hundred_stores_run_with_4096_open_files(tmp_path: Path, repository: Path) -> None:
     done = run(repository, tmp_path / "log", limit=4_096, stores=200)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[{'a': 2, 'b': 2}, {'a': 2, 'b': 2}]\n"
 
 
-def test_too_few_files_are_said_with_their_limit_and_the_app_goes_on_with_more(
+def test_the_limit_of_open_files_is_named_and_the_app_continues_with_a_higher_one(
     tmp_path: Path, repository: Path
 ) -> None:
     done = run(repository, tmp_path / "log", limit=100, stores=20)

@@ -1,4 +1,5 @@
-"""No room for the log: what was begun is undone, nothing acknowledged is lost, and it goes on."""
+"""No space for the log: begun work is undone, acknowledged records are kept, and the log goes
+on."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ from tests.machine.quota import Quota
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 T = TypeVar("T")
 BOUND = 200
-"""Attempts after which a story is taken to hang."""
+"""Number of attempts after which a story counts as hung."""
 
 
 def a_world(chance: Random | None = None, **config: str) -> PowerWorld:
@@ -63,7 +64,7 @@ def no_room(world: PowerWorld, where: str = "") -> Quota:
 
 
 class Story:
-    """A producer that does what the documentation says when the disk is full."""
+    """A producer that follows the documentation when the disk is full."""
 
     def __init__(self, world: PowerWorld) -> None:
         self.world = world
@@ -80,7 +81,7 @@ class Story:
             self.world.owner.tick()
 
     def transaction(self, producer: Producer, n: int) -> bool:
-        """Whether it was committed; if not, it was aborted."""
+        """Write a transaction. Return True if it was committed, False if it was aborted."""
         try:
             producer.begin_transaction()
             for partition in (0, 1):
@@ -138,7 +139,7 @@ def test_a_disk_that_is_full_at_any_step_loses_and_repeats_nothing(times: int, e
 # Appends ------------------------------------------------------------------------------
 
 
-def test_an_append_without_room_is_taken_back_and_may_be_tried_again() -> None:
+def test_an_append_without_room_is_undone_and_may_be_retried() -> None:
     world = a_world(Random(1))
     client = Client(world)
     client.append(b"a")
@@ -152,7 +153,7 @@ def test_an_append_without_room_is_taken_back_and_may_be_tried_again() -> None:
     assert world.values() == [b"a", b"c"]
 
 
-def test_what_cannot_be_taken_back_ends_the_partition_until_the_log_is_reopened() -> None:
+def test_a_partition_whose_append_cannot_be_undone_fails_until_the_log_is_reopened() -> None:
     world = a_world(Random(1))
     client = Client(world)
     client.append(b"a")
@@ -175,13 +176,13 @@ def test_what_cannot_be_taken_back_ends_the_partition_until_the_log_is_reopened(
 
 
 class Nearly(Random):
-    """Of a write that is cut short all but the last byte is written."""
+    """Random numbers with which a write that is cut short lacks only its last byte."""
 
     def randrange(self, start: int, *_: object) -> int:
         return start - 2
 
 
-def test_a_whole_frame_in_what_was_taken_back_never_appears() -> None:
+def test_a_whole_frame_in_an_undone_append_never_becomes_visible() -> None:
     world = a_world(Nearly())
     client = Client(world)
     client.append(b"a")
@@ -197,7 +198,7 @@ def test_a_whole_frame_in_what_was_taken_back_never_appears() -> None:
     assert world.values() == [b"a", b"c" * 400]
 
 
-def test_what_was_taken_back_is_off_the_disk_before_anything_is_appended() -> None:
+def test_an_undone_append_is_removed_from_the_disk_before_the_next_append() -> None:
     world = a_world()
     client = Client(world)
     client.append(b"a")
@@ -215,7 +216,7 @@ def test_what_was_taken_back_is_off_the_disk_before_anything_is_appended() -> No
     assert seen == ["append", "truncate", "fsync", "append", "fsync"]
 
 
-def test_of_a_call_for_two_partitions_only_what_found_no_room_is_refused() -> None:
+def test_only_the_part_of_a_call_that_found_no_room_is_refused() -> None:
     world = a_world()
     Client(world).append(b"first")
     Client(world).append(b"first", partition=1)
@@ -232,7 +233,7 @@ def test_of_a_call_for_two_partitions_only_what_found_no_room_is_refused() -> No
     assert world.values(partition=1) == [b"first", b"again"]
 
 
-def test_a_roll_that_found_no_room_is_made_anew() -> None:
+def test_a_roll_that_found_no_room_is_repeated() -> None:
     for room in range(20):
         world = a_world(segment_bytes="4096")
         client = Client(world)
@@ -280,7 +281,7 @@ def test_a_commit_whose_marker_finds_no_room_is_completed_without_a_reopening() 
     assert (world.values(), world.values(partition=1)) == ([b"a"], [b"b", b"c"])
 
 
-def test_a_marker_that_is_owed_is_written_by_the_log_itself() -> None:
+def test_a_pending_marker_is_written_by_the_log_itself() -> None:
     world = a_world()
     _, quota = without_room_for_the_second_marker(world)
     world.owner.tick()
@@ -290,8 +291,9 @@ def test_a_marker_that_is_owed_is_written_by_the_log_itself() -> None:
     assert world.values(partition=1) == [b"b"]
 
 
-def with_offsets_and_a_marker_owed(world: PowerWorld) -> tuple[Client, Quota]:
-    """Committed: offset 7 of T0, and a record in T1, where its marker found no room."""
+def with_offsets_and_a_pending_marker(world: PowerWorld) -> tuple[Client, Quota]:
+    """Return a client that has committed offset 7 of T0, and a record in T1 whose marker is
+    pending."""
     Client(world).append(*[b"a"] * 8)
     client = Client(world, "tx")
     world.owner.add_offsets(client.identity, "g", {T0: CommittedOffset(7)})
@@ -306,9 +308,9 @@ def shown_offset(world: PowerWorld) -> int:
     return world.owner.committed("g", [T0], require_stable=True)[T0].offset
 
 
-def test_offsets_are_seen_only_after_all_that_was_committed_with_them() -> None:
+def test_offsets_become_visible_only_after_the_records_committed_with_them() -> None:
     world = a_world()
-    _, quota = with_offsets_and_a_marker_owed(world)
+    _, quota = with_offsets_and_a_pending_marker(world)
     for _ in range(2):
         with pytest.raises(CoordinatorLoading):
             shown_offset(world)
@@ -320,7 +322,7 @@ def test_offsets_are_seen_only_after_all_that_was_committed_with_them() -> None:
     assert shown_offset(world) == 7
 
 
-def test_offsets_are_seen_if_the_topic_whose_marker_is_owed_is_deleted() -> None:
+def test_offsets_become_visible_if_the_topic_of_the_pending_marker_is_deleted() -> None:
     world = a_world()
     world.owner.create_topic("u", 1)
     Client(world).append(*[b"a"] * 8)
@@ -335,8 +337,8 @@ def test_offsets_are_seen_if_the_topic_whose_marker_is_owed_is_deleted() -> None
     assert shown_offset(world) == 7
 
 
-def test_who_takes_over_waits_for_what_a_member_has_committed_without_offsets() -> None:
-    """As with at_least_once: its stores' changes, and then where it is."""
+def test_a_new_member_waits_for_commits_without_offsets_of_the_previous_one() -> None:
+    """With at_least_once the changes of stores are committed first, and the offsets after them."""
     world = a_world()
     member = world.owner.join_group("g", Subscription(["t"]))
     world.owner.beat_group(member, 1, 0, [])
@@ -355,21 +357,23 @@ def test_who_takes_over_waits_for_what_a_member_has_committed_without_offsets() 
 
 
 @pytest.mark.parametrize("end", ["crash", "power_cut"])
-def test_offsets_are_seen_when_the_next_opening_has_written_what_was_owed(end: str) -> None:
+def test_offsets_become_visible_when_the_next_opening_has_written_the_pending_marker(
+    end: str,
+) -> None:
     world = a_world()
-    with_offsets_and_a_marker_owed(world)
+    with_offsets_and_a_pending_marker(world)
     getattr(world, end)()
     assert (shown_offset(world), world.values(partition=1)) == (7, [b"b"])
 
 
 def test_the_offsets_of_the_next_transaction_wait_for_its_own_end() -> None:
     world = a_world()
-    client, quota = with_offsets_and_a_marker_owed(world)
+    client, quota = with_offsets_and_a_pending_marker(world)
     quota.make_room()
     client.commit()
     world.owner.add_offsets(client.identity, "g", {T0: CommittedOffset(8)})
     for _ in range(2):
-        world.owner.tick()  # which settles the one before
+        world.owner.tick()  # finalizes the transaction before
         with pytest.raises(CoordinatorLoading):
             shown_offset(world)
     client.abort()
@@ -377,14 +381,14 @@ def test_the_offsets_of_the_next_transaction_wait_for_its_own_end() -> None:
 
 
 @pytest.mark.parametrize("end", ["crash", "power_cut"])
-def test_a_marker_that_is_owed_when_the_log_dies_is_written_by_the_next_opening(end: str) -> None:
+def test_a_marker_pending_at_the_death_of_the_log_is_written_by_the_next_opening(end: str) -> None:
     world = a_world()
     without_room_for_the_second_marker(world)
     getattr(world, end)()
     assert (world.values(), world.values(partition=1)) == ([b"a"], [b"b"])
 
 
-def test_nobody_begins_a_transaction_that_a_marker_owed_to_the_last_one_would_end() -> None:
+def test_a_new_transaction_waits_for_the_pending_marker_of_the_last_one() -> None:
     world = a_world()
     client, quota = without_room_for_the_second_marker(world)
     client.identity = client.identity._replace(epoch=client.identity.epoch + 1)
@@ -392,7 +396,7 @@ def test_nobody_begins_a_transaction_that_a_marker_owed_to_the_last_one_would_en
     with pytest.raises(DiskFull):
         client.append(b"next")
     with pytest.raises(DiskFull):
-        Client(world, "tx")  # nor may its successor supersede the Prepare
+        Client(world, "tx")  # its successor may not supersede the Prepare either
     quota.make_room()
     successor = Client(world, "tx")
     successor.append(b"next", partition=1)
@@ -429,7 +433,7 @@ def test_readers_get_past_an_abort_as_soon_as_there_is_room() -> None:
     assert world.values() == [b"plain"]
 
 
-def test_without_room_for_the_prepare_the_transaction_is_aborted_and_says_why() -> None:
+def test_a_transaction_without_room_for_its_prepare_is_aborted_with_the_reason() -> None:
     world = a_world(Random(3))
     client = Client(world, "tx")
     client.append(b"a")
@@ -446,7 +450,7 @@ def test_without_room_for_the_prepare_the_transaction_is_aborted_and_says_why() 
     assert world.values() == [b"b"]
 
 
-def test_offsets_without_room_do_not_count() -> None:
+def test_offsets_without_room_are_not_committed() -> None:
     world = a_world()
     Client(world).append(b"a", b"b")
     world.owner.commit_offsets("g", {T0: CommittedOffset(1)})
@@ -463,7 +467,7 @@ def test_offsets_without_room_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("act", ["create", "alter", "delete"])
-def test_a_topic_that_finds_no_room_is_as_it_was(act: str) -> None:
+def test_a_change_of_a_topic_without_room_has_no_effect(act: str) -> None:
     def change(world: PowerWorld) -> None:
         if act == "create":
             world.owner.create_topic("new")
@@ -491,7 +495,7 @@ def test_a_topic_that_finds_no_room_is_as_it_was(act: str) -> None:
     raise AssertionError("a topic needs room without end")
 
 
-def test_a_log_that_finds_no_room_at_opening_opens_when_there_is() -> None:
+def test_a_log_without_room_at_opening_opens_once_there_is_room() -> None:
     for room in range(BOUND):
         world = a_world()
         client = Client(world, "tx")
@@ -526,7 +530,7 @@ def test_a_log_is_closed_on_a_full_disk_too_and_loses_nothing() -> None:
     assert world.values() == [b"a"]
 
 
-def test_a_full_disk_does_not_keep_retention_from_its_work() -> None:
+def test_retention_works_on_a_full_disk() -> None:
     world = a_world(segment_bytes="4096", retention_ms="1000", file_delete_delay_ms="0")
     client = Client(world, "tx")
     for _ in range(4):
@@ -545,7 +549,7 @@ def test_a_full_disk_does_not_keep_retention_from_its_work() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
-def test_an_fsync_that_fails_ends_the_partition_even_if_it_is_for_want_of_room(
+def test_a_failed_fsync_fails_the_partition_even_if_the_disk_is_full(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(LocalStorage(tmp_path))
@@ -570,7 +574,7 @@ def test_an_fsync_that_fails_ends_the_partition_even_if_it_is_for_want_of_room(
     world.owner.close()
 
 
-def test_an_fsync_whose_failure_another_was_told_of_acknowledges_nothing() -> None:
+def test_an_fsync_after_one_whose_failure_another_thread_got_acknowledges_nothing() -> None:
     world = a_world()
     client = Client(world)
     client.append(b"a")

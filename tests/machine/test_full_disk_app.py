@@ -1,4 +1,5 @@
-"""No room under a running app: it waits, says why, and goes on by itself, each record counted once."""
+"""No space under a running app: it waits, logs why, and continues by itself, counting each record
+once."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[sl.App], TestDriver]]:
-    """Drivers of apps on a PowerStorage, closed in the end."""
+    """Function that creates drivers of apps on a PowerStorage, closed after the test."""
     drivers: list[TestDriver] = []
 
     def make(app: sl.App) -> TestDriver:
@@ -57,7 +58,7 @@ def refuse(driver: TestDriver, quota: Quota | None) -> None:
 
 
 def put(driver: TestDriver, given: list[tuple[str, int]]) -> None:
-    """Put records in that nobody handles yet."""
+    """Append records without handling them."""
     worker, driver.worker = driver.worker, IdleWorker()  # type: ignore[assignment]
     driver._take(given)
     driver.worker = worker
@@ -73,7 +74,7 @@ class IdleWorker:
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once", "at_most_once"])
 @pytest.mark.parametrize("times", [1, 3, 20])
-def test_a_disk_that_is_full_at_any_step_of_a_commit(
+def test_an_app_survives_a_disk_that_is_full_at_any_step_of_a_commit(
     times: int, guarantee: Any, made: Callable[[sl.App], TestDriver]
 ) -> None:
     for room in range(100):
@@ -102,7 +103,7 @@ def test_a_disk_that_is_full_at_any_step_of_a_commit(
     raise AssertionError("the app never came through without a refusal")
 
 
-def test_records_counted_up_to_are_committed_ones(made: Callable[[sl.App], TestDriver]) -> None:
+def test_a_run_with_a_count_counts_committed_records(made: Callable[[sl.App], TestDriver]) -> None:
     app, _, seen = running_totals(commit_records=3)
     driver = made(app)
     put(driver, GIVEN)
@@ -142,7 +143,7 @@ def test_a_checkpoint_without_room_counts_nothing_twice(
 
 @pytest.mark.parametrize("refusals", [1, 3])
 @pytest.mark.parametrize("act", ["_write_batch", "_ingest", "_open"])
-def test_rocksdb_without_room_is_reopened_and_reads_what_it_missed(
+def test_rocksdb_without_room_is_reopened_and_reads_the_changelog(
     act: str, refusals: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = sl.App("app", commit_records=3)
@@ -188,7 +189,7 @@ def test_rocksdb_without_room_is_reopened_and_reads_what_it_missed(
 # Waiting ------------------------------------------------------------------------------
 
 
-def test_a_stop_ends_the_wait_at_once_and_the_next_run_goes_on(
+def test_a_stop_ends_the_wait_at_once_and_the_next_run_continues(
     made: Callable[[sl.App], TestDriver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outage, "FIRST_PAUSE_S", 600.0)
@@ -224,7 +225,7 @@ def waits(condition: Callable[[], object]) -> None:
         threading.Event().wait(0.005)
 
 
-def test_a_run_with_a_timeout_says_why_it_ends(made: Callable[[sl.App], TestDriver]) -> None:
+def test_a_run_with_a_timeout_logs_why_it_ends(made: Callable[[sl.App], TestDriver]) -> None:
     app, out, seen = running_totals()
     driver = made(app)
     put(driver, GIVEN)
@@ -242,7 +243,7 @@ def test_a_run_with_a_timeout_says_why_it_ends(made: Callable[[sl.App], TestDriv
     assert (driver.store(seen), totals_sent(driver, out)) == expected(GIVEN)
 
 
-def test_an_outage_is_said_once_then_every_minute_and_its_end_too(
+def test_a_full_disk_is_logged_once_then_every_minute_and_at_its_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = ManualClock()
@@ -259,7 +260,7 @@ def test_an_outage_is_said_once_then_every_minute_and_its_end_too(
     assert "after 130 s" in said[3]
 
 
-def test_pauses_grow_up_to_a_bound_and_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_grow_up_to_a_bound_and_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outage, "LONGEST_PAUSE_S", 5.0)
     monkeypatch.setattr(outage, "FIRST_PAUSE_S", 0.1)
     slept: list[float] = []
@@ -279,7 +280,7 @@ def test_pauses_grow_up_to_a_bound_and_begin_anew(monkeypatch: pytest.MonkeyPatc
     assert max(slept) <= 0.1
 
 
-# For real -----------------------------------------------------------------------------
+# A full disk in a process -------------------------------------------------------------
 
 PROGRAM = """
 import json, resource, sys, threading, time
@@ -336,7 +337,7 @@ app.close()
 """
 
 
-def test_an_app_runs_into_a_full_disk_and_out_again(tmp_path: Path, repository: Path) -> None:
+def test_an_app_survives_a_full_disk(tmp_path: Path, repository: Path) -> None:
     folder = tmp_path / "log"
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(folder), "exactly_once"],

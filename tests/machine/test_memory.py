@@ -1,4 +1,5 @@
-"""No memory: it is said, nothing is taken for damage or for a fault of the record, and it goes on."""
+"""Out of memory: it is reported as such, not as damage or a fault of the record, and work
+continues."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ ARROWS = pa.lib.ArrowMemoryError
 
 
 @pytest.mark.parametrize("error", [MemoryError, ARROWS])
-def test_a_batch_that_cannot_be_decoded_for_want_of_memory_is_not_called_damaged(
+def test_a_batch_that_cannot_be_decoded_for_lack_of_memory_is_not_called_damaged(
     error: type[MemoryError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World()
@@ -70,7 +71,7 @@ def none_left(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize("where", ["_changes", "_outputs", "_append", "_apply", "checkpoint"])
-def test_a_commit_without_memory_stops_the_app_and_the_next_run_goes_on(
+def test_a_commit_without_memory_stops_the_app_and_the_next_run_continues(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, out, seen = running_totals()
@@ -92,7 +93,9 @@ def test_a_commit_without_memory_stops_the_app_and_the_next_run_goes_on(
 
 @pytest.mark.parametrize("call", ["append", "add_offsets", "end_transaction"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_log_without_memory_does_so_too(call: str, when: str) -> None:
+def test_a_log_without_memory_stops_the_app_and_the_next_run_continues(
+    call: str, when: str
+) -> None:
     app, out, seen = running_totals()
     with TestDriver(app) as driver:
         driver.run(GIVEN)
@@ -107,7 +110,7 @@ def test_a_log_without_memory_does_so_too(call: str, when: str) -> None:
 
 @pytest.mark.parametrize("policy", ["fail", "skip", "dead_letter"])
 @pytest.mark.parametrize("where", ["handler", "decoding"])
-def test_no_policy_passes_over_a_record_for_want_of_memory(
+def test_no_policy_skips_a_record_for_lack_of_memory(
     policy: Any, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = sl.App("app")

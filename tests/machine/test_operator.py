@@ -1,4 +1,4 @@
-"""Folders that are removed, moved, made read-only; sockets that go; by mistake, while in use."""
+"""Mistakes of operators: folders removed, moved or read-only, and sockets removed, while in use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T0 = TopicPartition("t", 0)
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """A log in a real folder, with the topic `t`."""
+    """A log in a folder on disk, with the topic `t`."""
     made = World(LocalStorage(tmp_path / "log"))
     made.owner.create_topic("t", config={"segment.bytes": "4096"})
     yield made
@@ -44,7 +44,7 @@ def root(world: World) -> Path:
     return world.storage.root
 
 
-# What is said -------------------------------------------------------------------------
+# Messages -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def root(world: World) -> Path:
         (errno.ENOENT, StorageFailed, "removed or moved"),
     ],
 )
-def test_every_refusal_says_what_where_why_and_the_way_out(
+def test_every_refusal_names_the_call_the_path_the_reason_and_a_remedy(
     number: int, kind: type[StorageFailed], way_out: str, tmp_path: Path
 ) -> None:
     error = from_os_error(OSError(number, os.strerror(number)), "append to", f"{tmp_path}/x.log")
@@ -76,7 +76,7 @@ def test_every_refusal_says_what_where_why_and_the_way_out(
 
 
 def refusing(monkeypatch: pytest.MonkeyPatch, number: int, writing: Callable[[int], bool]) -> None:
-    """The system refuses to open files for writing, and to make folders."""
+    """Refuse to open files for writing and to create folders, as the system would."""
     real_open, real_mkdir = os.open, Path.mkdir
 
     def refused_open(path: Any, flags: int, *rest: Any, **options: Any) -> int:
@@ -98,7 +98,7 @@ def writes(flags: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
-def test_a_folder_made_read_only_is_said_and_the_log_goes_on_afterwards(
+def test_a_read_only_folder_is_reported_and_the_log_works_afterwards(
     number: int, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Client(world)
@@ -110,7 +110,7 @@ def test_a_folder_made_read_only_is_said_and_the_log_goes_on_afterwards(
         with pytest.raises(StorageFailed, match=os.strerror(number)):
             world.owner.create_topic("new")
         assert world.values() == [b"a"]
-        world.owner._closed = True  # as a crash; an orderly end would have to write as well
+        world.owner._closed = True  # like a crash; an orderly close would have to write as well
         world.owner._lock.release()
         with pytest.raises(StorageFailed, match=os.strerror(number)):
             world.open()
@@ -119,7 +119,7 @@ def test_a_folder_made_read_only_is_said_and_the_log_goes_on_afterwards(
     assert world.values() == [b"a", b"x" * 5000]
 
 
-def test_without_files_left_a_new_segment_is_refused_and_then_made(
+def test_a_new_segment_without_free_descriptors_is_refused_and_created_later(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Client(world)
@@ -155,9 +155,7 @@ def test_a_commit_in_a_folder_that_was_removed_is_not_acknowledged(world: World)
         client.commit()
 
 
-def test_a_folder_that_was_moved_keeps_what_it_holds_and_its_lock(
-    world: World, tmp_path: Path
-) -> None:
+def test_a_moved_folder_keeps_its_records_and_its_lock(world: World, tmp_path: Path) -> None:
     client = Client(world)
     client.append(b"a")
     moved = root(world).rename(tmp_path / "moved")
@@ -168,11 +166,11 @@ def test_a_folder_that_was_moved_keeps_what_it_holds_and_its_lock(
     moved.rename(root(world))
     world.owner.close()
     world.open()
-    assert world.values() in ([b"a"], [b"a", b"b"])  # it was not acknowledged
+    assert world.values() in ([b"a"], [b"a", b"b"])  # the second append was not acknowledged
 
 
 @pytest.mark.damages
-def test_a_topic_deleted_beside_a_commit_poisons_nothing(world: World) -> None:
+def test_a_topic_deleted_during_a_commit_breaks_nothing(world: World) -> None:
     client = Client(world, "tx")
     client.append(b"a")
     world.owner.create_topic("other")
@@ -185,7 +183,7 @@ def test_a_topic_deleted_beside_a_commit_poisons_nothing(world: World) -> None:
 # Sockets ------------------------------------------------------------------------------
 
 
-def test_without_its_socket_the_owner_is_named_and_those_attached_go_on(tmp_path: Path) -> None:
+def test_an_owner_without_its_socket_is_named_and_attached_clients_continue(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     with changelog.open(folder) as owner:
         owner.create_topic("t")

@@ -1,4 +1,4 @@
-"""Workers in threads, and what they tell."""
+"""Workers in threads, and their metrics."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Running:
     def _run(self) -> None:
         self.made.app.run(progress=False)
 
-    def told(self) -> Scrape:
+    def scraped(self) -> Scrape:
         return parsed(exposition(readings(self.made.app)))
 
-    def tells(self, number: float, name: str, **labels: Any) -> bool:
-        """Whether that is what it tells by now."""
+    def exports(self, number: float, name: str, **labels: Any) -> bool:
+        """Return True if the metric has this value."""
         try:
-            return self.told()(name, **labels) == number
+            return self.scraped()(name, **labels) == number
         except KeyError:
             return False
 

@@ -1,7 +1,7 @@
-"""Scraping an endpoint, and a parser of Prometheus's text format that forgives nothing.
+"""Scraping of an endpoint, and a strict parser of Prometheus's text format.
 
-https://prometheus.io/docs/instrumenting/exposition_formats/, version 0.0.4; and what else a
-scrape should hold: counters called `…_total`, a HELP and a TYPE for everything, whole histograms.
+https://prometheus.io/docs/instrumenting/exposition_formats/, version 0.0.4. It also requires
+counters called `…_total`, a HELP and a TYPE for everything, and whole histograms.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Family:
     samples: dict[tuple[str, Labels], float] = field(default_factory=dict)
 
     def labels(self) -> set[tuple[str, ...]]:
-        """The names of the labels that its samples have, those of the format left out."""
+        """Return the names of the labels of its samples, without those of the format."""
         return {
             tuple(name for name, _ in labels if name not in ("le", "quantile"))
             for _, labels in self.samples
@@ -47,12 +47,13 @@ class Family:
 
 @dataclass
 class Scrape:
-    """What an endpoint told."""
+    """Metrics scraped from an endpoint."""
 
     families: dict[str, Family]
 
     def __call__(self, name: str, **labels: object) -> float:
-        """The sum of the samples of that name that have these labels; KeyError if there is none."""
+        """Return the sum of the samples with that name and these labels; KeyError if there is
+        none."""
         wanted = {(key, str(value)) for key, value in labels.items()}
         found = [
             value
@@ -66,14 +67,14 @@ class Scrape:
 
 
 def scrape(url: str) -> Scrape:
-    """Ask an endpoint."""
+    """Scrape an endpoint."""
     with urllib.request.urlopen(url, timeout=30) as answer:
         assert answer.headers["Content-Type"] == CONTENT_TYPE
         return parsed(answer.read().decode())
 
 
 def parsed(text: str) -> Scrape:
-    """Raises AssertionError if it is not the format."""
+    """Parse the text format. Raises AssertionError if it is invalid."""
     assert text == "" or text.endswith("\n")
     families: dict[str, Family] = {}
     for name, lines in groupby(_located(text), key=lambda line: line[0]):
@@ -83,7 +84,7 @@ def parsed(text: str) -> Scrape:
 
 
 def _located(text: str) -> Iterator[tuple[str, str]]:
-    """Each line, with the metric it belongs to: the one that the last HELP named."""
+    """Yield each line with its metric, which the last HELP named."""
     current = ""
     for line in text.splitlines():
         about = ABOUT.fullmatch(line)

@@ -1,4 +1,4 @@
-"""The endpoint: there as long as the run, at an address that is free, and telling what is documented."""
+"""The endpoint exists during the run, at a free address, and has the documented metrics."""
 
 from __future__ import annotations
 
@@ -43,26 +43,26 @@ ROW = re.compile(r"\| `(strandline_\w+)` \| (\w+) \| ([\w, ]*)\| [^|]+ \| [^|]+ 
 ANY = "127.0.0.1:0"
 
 
-# What is documented ----------------------------------------------------------------------------
+# Documentation ---------------------------------------------------------------------------------
 
 
 def documented() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Type and labels of each metric, as the page has them."""
+    """Return type and labels of each metric in the documentation."""
     rows = [
         ROW.fullmatch(line) for line in PAGE.read_text().splitlines() if "| `strandline_" in line
     ]
     return {row[1]: (row[2], tuple(filter(None, re.split(r",? ", row[3])))) for row in rows if row}
 
 
-def test_the_page_says_what_the_code_says() -> None:
+def test_the_page_matches_the_code() -> None:
     assert len({metric.name for metric in ALL}) == len(ALL)
     assert documented() == {metric.name: (metric.kind, metric.labels) for metric in ALL}
 
 
-def test_every_documented_metric_is_told_and_no_other(
+def test_exactly_the_documented_metrics_are_exported(
     tmp_path: Path, eventually: Eventually
 ) -> None:
-    told: dict[str, Family] = {}
+    scraped: dict[str, Family] = {}
     with (
         closing(serve(tmp_path / "log", listen=ANY, token="sixteen-or-more-characters")) as served,
         changelog.open(tmp_path / "log") as log,
@@ -70,19 +70,19 @@ def test_every_documented_metric_is_told_and_no_other(
         running(log, tmp_path / "state", standby_replicas=1) as two,
     ):
         one.made.words.append([(f"{n}", n) for n in range(40)])
-        for tells in (one.tells, two.tells):
-            eventually(partial(tells, 4, "strandline_partitions", state="standby"))
-            eventually(partial(tells, 0, "strandline_lag_records"))
-            eventually(partial(tells, 0, "strandline_standby_lag_records"))
+        for exports in (one.exports, two.exports):
+            eventually(partial(exports, 4, "strandline_partitions", state="standby"))
+            eventually(partial(exports, 0, "strandline_lag_records"))
+            eventually(partial(exports, 0, "strandline_standby_lag_records"))
         workers = Workers("words", 2)
         workers.note([WorkerRow(0, 1, "running", (), 1, 0.0, 1, {"words": 0}, 0, None)])
         of_others = [*served.metrics(), *workers.metrics()]
-        for seen in (one.told(), two.told(), parsed(exposition(of_others))):
-            told |= seen.families
+        for seen in (one.scraped(), two.scraped(), parsed(exposition(of_others))):
+            scraped |= seen.families
     page = documented()
-    assert told.keys() == page.keys()
-    assert {name: family.kind for name, family in told.items()} == {n: page[n][0] for n in page}
-    assert {n: f.labels() for n, f in told.items()} == {
+    assert scraped.keys() == page.keys()
+    assert {name: family.kind for name, family in scraped.items()} == {n: page[n][0] for n in page}
+    assert {n: f.labels() for n, f in scraped.items()} == {
         n: {labels} for n, (_, labels) in page.items()
     }
 
@@ -91,7 +91,7 @@ def test_every_documented_metric_is_told_and_no_other(
 
 
 class Secretive:
-    """An app whose handler tells what the endpoint says while it runs."""
+    """An app whose handler scrapes the endpoint while it runs."""
 
     def __init__(self, folder: Path) -> None:
         self.url = ""
@@ -139,7 +139,7 @@ def test_owner_and_worker_are_shown_together_while_the_app_runs(made: Secretive)
     assert "hidden" not in made.page
 
 
-def test_it_ends_with_the_run(made: Secretive) -> None:
+def test_the_endpoint_ends_with_the_run(made: Secretive) -> None:
     made.app.run("idle", metrics=ANY)
     with pytest.raises(urllib.error.URLError, match="refused"):
         urllib.request.urlopen(made.url, timeout=5)
@@ -158,7 +158,7 @@ def test_an_address_in_use_is_an_error_at_the_start(made: Secretive) -> None:
 @pytest.mark.parametrize(
     "address", ["", "nowhere:none", "1.2.3.4:99999", "user@host:1", "host:1/metrics", "http://x:1"]
 )
-def test_an_address_that_is_none_is_refused(address: str, made: Secretive) -> None:
+def test_an_invalid_address_is_refused(address: str, made: Secretive) -> None:
     with pytest.raises(sl.InvalidConfig, match="HOST:PORT"):
         made.app.run("idle", metrics=address)
 
@@ -168,7 +168,7 @@ def test_an_address_of_another_machine_is_refused(made: Secretive) -> None:
         made.app.run("idle", metrics="192.0.2.1:0")
 
 
-def test_only_metrics_are_there() -> None:
+def test_other_paths_are_not_found() -> None:
     with endpoints.served(ANY, list) as url, pytest.raises(urllib.error.HTTPError) as error:
         urllib.request.urlopen(url.replace("/metrics", "/"), timeout=30)
     assert error.value.code == 404
@@ -179,7 +179,7 @@ def dial(url: str) -> socket.socket:
     return socket.create_connection(("127.0.0.1", int(url.split(":")[2].split("/")[0])), 10)
 
 
-def test_clients_that_say_nothing_hold_up_nobody_and_not_the_end(
+def test_silent_clients_delay_neither_other_clients_nor_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(endpoints, "CLIENT_TIMEOUT_S", 3_600.0)
@@ -192,7 +192,7 @@ def test_clients_that_say_nothing_hold_up_nobody_and_not_the_end(
             urllib.request.urlopen(url, timeout=5)
 
 
-def test_a_client_that_sends_a_byte_now_and_then_is_sent_away(
+def test_a_client_that_sends_too_slowly_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(endpoints, "CLIENT_TIMEOUT_S", 0.3)
@@ -207,7 +207,7 @@ def test_a_client_that_sends_a_byte_now_and_then_is_sent_away(
         pytest.fail("it was waited for, though it never finished")
 
 
-def test_only_so_many_are_served_at_the_same_time(
+def test_the_number_of_simultaneous_clients_is_bounded(
     monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
     monkeypatch.setattr(endpoints, "MAX_CLIENTS_EACH", 2)
@@ -236,7 +236,7 @@ def test_only_so_many_are_served_at_the_same_time(
         (b"GET /" + b"x" * (1 << 15) + b" HTTP/1.1\r\n\r\n", b""),
     ],
 )
-def test_what_is_no_request_for_metrics_is_refused(request_: bytes, status: bytes) -> None:
+def test_invalid_requests_are_refused(request_: bytes, status: bytes) -> None:
     with endpoints.served(ANY, list) as url, dial(url) as client:
         with contextlib.suppress(OSError):
             client.sendall(request_)
@@ -275,7 +275,7 @@ def add(record):
 
 
 class Commands:
-    """`strandline …` as processes, each with metrics at an address of its own."""
+    """`strandline …` as processes, each with metrics at its own address."""
 
     def __init__(self, folder: Path) -> None:
         self.log = folder / "log"
@@ -302,20 +302,20 @@ def commands(tmp_path: Path) -> Iterator[Commands]:
 
 
 def url_of(process: Process) -> str:
-    """Where its metrics are; empty until it has said so."""
+    """Return the URL of a process's metrics; empty until it has logged it."""
     found = re.search(r"metrics are at (\S+)", process.text())
     return found[1] if found else ""
 
 
 def number(url: str, name: str, **labels: Any) -> float:
-    """What is told there; 0 if it is not told yet."""
+    """Return the value of a metric; 0 if it does not exist yet."""
     try:
         return scrape(url)(name, **labels) if url else 0
     except KeyError:
         return 0
 
 
-def told(process: Process, name: str, **labels: Any) -> float:
+def scraped(process: Process, name: str, **labels: Any) -> float:
     return number(url_of(process), name, **labels)
 
 
@@ -323,15 +323,21 @@ def is_at(ask: Callable[..., float], wanted: float, name: str, **labels: Any) ->
     return ask(name, **labels) == wanted
 
 
-def test_two_processes_tell_of_themselves_only(commands: Commands, eventually: Eventually) -> None:
+def test_each_process_exports_its_own_metrics_only(
+    commands: Commands, eventually: Eventually
+) -> None:
     owner = commands.start("serve", str(commands.log), "--create")
-    eventually(lambda: told(owner, "strandline_log_owned"))
+    eventually(lambda: scraped(owner, "strandline_log_owned"))
     one, two = commands.run(), commands.run()
     for worker in (one, two):
-        eventually(partial(is_at, partial(told, worker), 2, "strandline_partitions", state="held"))
+        eventually(
+            partial(is_at, partial(scraped, worker), 2, "strandline_partitions", state="held")
+        )
     with changelog.open(commands.log) as log:
         log.append("sales", [{"key": b"%d" % n, "value": b"\x01"} for n in range(1_000)])
-    handled = [partial(told, worker, "strandline_records_handled_total") for worker in (one, two)]
+    handled = [
+        partial(scraped, worker, "strandline_records_handled_total") for worker in (one, two)
+    ]
     eventually(lambda: handled[0]() + handled[1]() == 1_000)
     assert all(0 < count() < 1_000 for count in handled)
     for worker in (one, two):
@@ -340,7 +346,7 @@ def test_two_processes_tell_of_themselves_only(commands: Commands, eventually: E
             "strandline_log_owned",
             "strandline_log_takeovers_total",
         ]
-        assert told(worker, "strandline_log_owned") == 0
+        assert scraped(worker, "strandline_log_owned") == 0
     seen = scrape(url_of(owner))
     assert seen("strandline_log_clients", over="socket") == 2
     assert seen("strandline_log_appended_records_total", topic="sales") == 1_000
@@ -360,13 +366,13 @@ def test_a_command_whose_address_is_in_use_ends_with_an_error(commands: Commands
             assert f"InvalidConfig: metrics cannot be served at {address}" in process.text()
 
 
-def test_a_supervisor_tells_of_the_log_and_each_worker_of_itself(
+def test_a_supervisor_exports_metrics_of_the_log_and_each_worker_its_own(
     commands: Commands, eventually: Eventually
 ) -> None:
     supervisor = commands.run("--workers", "2")
 
     def urls() -> list[str]:
-        """The supervisor's comes first: workers start when it is ready."""
+        """Return all URLs. The supervisor's comes first, because workers start when it is ready."""
         return re.findall(r"metrics are at (\S+)", supervisor.text())
 
     eventually(lambda: len(urls()) == 3)
@@ -379,28 +385,28 @@ def test_a_supervisor_tells_of_the_log_and_each_worker_of_itself(
     eventually(lambda: sum(worker(handled) for worker in workers) == 500)
     assert log("strandline_log_appended_records_total", topic="sales") == 500
     assert [each("strandline_log_owned") for each in (log, *workers)] == [1, 0, 0]
-    tells = partial(is_at, log)
+    exports = partial(is_at, log)
     for state in ("wanted", "alive", "running"):
-        eventually(partial(tells, 2, "strandline_workers", state=state))
-    eventually(partial(tells, 500, "strandline_workers_records_total", app="shop"))
-    eventually(partial(tells, 0, "strandline_workers_lag_records", topic="sales"))
+        eventually(partial(exports, 2, "strandline_workers", state=state))
+    eventually(partial(exports, 500, "strandline_workers_records_total", app="shop"))
+    eventually(partial(exports, 0, "strandline_workers_lag_records", topic="sales"))
     assert supervisor.end() == 0
 
 
-def test_a_supervisor_on_kafka_tells_of_its_workers(
+def test_a_supervisor_on_kafka_exports_metrics_of_its_workers(
     commands: Commands, kafka: str, name: str, tmp_path: Path, eventually: Eventually
 ) -> None:
     shop = SHOP.replace('"shop"', f"{name!r}, log={kafka!r}, state_dir={str(tmp_path)!r}")
     (tmp_path / "shop.py").write_text(shop.replace('sales"', f'{name}-sales"'))
     supervisor = commands.start("run", f"{tmp_path}/shop.py:app", "--workers", "2")
-    tells = partial(is_at, partial(told, supervisor))
+    exports = partial(is_at, partial(scraped, supervisor))
     for state in ("wanted", "alive", "running"):
-        eventually(partial(tells, 2, "strandline_workers", app=name, state=state))
+        eventually(partial(exports, 2, "strandline_workers", app=name, state=state))
     assert not [one for one in scrape(url_of(supervisor)).families if "_log_" in one]
     assert supervisor.end() == 0
 
 
-def test_a_supervisor_has_room_for_the_ports_behind_its_own(commands: Commands) -> None:
+def test_a_supervisor_checks_the_ports_after_its_own(commands: Commands) -> None:
     refused = commands.run("--workers", "2", metrics="127.0.0.1:65534")
     assert refused.ended() == 1
     assert "choose one up to 65533" in refused.text()

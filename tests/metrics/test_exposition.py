@@ -1,4 +1,4 @@
-"""The text format: what is told is what a reader of Prometheus's format gets."""
+"""The text format: exported values are the ones that a reader of Prometheus's format gets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOOK = Metric("took_seconds", "histogram", "How long it took.", ("line",))
 LAST = Metric("last_seconds", "summary", "How long the last ones took.")
 
 
-def test_numbers_come_back_as_they_were_told() -> None:
+def test_numbers_are_parsed_as_they_were_exported() -> None:
     took, last = Histogram((0.001, 1)), Latency()
     for seconds in (0.001, 0.5, 7.0):
         took.observe(seconds)
@@ -51,7 +51,7 @@ def test_numbers_come_back_as_they_were_told() -> None:
     assert (seen("last_seconds", quantile="0.99"), seen("last_seconds_count")) == (7, 3)
 
 
-def test_nothing_to_tell_is_an_empty_page() -> None:
+def test_no_metrics_give_an_empty_page() -> None:
     assert exposition([]) == ""
     assert (
         parsed(exposition([MetricReading(LAST, (), Latency().recent())]))("last_seconds_count") == 0
@@ -72,12 +72,12 @@ def test_nothing_to_tell_is_an_empty_page() -> None:
         '# HELP a b\n# TYPE a histogram\na_bucket{le="1"} 2\na_bucket{le="+Inf"} 1\na_sum 1\na_count 1\n',
     ],
 )
-def test_the_parser_refuses_what_is_not_the_format(text: str) -> None:
+def test_the_parser_refuses_invalid_text(text: str) -> None:
     with pytest.raises((AssertionError, IndexError)):
         parsed(text)
 
 
-def test_threads_that_count_together_lose_nothing() -> None:
+def test_counts_of_several_threads_are_exact() -> None:
     counter, took = MonotonicCounter(), Histogram()
 
     def count() -> None:

@@ -1,4 +1,4 @@
-"""What a worker tells of itself is what it did."""
+"""Metrics of a worker match its work."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def some(count: int, start: int = 0) -> list[tuple[str, int]]:
     return [(f"{'abcdefgh'[n % 8]}{n % 40}", n) for n in range(start, start + count)]
 
 
-def test_records_commits_and_stores_are_what_they_were(
+def test_metrics_of_records_commits_and_stores_match_the_work(
     log: Log, tmp_path: Path, eventually: Eventually
 ) -> None:
     with running(log, tmp_path / "state") as one:
         one.made.words.append(some(2_000))
         handled = "strandline_records_handled_total"
-        eventually(lambda: one.tells(2_000, handled, app="pipeline", task="spell"))
-        eventually(lambda: one.tells(2_000, handled, app="pipeline", task="tally"))
-        eventually(lambda: one.tells(0, "strandline_lag_records", topic="words"))
-        seen = one.told()
+        eventually(lambda: one.exports(2_000, handled, app="pipeline", task="spell"))
+        eventually(lambda: one.exports(2_000, handled, app="pipeline", task="tally"))
+        eventually(lambda: one.exports(0, "strandline_lag_records", topic="words"))
+        seen = one.scraped()
         assert seen("strandline_handler_seconds_count", task="tally") == 2_000
         assert seen("strandline_handler_seconds_sum", task="tally") > 0
         commits = seen("strandline_commits_total")
@@ -60,7 +60,7 @@ def test_records_commits_and_stores_are_what_they_were(
         assert seen("strandline_partitions", state="held") == 2 * PARTITIONS
         assert seen("strandline_rebalances_total", change="assigned") == 1
         assert seen("strandline_waiting_for_disk") == seen("strandline_failed_partitions") == 0
-        # 40 words and 8 letters: each was looked up once below the memory, and is there now.
+        # 40 words and 8 letters: each was looked up once in the engine, and is in memory now.
         assert seen("strandline_store_cache_misses_total", store="per-word") == 40
         assert seen("strandline_store_cache_misses_total", store="per-letter") == 8
         assert seen("strandline_store_entries", store="per-word") >= 40
@@ -70,7 +70,7 @@ def test_records_commits_and_stores_are_what_they_were(
         assert seen("strandline_store_pending_bytes", store="per-word") > 0
 
 
-def test_look_ups_of_sampled_records_are_told_by_what_they_found(
+def test_look_ups_of_sampled_records_are_counted_by_their_result(
     log: Log, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampling, "SAMPLING_RATIO", 0)
@@ -79,17 +79,17 @@ def test_look_ups_of_sampled_records_are_told_by_what_they_found(
         one.made.words.append(some(2_000))
         handled = "strandline_records_handled_total"
         for task, store, keys in (("tally", "per-word", 40), ("spell", "per-letter", 8)):
-            eventually(partial(one.tells, 2_000, handled, app="pipeline", task=task))
-            seen = one.told()
+            eventually(partial(one.exports, 2_000, handled, app="pipeline", task=task))
+            seen = one.scraped()
             assert seen("strandline_store_sampled_misses_total", store=store) == keys
             assert seen("strandline_store_sampled_hits_total", store=store) == 2_000 - keys
 
 
 @pytest.mark.parametrize("slice_size", [1, 7, 60, 1_000, 32_768])
-def test_few_records_are_sampled_however_long_slices_are(slice_size: int) -> None:
+def test_few_records_are_sampled_even_in_long_slices(slice_size: int) -> None:
     store: AnyStore = open_store(StoreSpec("s", engine="memory"))
     made = sampling.Sampling([store])
-    assert made.size(slice_size) == 0  # nothing is at hand yet
+    assert made.size(slice_size) == 0  # nothing is cached yet
     handled = sampled = 0
     for _ in range(2_000):
         size = made.size(slice_size)
@@ -106,19 +106,19 @@ def test_checkpoints_and_restores_are_counted(
 ) -> None:
     with running(log, tmp_path / "state") as first:
         first.made.words.append(some(500))
-        eventually(lambda: first.tells(500, "strandline_records_handled_total", task="spell"))
+        eventually(lambda: first.exports(500, "strandline_records_handled_total", task="spell"))
     with running(log, tmp_path / "elsewhere") as second:
-        eventually(lambda: second.tells(2 * PARTITIONS, "strandline_partitions", state="held"))
-        seen = second.told()
+        eventually(lambda: second.exports(2 * PARTITIONS, "strandline_partitions", state="held"))
+        seen = second.scraped()
         assert seen("strandline_restore_seconds_count") == 2 * PARTITIONS
-        # Each key at least once, and a letter's records are not only those of the last commit.
+        # At least once per key, and a letter's records are not only those of the last commit.
         assert seen("strandline_restore_records_total") >= 48
         assert seen("strandline_restore_remaining_records") == 0
         assert seen("strandline_store_entries", store="per-word") >= 40
         assert seen("strandline_store_disk_bytes", store="per-word") > 0
         assert seen("strandline_store_checkpoint_seconds_count", store="per-word") == 0
         second.made.words.append(some(100))
-        eventually(lambda: second.tells(100, "strandline_records_handled_total", task="spell"))
+        eventually(lambda: second.exports(100, "strandline_records_handled_total", task="spell"))
         worker = second.made.app._worker
         assert worker is not None
         counters = worker._tasks._folders.counters
@@ -129,49 +129,49 @@ def test_a_fenced_member_and_a_fenced_producer_are_counted(
     log: Log, tmp_path: Path, eventually: Eventually
 ) -> None:
     with running(log, tmp_path / "state") as one:
-        eventually(lambda: one.tells(2 * PARTITIONS, "strandline_partitions", state="held"))
+        eventually(lambda: one.exports(2 * PARTITIONS, "strandline_partitions", state="held"))
         worker = one.made.app._worker
         assert worker is not None
         place = worker._session.membership
         assert place is not None
         log.broker.leave_group(place.member)
-        eventually(lambda: one.tells(1, "strandline_fences_total", kind="member"))
-        eventually(lambda: one.tells(2, "strandline_rebalances_total", change="assigned"))
-        eventually(lambda: one.tells(2 * PARTITIONS, "strandline_partitions", state="held"))
+        eventually(lambda: one.exports(1, "strandline_fences_total", kind="member"))
+        eventually(lambda: one.exports(2, "strandline_rebalances_total", change="assigned"))
+        eventually(lambda: one.exports(2 * PARTITIONS, "strandline_partitions", state="held"))
 
         place = worker._session.membership
         assert place is not None
         log.broker.init_producer(f"pipeline-{place.member.slot}")
         one.made.words.append(some(50))
-        eventually(lambda: one.tells(50, "strandline_records_handled_total", task="spell"))
-        seen = one.told()
+        eventually(lambda: one.exports(50, "strandline_records_handled_total", task="spell"))
+        seen = one.scraped()
         assert seen("strandline_fences_total", kind="producer") == 1
         assert seen("strandline_fences_total", kind="member") == 1
         assert seen("strandline_commits_aborted_total") == 1
 
 
-def test_rebalances_and_standby_copies_are_told(
+def test_rebalances_and_standby_copies_are_counted(
     log: Log, tmp_path: Path, eventually: Eventually
 ) -> None:
     with running(log, tmp_path / "state", standby_replicas=1) as one:
         one.made.words.append(some(200))
-        eventually(lambda: one.tells(200, "strandline_records_handled_total", task="spell"))
+        eventually(lambda: one.exports(200, "strandline_records_handled_total", task="spell"))
         with running(log, tmp_path / "state", standby_replicas=1) as two:
-            for tells in (one.tells, two.tells):
+            for exports in (one.exports, two.exports):
                 for state in ("held", "standby"):
-                    eventually(partial(tells, PARTITIONS, "strandline_partitions", state=state))
-                eventually(partial(tells, 0, "strandline_standby_lag_records"))
-            assert one.told()("strandline_rebalances_total", change="revoked") == 1
-            assert two.told()("strandline_rebalances_total", change="assigned") >= 1
-            # Two workers: what one has handled the other has not.
+                    eventually(partial(exports, PARTITIONS, "strandline_partitions", state=state))
+                eventually(partial(exports, 0, "strandline_standby_lag_records"))
+            assert one.scraped()("strandline_rebalances_total", change="revoked") == 1
+            assert two.scraped()("strandline_rebalances_total", change="assigned") >= 1
+            # Each of the two workers has handled its own records only.
             one.made.words.append(some(300))
             eventually(lambda: handled(one) + handled(two) == 500)
             assert 0 < handled(two) < 300
-        eventually(lambda: one.tells(0, "strandline_partitions", state="standby"))
+        eventually(lambda: one.exports(0, "strandline_partitions", state="standby"))
 
 
 def handled(worker: Running) -> float:
-    return worker.told()("strandline_records_handled_total", task="tally")
+    return worker.scraped()("strandline_records_handled_total", task="tally")
 
 
 class Picky:
@@ -191,7 +191,7 @@ class Picky:
 
 
 @pytest.mark.parametrize("on_error", ["skip", "dead_letter", "fail"])
-def test_what_was_put_aside_counts_once_though_a_commit_was_aborted(
+def test_skipped_records_count_once_although_a_commit_was_aborted(
     on_error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Picky(on_error)
@@ -221,15 +221,15 @@ def test_what_was_put_aside_counts_once_though_a_commit_was_aborted(
     assert last("strandline_commits_aborted_total") == 1
 
 
-def test_waiting_for_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_room_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outage, "FIRST_PAUSE_S", 0.0)
     made = Picky("skip")
-    end, told = made.app.broker.end_transaction, []
+    end, scraped = made.app.broker.end_transaction, []
 
     def refuse_twice(producer: Any, *, commit: bool) -> Any:
         if commit:
-            told.append(parsed(exposition(worker.metrics()))("strandline_waiting_for_disk"))
-            if len(told) < 3:
+            scraped.append(parsed(exposition(worker.metrics()))("strandline_waiting_for_disk"))
+            if len(scraped) < 3:
                 raise DiskFull("no room")
         return end(producer, commit=commit)
 
@@ -239,15 +239,17 @@ def test_waiting_for_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     worker.run(until="idle")
     last = parsed(exposition(worker.metrics()))
     worker.close()
-    assert told == [0, 1, 1]
+    assert scraped == [0, 1, 1]
     assert last("strandline_waiting_for_disk") == 0
     assert last("strandline_commits_aborted_total") == 2
     assert last("strandline_records_handled_total") == 10
     assert last("strandline_handler_seconds_count") == 30
 
 
-def test_a_log_that_does_not_answer_holds_up_no_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its owner is stalled: what else there is to tell is told, and the lag is left out."""
+def test_a_log_that_does_not_answer_does_not_delay_a_scrape(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The log's owner is stalled: other metrics are exported, and the lag is left out."""
     monkeypatch.setattr(gauges, "ASK_SECONDS", 0.05)
     let_go = threading.Event()
     asked: list[object] = []

@@ -1,4 +1,4 @@
-"""The checksum tells records apart by all that they have, and by their order; by nothing else."""
+"""The checksum depends on all parts of the records and on their order, and on nothing else."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def batch(*records: dict[str, Any], value: pa.DataType | None = None) -> pa.Reco
         {"headers": [("a", b"1"), ("a", b"1")]},
     ],
 )
-def test_any_other_record_has_another_one(other: dict[str, Any]) -> None:
+def test_any_other_record_has_another_checksum(other: dict[str, Any]) -> None:
     one = StreamDigest().over(batch(RECORD))
     assert one != StreamDigest().over(batch({**RECORD, **other}))
     assert one.text != StreamDigest().over(batch({**RECORD, **other})).text
 
 
-def test_what_moves_from_one_record_to_the_next_changes_it() -> None:
+def test_bytes_moved_from_one_record_to_the_next_change_the_checksum() -> None:
     ab = batch({**RECORD, "value": b"a"}, {**RECORD, "value": b"b"})
     for values in ((b"b", b"a"), (b"ab", b""), (b"", b"ab"), (b"a", None)):
         other = batch(*({**RECORD, "value": value} for value in values))
@@ -52,7 +52,7 @@ def test_what_moves_from_one_record_to_the_next_changes_it() -> None:
     assert StreamDigest().over(first) != StreamDigest().over(second)
 
 
-def test_how_records_are_cut_and_kept_in_memory_does_not_matter() -> None:
+def test_the_checksum_does_not_depend_on_batches_and_memory_layout() -> None:
     rows = [
         {"timestamp": n, "key": b"k" * n or None, "value": value}
         for n, value in enumerate(
@@ -70,7 +70,7 @@ def test_how_records_are_cut_and_kept_in_memory_does_not_matter() -> None:
     for cut in range(len(rows)):
         cut_up = StreamDigest().over(whole.slice(0, cut)).over(whole.slice(cut))
         assert cut_up == expected
-    # What lies behind a null is nobody's.
+    # Bytes under a null do not count.
     hidden = pa.array([b"x", b"y"], pa.binary())
     masked = pa.BinaryArray.from_buffers(
         pa.binary(), 2, [pa.py_buffer(b"\x02"), *hidden.buffers()[1:]]
@@ -80,7 +80,7 @@ def test_how_records_are_cut_and_kept_in_memory_does_not_matter() -> None:
     assert StreamDigest().over(plain.set_column(2, "value", masked)) == StreamDigest().over(plain)
 
 
-def test_no_headers_are_as_good_as_none() -> None:
+def test_missing_and_empty_headers_have_the_same_checksum() -> None:
     without = batch({**RECORD, "headers": None})
     assert StreamDigest().over(without) == StreamDigest().over(batch({**RECORD, "headers": []}))
     assert StreamDigest().over(without) == StreamDigest().over(without.drop_columns(["headers"]))

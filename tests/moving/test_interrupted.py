@@ -1,4 +1,4 @@
-"""A move that dies at any call to the target goes on when it is run again: each record is there once."""
+"""A move that dies at any call to the target can be run again: each record is there once."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from strandline.changelog.storage import MemoryStorage
 CHANGING = {
     *("create_topic", "alter_topic", "append", "init_producer", "add_offsets", "end_transaction"),
 }
-"""What is asked of the target that changes it."""
+"""Calls that change the target."""
 GROUP = "readers"
 
 
 class Killed(BaseException):
-    """The end of a process: nothing behind it is done."""
+    """Death of the process: nothing after it is done."""
 
 
 class Mortal:
@@ -63,7 +63,7 @@ def owners() -> Iterator[list[Owner]]:
 
 @pytest.fixture(autouse=True)
 def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One batch of each of two partitions at a time."""
+    """Copy one batch of each of two partitions at a time."""
     monkeypatch.setattr(reading, "ROUND_BYTES", 1)
     monkeypatch.setattr(reading, "MIN_PARTITION_BYTES", 1)
     monkeypatch.setattr(reading, "MAX_PARTITIONS", 2)
@@ -75,7 +75,8 @@ def opened(owners: list[Owner]) -> Owner:
 
 
 def filled(owner: Owner) -> Log:
-    """Three partitions with gaps, in two topics, one of them compacted, and a group in the middle."""
+    """Return three partitions with gaps, in two topics, one of them compacted, and a group in the
+    middle."""
     log = Log(owner)
     log.create_topic("in", 2)
     log.create_topic("state", 1, config={"cleanup.policy": "compact"})
@@ -98,7 +99,7 @@ def content(log: Log, topic: str) -> pa.Table:
 
 
 def left(log: Log) -> list[bytes]:
-    """What the group has still to read."""
+    """Return the values that the group has still to read."""
     [(tp, offset)] = log.broker.committed(GROUP).items()
     values: list[bytes] = log.read(tp.topic, start={0: offset.offset, 1: 1 << 40})[
         "value"
@@ -107,7 +108,7 @@ def left(log: Log) -> list[bytes]:
 
 
 def calls_of_a_move() -> int:
-    """How many calls of the target there are, if nothing happens."""
+    """Return the number of calls to the target in an uninterrupted move."""
     source, target = (Owner(MemoryStorage(), background=False) for _ in range(2))
     filled(source)
     counting = Mortal(target, 1 << 30, after=False)
@@ -122,7 +123,9 @@ def calls_of_a_move() -> int:
     [(False, None), (True, None), (False, 4)],
     ids=["before it", "behind it", "and again when it goes on"],
 )
-def test_dying_at_any_call(owners: list[Owner], after: bool, again: int | None) -> None:
+def test_a_move_that_dies_at_any_call_and_is_run_again_copies_each_record_once(
+    owners: list[Owner], after: bool, again: int | None
+) -> None:
     calls = calls_of_a_move()
     assert calls > 30
     source = opened(owners)

@@ -1,4 +1,4 @@
-"""What is moved between folders, and what is refused."""
+"""Moves between folders: results and refusals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.cleaning import Segments, clean, close_segment
 
 
 class Through:
-    """A broker of which some calls are answered otherwise."""
+    """A broker with other answers to some calls."""
 
     def __init__(self, broker: Owner, **others: Any) -> None:
         self._broker = broker
@@ -50,7 +50,7 @@ def owners() -> Iterator[list[Owner]]:
 
 @pytest.fixture
 def owner(owners: list[Owner]) -> Owner:
-    """The source."""
+    """The source of the move."""
     owners.append(Owner(MemoryStorage(), background=False))
     return owners[-1]
 
@@ -62,7 +62,7 @@ def target(owners: list[Owner]) -> Owner:
 
 
 @pytest.fixture
-def groups_are_put_by_hand() -> bool:
+def offsets_may_exceed_the_end() -> bool:
     return True
 
 
@@ -71,7 +71,7 @@ def moved(source: Any, target: Any, **chosen: Any) -> MoveReport:
 
 
 def latest(log: Log, topic: str) -> dict[bytes, bytes]:
-    """What a compacted topic comes to."""
+    """Return the last value of each key of a compacted topic."""
     table = log.read(topic)
     found = dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
     return {key: value for key, value in found.items() if value is not None}
@@ -80,7 +80,7 @@ def latest(log: Log, topic: str) -> dict[bytes, bytes]:
 # Compacted topics -----------------------------------------------------------------------
 
 
-def test_a_compacted_topic_is_moved_as_far_as_it_is_still_there(target: Owner) -> None:
+def test_the_remaining_records_of_a_compacted_topic_are_moved(target: Owner) -> None:
     changelog = Segments()
     for n in range(12):
         changelog.change(f"k{n % 3}", n)
@@ -98,16 +98,16 @@ def test_a_compacted_topic_is_moved_as_far_as_it_is_still_there(target: Owner) -
     changelog.owner.close()
 
 
-def test_a_deletion_that_is_gone_before_it_was_copied_is_not_missed(
+def test_a_tombstone_removed_before_it_was_copied_is_detected(
     target: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The copy has the value by then, and nothing there would ever delete it."""
+    """The copy has the value by then, and would never learn of the deletion."""
     monkeypatch.setattr(reading, "ROUND_BYTES", 1)
     monkeypatch.setattr(reading, "MIN_PARTITION_BYTES", 1)
     changelog = Segments()
     changelog.change("stays", 1)
     changelog.change("goes", 2)
-    moved(changelog.owner, target)  # so much is copied now
+    moved(changelog.owner, target)  # copies the records so far
     changelog.delete_and_purge("goes")
     topic = changelog.partition.topic
     with pytest.raises(InvalidRequest, match="has to start over"):
@@ -118,7 +118,7 @@ def test_a_deletion_that_is_gone_before_it_was_copied_is_not_missed(
     changelog.owner.close()
 
 
-def test_what_the_target_has_compacted_since_is_said_not_to_be_compared(
+def test_partitions_compacted_in_the_target_are_reported_as_not_compared(
     owner: Owner, target: Owner
 ) -> None:
     log = Log(owner)
@@ -154,7 +154,7 @@ ALL_KINDS = pa.schema(
 )
 
 
-def test_columns_stay_columns_of_all_kinds(owner: Owner, target: Owner) -> None:
+def test_columns_of_all_kinds_stay_columns(owner: Owner, target: Owner) -> None:
     log = Log(owner)
     log.create_topic("flights", 2, schema=ALL_KINDS)
     row = {
@@ -195,7 +195,7 @@ def test_records_with_fewer_columns_get_those_of_the_topic(owner: Owner, target:
         moved(owner, target)
 
 
-def test_a_typed_topic_needs_a_form_in_a_cluster_and_nothing_is_begun_without(
+def test_a_typed_topic_without_a_form_for_the_cluster_is_refused_before_anything_is_moved(
     owner: Owner, target: Owner
 ) -> None:
     log = Log(owner)
@@ -236,7 +236,7 @@ def test_the_positions_of_each_task_are_moved_too(owner: Owner, target: Owner) -
     assert (other[tp].offset, other[tp].metadata) == (3, "a note")
 
 
-def test_only_the_chosen_groups_and_topics(owner: Owner, target: Owner) -> None:
+def test_only_the_chosen_groups_and_topics_are_moved(owner: Owner, target: Owner) -> None:
     log = Log(owner)
     for name in ("a", "b"):
         log.create_topic(name)
@@ -251,10 +251,10 @@ def test_only_the_chosen_groups_and_topics(owner: Owner, target: Owner) -> None:
         moved(owner, target, topics=["c"])
 
 
-# What is written down ---------------------------------------------------------------------
+# The journal ------------------------------------------------------------------------------
 
 
-def test_the_journal_is_as_the_format_says(owner: Owner, target: Owner) -> None:
+def test_the_journal_matches_the_documented_format(owner: Owner, target: Owner) -> None:
     log = Log(owner)
     log.create_topic("t", 2)
     log.append("t", [{"value": b"1"}, {"value": b"2"}], partition=1)
@@ -281,10 +281,10 @@ def test_the_journal_is_as_the_format_says(owner: Owner, target: Owner) -> None:
     assert positions == ["positions", "g", [["t", 1, 1, ""]]]
 
 
-# What goes on meanwhile -----------------------------------------------------------------
+# Changes during a move ------------------------------------------------------------------
 
 
-def test_what_retention_takes_away_meanwhile_is_passed_over(
+def test_records_deleted_by_retention_meanwhile_are_skipped(
     owner: Owner, target: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "ROUND_BYTES", 1)
@@ -296,7 +296,7 @@ def test_what_retention_takes_away_meanwhile_is_passed_over(
     owner.commit_offsets("g", {TopicPartition("t", 0): CommittedOffset(2)})
 
     def fetch(positions: dict[TopicPartition, int], **options: Any) -> Any:
-        """Behind the first record the next three are deleted."""
+        """Fetch, and delete the three records after the first one."""
         if positions == {TopicPartition("t", 0): 1}:
             owner.delete_records(TopicPartition("t", 0), 4)
         return owner.fetch(positions, **options)
@@ -308,7 +308,7 @@ def test_what_retention_takes_away_meanwhile_is_passed_over(
     assert Log(target).read("t", start=position)["value"].to_pylist() == [b"4"]
 
 
-def test_many_small_batches_become_few(owner: Owner, target: Owner) -> None:
+def test_many_small_batches_are_merged_into_few(owner: Owner, target: Owner) -> None:
     log = Log(owner)
     log.create_topic("t", 2)
     for n in range(40):
@@ -328,7 +328,7 @@ def test_many_small_batches_become_few(owner: Owner, target: Owner) -> None:
     ]
 
 
-# What is refused ------------------------------------------------------------------------
+# Refusals -------------------------------------------------------------------------------
 
 
 def test_a_copy_that_differs_is_an_error_with_both_figures(owner: Owner, target: Owner) -> None:
@@ -337,7 +337,7 @@ def test_a_copy_that_differs_is_an_error_with_both_figures(owner: Owner, target:
     log.append("t", [{"key": b"%d" % n, "value": b"right"} for n in range(50)])
 
     def wrong(appends: list[Append]) -> Any:
-        """One value of partition 1 becomes another on its way."""
+        """Append with one value of partition 1 changed."""
         return target.append(
             [_spoilt(a) if (a.topic, a.partition) == ("t", 1) else a for a in appends]
         )
@@ -346,7 +346,7 @@ def test_a_copy_that_differs_is_an_error_with_both_figures(owner: Owner, target:
         CorruptLog, match=r"t-1: \d+ records with checksum \w{16} .* checksum \w{16}"
     ):
         moved(owner, Through(target, append=wrong))
-    assert target.topic("t").effective.retention_ms == -1  # it is not released
+    assert target.topic("t").effective.retention_ms == -1  # the topic does not get its settings
 
 
 def _spoilt(append: Append) -> Append:
@@ -373,9 +373,7 @@ def test_transactions_that_stay_open_are_named(
     assert moved(owner, target).copied == 2
 
 
-def test_a_topic_of_that_name_made_by_another_after_a_deletion_is_left_alone(
-    owner: Owner, target: Owner
-) -> None:
+def test_a_foreign_topic_of_the_same_name_is_not_changed(owner: Owner, target: Owner) -> None:
     log = Log(owner)
     log.create_topic("t")
     log.append("t", [{"value": b"1"}])
@@ -386,13 +384,13 @@ def test_a_topic_of_that_name_made_by_another_after_a_deletion_is_left_alone(
         moved(owner, target)
 
 
-def test_nothing_is_compared_that_was_not_moved(owner: Owner, target: Owner) -> None:
+def test_comparing_a_topic_that_was_not_moved_is_refused(owner: Owner, target: Owner) -> None:
     Log(owner).create_topic("t")
     with pytest.raises(InvalidRequest, match="'t' of here was not moved to there"):
         verify_only(MovedLog("here", owner), MovedLog("there", target))
 
 
-def test_partitions_that_the_source_got_later_are_made(owner: Owner, target: Owner) -> None:
+def test_partitions_added_to_the_source_later_are_created(owner: Owner, target: Owner) -> None:
     log = Log(owner)
     log.create_topic("t")
     log.append("t", [{"value": b"1"}])

@@ -1,6 +1,6 @@
-"""An app whose stores are read by others, and how it is run: in a thread, or as a process.
+"""An app whose stores are read by other processes. It runs in a thread, or as a process.
 
-python -m tests.queries.shop LOG      runs a worker until it is told to stop
+python -m tests.queries.shop LOG      runs a worker until SIGTERM
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Eventually = Callable[..., None]
 
 @dataclass(frozen=True)
 class Total:
-    """Of the sales of a shop."""
+    """Totals of the sales of a shop."""
 
     n: int = 0
     amount: int = 0
@@ -37,13 +37,13 @@ class Shop:
     sales: sl.Topic[str, int]
     totals: sl.Store[str, Total]
     gate: threading.Event
-    """Handlers of records of 0 wait for it, in the middle of their changes."""
+    """Event for which handlers of records of 0 wait, in the middle of their changes."""
     waiting: threading.Event
-    """One of them does."""
+    """Set while a handler waits."""
 
 
 def shop(log: Any, **options: Any) -> Shop:
-    """The app on a log."""
+    """Return the app on a log."""
     app = sl.App(
         "shop", log=log, **{"commit_interval_ms": 10, "session_timeout_ms": 2_000, **options}
     )

@@ -1,4 +1,4 @@
-"""A worker's side of the wire: what it says to those who are behind, unknown, or not what they say."""
+"""A worker's side of the wire: its answers when it is behind, and to unknown or invalid clients."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ NAME = key_codec(str).encode("york")
 
 
 def answer(request: Request) -> Answer:
-    """Counts the partitions asked for."""
+    """Answer with the number of partitions asked for."""
     assert isinstance(request, CountKeys)
     if request.store == "broken":
         raise ZeroDivisionError("an error that nobody thought of")
@@ -88,18 +88,19 @@ def dial(endpoint: QueryEndpoint) -> socket.socket:
     return connection
 
 
-def said(connection: socket.socket) -> object:
-    """What the worker says; None if it has closed."""
+def received(connection: socket.socket) -> object:
+    """Return the worker's message; None if it has closed the connection."""
     frame = read_frame(connection, MAX_REQUEST_BYTES)
     return None if frame is None else decode(frame, QueryWelcome | KeyCounts | QueryFailure)
 
 
-# What it answers -------------------------------------------------------------------------------
+# Answers ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def provider() -> StoreProvider:
-    """Of the shop's totals, partition 2 at offset 5 of its changelog; is_certain can be set."""
+    """Provider of the shop's totals, partition 2 at offset 5 of its changelog; is_certain can be
+    set."""
     made = shop("/nowhere")
     spec = made.app.declared.tasks["tally"]
     stores = [open_store(replace(handle.spec, engine="memory")) for handle in spec.stores]
@@ -119,7 +120,7 @@ def provider() -> StoreProvider:
     return provider
 
 
-def test_what_is_not_here_is_left_out(provider: StoreProvider) -> None:
+def test_partitions_of_other_workers_are_left_out(provider: StoreProvider) -> None:
     got = provider.answer(GetKeys("totals", [0, 2, 3], [NAME, b"Qx"], {}))
     assert isinstance(got, FoundKeys)
     [part] = got.parts
@@ -138,7 +139,7 @@ def test_what_is_not_here_is_left_out(provider: StoreProvider) -> None:
         (ReflectedPosition("another", 9), True),
     ],
 )
-def test_one_that_is_behind_what_a_client_has_seen_has_nothing_to_say(
+def test_a_worker_that_is_behind_the_client_returns_nothing(
     provider: StoreProvider, at_least: ReflectedPosition, reached: bool
 ) -> None:
     got = provider.answer(GetKeys("totals", [2], [NAME], {2: at_least}))
@@ -148,7 +149,9 @@ def test_one_that_is_behind_what_a_client_has_seen_has_nothing_to_say(
     assert (len(got.parts), len(scanned.entries)) == ((1, 1) if reached else (0, 0))
 
 
-def test_one_that_may_have_lost_its_partitions_has_nothing_to_say(provider: StoreProvider) -> None:
+def test_a_worker_that_may_have_lost_its_partitions_returns_nothing(
+    provider: StoreProvider,
+) -> None:
     provider.certain[0] = False  # type: ignore[attr-defined]
     assert provider.answer(GetKeys("totals", [2], [NAME], {})) == FoundKeys([])
     assert provider.answer(CountKeys("totals", [2])) == KeyCounts({})
@@ -156,23 +159,23 @@ def test_one_that_may_have_lost_its_partitions_has_nothing_to_say(provider: Stor
     assert scanned == Scanned(False, [], None, ReflectedPosition("", 0))
 
 
-def test_a_store_of_another_app_is_none_of_its(provider: StoreProvider) -> None:
+def test_a_store_of_another_app_is_unknown(provider: StoreProvider) -> None:
     with pytest.raises(
         InvalidRequest, match=r"app 'shop' has no store 'other'; its stores: by-day"
     ):
         provider.answer(CountKeys("other", [0]))
 
 
-# What it says to strangers ---------------------------------------------------------------------
+# Unknown clients -------------------------------------------------------------------------------
 
 
 def test_requests_are_answered_one_after_another_on_one_connection(endpoint: QueryEndpoint) -> None:
     with dial(endpoint) as connection:
         connection.sendall(encode(QueryHello(WIRE_VERSION)))
-        assert said(connection) == QueryWelcome(WIRE_VERSION)
+        assert received(connection) == QueryWelcome(WIRE_VERSION)
         for n in range(3):
             connection.sendall(encode(CountKeys("x", [n])))
-            assert said(connection) == KeyCounts({n: 1})
+            assert received(connection) == KeyCounts({n: 1})
 
 
 @pytest.mark.parametrize(
@@ -186,15 +189,15 @@ def test_requests_are_answered_one_after_another_on_one_connection(endpoint: Que
         (encode(QueryHello(WIRE_VERSION)) + encode(CountKeys("x", [1])), "before it was answered"),
     ],
 )
-def test_who_does_not_say_hello_is_told_and_sent_away(
+def test_a_client_without_a_hello_gets_an_error_and_is_disconnected(
     endpoint: QueryEndpoint, hello: bytes, answers: str
 ) -> None:
     with dial(endpoint) as connection:
         connection.sendall(hello)
-        told = said(connection)
+        told = received(connection)
         assert isinstance(told, QueryFailure)
         assert answers in told.message
-        assert said(connection) is None
+        assert received(connection) is None
 
 
 @pytest.mark.parametrize(
@@ -206,45 +209,45 @@ def test_who_does_not_say_hello_is_told_and_sent_away(
         (encode(CountKeys("broken", [])), "the worker failed: ZeroDivisionError", True),
     ],
 )
-def test_a_request_that_makes_no_sense_is_refused(
+def test_an_invalid_request_is_refused(
     endpoint: QueryEndpoint, frame: bytes, answers: str, goes_on: bool
 ) -> None:
     with dial(endpoint) as connection:
         connection.sendall(encode(QueryHello(WIRE_VERSION)))
-        assert said(connection) == QueryWelcome(WIRE_VERSION)
+        assert received(connection) == QueryWelcome(WIRE_VERSION)
         connection.sendall(frame)
-        told = said(connection)
+        told = received(connection)
         assert isinstance(told, QueryFailure)
         assert answers in told.message
         if goes_on:
             connection.sendall(encode(CountKeys("x", [1])))
-            assert said(connection) == KeyCounts({1: 1})
+            assert received(connection) == KeyCounts({1: 1})
         else:
-            assert said(connection) is None
+            assert received(connection) is None
 
 
-def test_a_client_that_says_nothing_is_sent_away(
+def test_a_silent_client_is_disconnected(
     endpoint: QueryEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listeners, "HELLO_SECONDS", 0.05)
     with dial(endpoint) as connection:
-        assert said(connection) is None
+        assert received(connection) is None
 
 
-def test_there_are_only_so_many_clients(endpoint: QueryEndpoint) -> None:
+def test_the_number_of_clients_is_bounded(endpoint: QueryEndpoint) -> None:
     [listener] = endpoint._listeners
     listener._connected = Admission(2, 2)
     clients = Connections()
-    for _ in range(2):  # of the two the pool keeps one
+    for _ in range(2):  # the pool keeps one of the two
         clients.ask(endpoint.urls[0], CountKeys("x", [1]), KeyCounts, 10.0)
     with dial(endpoint) as one, dial(endpoint) as two:
         one.sendall(encode(QueryHello(WIRE_VERSION)))
-        assert said(one) == QueryWelcome(WIRE_VERSION)
-        assert said(two) is None
+        assert received(one) == QueryWelcome(WIRE_VERSION)
+        assert received(two) is None
     clients.close()
 
 
-def test_a_closed_endpoint_sends_its_clients_away_and_leaves_no_socket(
+def test_a_closed_endpoint_disconnects_its_clients_and_leaves_no_socket(
     endpoint: QueryEndpoint,
 ) -> None:
     clients = Connections()
@@ -259,7 +262,7 @@ def test_a_closed_endpoint_sends_its_clients_away_and_leaves_no_socket(
     clients.close()
 
 
-def test_a_connection_that_the_worker_has_closed_since_is_made_anew(
+def test_a_connection_closed_by_the_worker_is_replaced(
     endpoint: QueryEndpoint,
 ) -> None:
     clients = Connections()
@@ -273,7 +276,7 @@ def test_a_connection_that_the_worker_has_closed_since_is_made_anew(
 
 def test_a_forked_child_is_refused(endpoint: QueryEndpoint) -> None:
     clients = Connections()
-    clients._pid = os.getpid() + 1  # as if it were the parent's
+    clients._pid = os.getpid() + 1  # pretends to be the child of a fork
     with pytest.raises(sl.Fenced, match=r"call connect\(\) in it"):
         clients.ask(endpoint.urls[0], CountKeys("x", [1]), KeyCounts, 10.0)
 
@@ -289,7 +292,7 @@ def beyond() -> Iterator[QueryEndpoint]:
     made.close()
 
 
-def test_over_tcp_there_is_nothing_without_the_token(beyond: QueryEndpoint) -> None:
+def test_clients_over_tcp_need_the_token(beyond: QueryEndpoint) -> None:
     here, there = beyond.urls
     assert there.startswith("tcp://127.0.0.1:")
     request = CountKeys("x", [1])
@@ -305,7 +308,7 @@ def test_over_tcp_there_is_nothing_without_the_token(beyond: QueryEndpoint) -> N
 
 
 class Tap:
-    """Passes a connection on, and remembers what goes through, in both directions."""
+    """Forwards a connection, and records the bytes in both directions."""
 
     def __init__(self, url: str) -> None:
         self.seen = b""
@@ -332,10 +335,10 @@ class Tap:
         self._listening.close()
 
 
-def test_the_token_is_not_sent_and_a_proof_for_one_address_is_none_for_another(
+def test_the_token_is_not_sent_and_a_proof_is_valid_for_one_address_only(
     beyond: QueryEndpoint,
 ) -> None:
-    """A member may announce an address of its own, and pass on what it receives to a worker."""
+    """A member may announce an address of its own, and relay the bytes it receives to a worker."""
     there = beyond.urls[1]
     tap = Tap(there)
     friends = Connections(TOKEN)
@@ -356,7 +359,7 @@ def test_the_token_is_not_sent_and_a_proof_for_one_address_is_none_for_another(
         [Challenge(WIRE_VERSION, b"n" * 32), QueryWelcome(WIRE_VERSION, b"p" * 32)],
     ],
 )
-def test_nothing_is_asked_of_what_does_not_know_the_token(answers: list[QueryMessage]) -> None:
+def test_a_server_that_does_not_know_the_token_gets_no_request(answers: list[QueryMessage]) -> None:
     received: list[bytes] = []
 
     def pretend(listening: socket.socket) -> None:
@@ -379,7 +382,7 @@ def test_nothing_is_asked_of_what_does_not_know_the_token(answers: list[QueryMes
     assert not any(b"secret-store" in data or TOKEN.encode() in data for data in received)
 
 
-def test_a_proof_is_for_one_side_one_address_one_certificate_and_two_nonces() -> None:
+def test_a_proof_depends_on_side_address_certificate_and_both_nonces() -> None:
     mine, yours = proofs.new_nonce(), proofs.new_nonce()
     key = proofs.key_of(TOKEN, "tcp://a:1", None)
     shown = proofs.proof(key, b"client", mine, yours)
@@ -395,10 +398,10 @@ def test_a_proof_is_for_one_side_one_address_one_certificate_and_two_nonces() ->
     assert not any(proofs.is_proof(shown, other, b"client", mine, yours) for other in others)
 
 
-def test_a_client_of_a_version_that_sent_the_token_is_told(beyond: QueryEndpoint) -> None:
+def test_a_client_of_a_version_that_sent_the_token_gets_an_error(beyond: QueryEndpoint) -> None:
     with sockets.connect(beyond.urls[1], 10.0) as connection:
         connection.sendall(encode(QueryHello(1, TOKEN)))
-        told = said(connection)
+        told = received(connection)
         assert isinstance(told, QueryFailure)
         assert "run the same release" in told.message
 
@@ -406,7 +409,7 @@ def test_a_client_of_a_version_that_sent_the_token_is_told(beyond: QueryEndpoint
 # Limits ----------------------------------------------------------------------------------------
 
 
-def test_peers_on_the_network_take_nothing_from_clients_here(
+def test_remote_peers_do_not_use_up_the_limits_of_local_clients(
     beyond: QueryEndpoint, eventually: Eventually
 ) -> None:
     here, there = beyond.urls
@@ -440,7 +443,7 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-def test_a_client_that_sends_a_byte_now_and_then_is_sent_away(
+def test_a_client_that_sends_too_slowly_is_disconnected(
     beyond: QueryEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listeners, "HELLO_SECONDS", 0.3)
@@ -457,7 +460,7 @@ def test_a_client_that_sends_a_byte_now_and_then_is_sent_away(
             pytest.fail("it was waited for, though it never finished")
 
 
-def test_one_that_does_not_take_its_answers_is_sent_away_and_the_end_waits_for_no_client(
+def test_a_client_that_does_not_read_is_disconnected_and_closing_does_not_wait_for_it(
     monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
     monkeypatch.setattr(listeners, "SEND_SECONDS", 0.2)
@@ -465,7 +468,7 @@ def test_one_that_does_not_take_its_answers_is_sent_away_and_the_end_waits_for_n
     made.start(lambda _: FoundKeys([KeyValues(0, [bytes(1 << 20)] * 4, ("", 0))]))
     with dial(made) as connection:
         connection.sendall(encode(QueryHello(WIRE_VERSION)))
-        assert said(connection) == QueryWelcome(WIRE_VERSION)
+        assert received(connection) == QueryWelcome(WIRE_VERSION)
         connection.sendall(encode(GetKeys("x", [0], [b"k"], {})))
         [listener] = made._listeners
         eventually(lambda: listener._clients, what="the client served")
@@ -474,7 +477,7 @@ def test_one_that_does_not_take_its_answers_is_sent_away_and_the_end_waits_for_n
         eventually(lambda: not listener._clients, what="the client gone")
 
 
-def test_what_is_being_answered_is_bounded_and_others_wait_their_turn(
+def test_the_number_of_simultaneous_requests_is_bounded_and_further_ones_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(listeners, "REQUEST_SECONDS", 0.2)
@@ -503,7 +506,7 @@ def test_what_is_being_answered_is_bounded_and_others_wait_their_turn(
     made.close()
 
 
-def test_a_size_that_is_only_announced_takes_no_memory() -> None:
+def test_an_announced_size_takes_no_memory() -> None:
     here, there = socket.socketpair()
     with here, there:
         there.sendall((1 << 29).to_bytes(4, "big") + b"x")
@@ -514,13 +517,13 @@ def test_a_size_that_is_only_announced_takes_no_memory() -> None:
 
 
 def memory() -> int:
-    """The most memory that this process has had, in bytes."""
+    """Return the peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 @pytest.mark.parametrize("size", [10, 100_000, 1 << 20])
 def test_a_long_answer_comes_in_pages(size: int) -> None:
-    """A small request cannot have a large answer made at once."""
+    """A small request cannot make the worker build a large answer at once."""
     store = open_store(StoreSpec("raw", key=str, value=bytes, engine="memory"))
     keys = [f"{n:03}" for n in range(60)]
     for n, key in enumerate(keys):
@@ -563,13 +566,13 @@ def test_a_long_answer_comes_in_pages(size: int) -> None:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder for temporary files, with a name that leaves room for a socket's."""
+    """Folder for temporary files whose name leaves room for a socket's."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)
 
 
-def test_without_a_folder_a_users_sockets_are_in_one_and_the_dead_are_cleared_away(
+def test_sockets_without_a_log_folder_are_in_a_folder_per_user_and_stale_ones_are_removed(
     short: Path,
 ) -> None:
     dead, alive = sockets.listen_local(None), sockets.listen_local(None)
@@ -582,7 +585,7 @@ def test_without_a_folder_a_users_sockets_are_in_one_and_the_dead_are_cleared_aw
         one.socket.close()
 
 
-def test_a_users_folder_that_is_somebody_elses_is_not_used(short: Path) -> None:
+def test_a_socket_folder_of_another_user_is_not_used(short: Path) -> None:
     (short / f"strandline.{os.getuid()}").symlink_to(short)
     listening = sockets.listen_local(None)
     folder = Path(listening.url.removeprefix("unix://")).parent
@@ -607,7 +610,7 @@ def test_a_users_folder_that_is_somebody_elses_is_not_used(short: Path) -> None:
         ("tcp://192.0.2.1:0", "cannot listen at"),
     ],
 )
-def test_an_address_that_will_not_do_is_refused_and_leaves_no_socket(
+def test_an_unusable_address_is_refused_and_leaves_no_socket(
     address: str, refusal: str, tmp_path: Path
 ) -> None:
     with pytest.raises(sl.InvalidConfig, match=refusal):
@@ -615,7 +618,7 @@ def test_an_address_that_will_not_do_is_refused_and_leaves_no_socket(
     assert not list(tmp_path.glob("queries/*"))
 
 
-def test_beyond_this_machine_nothing_is_in_clear_if_the_log_is_reached_by_tls(
+def test_remote_queries_use_tls_if_the_log_is_reached_by_tls(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(sl.InvalidConfig, match="use\n? ?tls://0.0.0.0:0"):
@@ -632,7 +635,7 @@ def test_beyond_this_machine_nothing_is_in_clear_if_the_log_is_reached_by_tls(
 
 
 @pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="the kernel does not tell")
-def test_a_socket_of_another_user_is_not_asked(
+def test_a_socket_of_another_user_is_not_used(
     endpoint: QueryEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.getuid", lambda: 54_321)
@@ -643,19 +646,19 @@ def test_a_socket_of_another_user_is_not_asked(
 
 
 @pytest.mark.parametrize("token", ["", "a short one"])
-def test_without_a_good_token_it_does_not_listen(token: str) -> None:
+def test_a_worker_without_a_valid_token_does_not_listen(token: str) -> None:
     with pytest.raises(sl.InvalidConfig, match="a token of 16 characters or more"):
         QueryEndpoint(None, "127.0.0.1:0", token)
 
 
-def test_all_addresses_are_told_as_this_machine_s_name() -> None:
+def test_listening_on_all_addresses_is_announced_as_the_machines_name() -> None:
     made = QueryEndpoint(None, "tcp://0.0.0.0:0", TOKEN)
     assert made.urls[1].startswith(f"tcp://{socket.gethostname()}:")
     made.close()
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
-def test_over_tls_the_worker_must_be_who_it_says(tmp_path: Path) -> None:
+def test_the_worker_must_prove_its_identity_over_tls(tmp_path: Path) -> None:
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
@@ -680,10 +683,10 @@ def test_over_tls_the_worker_must_be_who_it_says(tmp_path: Path) -> None:
     trusting.close()
 
 
-def test_a_worker_on_another_machine_is_asked_over_tcp(
+def test_a_worker_on_another_machine_is_queried_over_tcp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
-    """Its Unix socket cannot be seen from here."""
+    """The worker's Unix socket cannot be reached from here."""
     monkeypatch.setenv("STRANDLINE_TOKEN", TOKEN)
     running = Running(str(tmp_path / "log"), application_server="127.0.0.1:0")
     running.made.sales.append([("york", 3)])

@@ -1,4 +1,4 @@
-"""A store that is not keyed as its input: one partition's part is never given as the whole."""
+"""A store keyed differently than its input: one partition's part is never returned as the whole."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNT = RECORDS // len(WORDS)
 
 
 class Words:
-    """An app that counts words whose records are keyed by something else."""
+    """An app that counts words in records with other keys."""
 
     def __init__(self, log: Any, **options: Any) -> None:
         self.app = app = sl.App("words", log=log, **options)
@@ -54,7 +54,7 @@ class Words:
 
 
 def check_figures(figures: Any) -> None:
-    """The figures of "x": 0, 2, 4 … 998."""
+    """Check the figures of "x": 0, 2, 4 … 998."""
     sizes = range(0, RECORDS, 2)
     assert (figures.n, figures.total, figures.least, figures.most) == (COUNT, sum(sizes), 0, 998)
     assert figures.mean == sum(sizes) / COUNT
@@ -62,7 +62,7 @@ def check_figures(figures: Any) -> None:
 
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Words]:
-    """All records are counted, and no worker runs."""
+    """An app that has counted all records, and does not run."""
     words = Words(str(tmp_path_factory.mktemp("counted") / "log"), durability="os")
     words.heard.append(words.records())
     words.app.run(until="idle", progress=False)
@@ -72,7 +72,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Words]:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Words]:
-    """Two workers run, each with two of the partitions, and all records are counted."""
+    """Two running workers, each with two of the partitions, which have counted all records."""
     folder = tmp_path_factory.mktemp("running")
     first = Words(str(folder / "log"), durability="os", session_timeout_ms=2_000)
     second = Words(first.app.broker, state_dir=folder / "state", session_timeout_ms=2_000)
@@ -89,7 +89,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Words]:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait, with a bound, for what other threads bring about."""
+    """Wait, with a bound, for a condition that other threads meet."""
     pause = threading.Event()
     for _ in range(6_000):
         if condition():
@@ -116,7 +116,9 @@ REFUSED = r"has key '[xy]' in several partitions \(0, 1, 2, 3\).*app\.repartitio
 
 
 @pytest.mark.parametrize("read", VIEW_READS)
-def test_a_view_refuses_what_it_cannot_merge(counted: Words, read: Callable[[Any], Any]) -> None:
+def test_a_view_refuses_a_store_that_it_cannot_merge(
+    counted: Words, read: Callable[[Any], Any]
+) -> None:
     with pytest.raises(sl.KeyInSeveralPartitions, match=REFUSED):
         read(counted.app.query(counted.plain))
 
@@ -133,7 +135,7 @@ def test_a_view_merges_counters_and_aggregates(counted: Words) -> None:
     check_figures(figures.to_dict()["x"])
 
 
-def test_a_view_of_one_partition_is_its_part(counted: Words) -> None:
+def test_a_view_of_one_partition_shows_its_part(counted: Words) -> None:
     parts = [counted.app.query(counted.plain, partition=n).to_dict() for n in range(PARTITIONS)]
     assert sum(part["x"] for part in parts) == COUNT
     assert len({part["x"] for part in parts}) > 1
@@ -143,7 +145,9 @@ def test_a_view_of_one_partition_is_its_part(counted: Words) -> None:
 
 
 @pytest.mark.parametrize("read", STORE_READS)
-def test_a_query_refuses_what_it_cannot_merge(running: Words, read: Callable[[Any], Any]) -> None:
+def test_a_query_refuses_a_store_that_it_cannot_merge(
+    running: Words, read: Callable[[Any], Any]
+) -> None:
     with sl.connect(running.app.broker) as connection:
         with pytest.raises(sl.KeyInSeveralPartitions, match=REFUSED):
             read(connection.store("words/plain"))
@@ -167,7 +171,7 @@ def test_a_query_merges_counters_and_aggregates(running: Words) -> None:
         check_figures(dict(figures.all())["x"])
 
 
-def test_a_query_of_one_partition_is_its_part(running: Words) -> None:
+def test_a_query_of_one_partition_returns_its_part(running: Words) -> None:
     with sl.connect(running.app.broker) as connection:
         stores = [connection.store("words/plain", partition=n) for n in range(PARTITIONS)]
         parts = [store["x"] for store in stores]
@@ -179,7 +183,7 @@ def test_a_query_of_one_partition_is_its_part(running: Words) -> None:
             connection.store("words/plain", partition=-1)
 
 
-def test_while_no_worker_runs_a_query_refuses_what_it_cannot_know_how_to_merge(
+def test_a_query_without_workers_refuses_a_store_that_it_may_not_be_able_to_merge(
     counted: Words,
 ) -> None:
     with sl.connect(counted.app.broker) as connection:
@@ -189,7 +193,7 @@ def test_while_no_worker_runs_a_query_refuses_what_it_cannot_know_how_to_merge(
         check_figures(connection.store("words/figures")["x"])  # its declaration is recorded
 
 
-def test_a_store_that_is_keyed_as_its_input_is_read_as_ever(running: Words) -> None:
+def test_a_store_that_is_keyed_as_its_input_is_read_normally(running: Words) -> None:
     with sl.connect(running.app.broker) as connection:
         store = connection.store("words/by-input")
         assert dict(store.all()) == store.get_many(map(str, range(RECORDS)))
@@ -209,8 +213,8 @@ def test_the_driver_refuses_and_merges_as_queries_do() -> None:
 # The command line -----------------------------------------------------------------------------
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[Any]:
-    """The lines of JSON that a command prints."""
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[Any]:
+    """Return the lines of JSON that a command prints."""
     with pytest.raises(SystemExit) as exit_:
         main([*arguments, "--json"])
     assert exit_.value.code == 0
@@ -218,7 +222,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("command", [["get", "words/plain", "x"], ["scan", "words/plain"]])
-def test_the_command_line_refuses_and_shows_the_parts_when_asked(
+def test_the_command_line_refuses_and_shows_the_parts_on_request(
     running: Words, command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = ["--log", str(running.app.log)]
@@ -229,12 +233,14 @@ def test_the_command_line_refuses_and_shows_the_parts_when_asked(
     assert captured.out == ""
     assert "has key 'x' in several partitions" in captured.err
     assert "--partition" in captured.err
-    parts = [row for row in said(capsys, "stores", *command, *log, "--parts") if row["key"] == "x"]
+    parts = [
+        row for row in printed(capsys, "stores", *command, *log, "--parts") if row["key"] == "x"
+    ]
     assert sum(row["value"] for row in parts) == COUNT
     assert [row["partition"] for row in parts] == list(range(PARTITIONS))
     [one] = [
         row
-        for row in said(capsys, "stores", *command, *log, "--partition", "2")
+        for row in printed(capsys, "stores", *command, *log, "--partition", "2")
         if row["key"] == "x"
     ]
     assert one == parts[2]
@@ -244,16 +250,16 @@ def test_the_command_line_merges_counters(
     running: Words, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = ["--log", str(running.app.log)]
-    [found] = said(capsys, "stores", "get", "words/counter", "x", *log)
+    [found] = printed(capsys, "stores", "get", "words/counter", "x", *log)
     assert (found["key"], found["value"]) == ("x", COUNT)
-    rows = said(capsys, "stores", "scan", "words/counter", *log)
+    rows = printed(capsys, "stores", "scan", "words/counter", *log)
     assert [(row["key"], row["value"]) for row in rows] == [(word, COUNT) for word in WORDS]
 
 
 def test_the_list_of_stores_counts_each_key_once(
     counted: Words, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    [rows] = said(capsys, "stores", "list", "--log", str(counted.app.log))
+    [rows] = printed(capsys, "stores", "list", "--log", str(counted.app.log))
     keys = {row["store"]: (row["keys"], row["keys_in_several_partitions"]) for row in rows}
     assert keys == {
         "words/by-input": (RECORDS, 0),
@@ -263,11 +269,11 @@ def test_the_list_of_stores_counts_each_key_once(
     }
 
 
-# Where a get asks -----------------------------------------------------------------------------
+# Partitions read by a get ------------------------------------------------------------------
 
 
 def asked(store: Any, key: str, monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """The partitions that a get of a key asks."""
+    """Return the partitions that a get of a key reads."""
     from strandline.framework.querying.workers import WorkerSource
 
     found: set[int] = set()
@@ -283,7 +289,7 @@ def asked(store: Any, key: str, monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return found
 
 
-def test_a_get_asks_one_partition_if_all_keys_are_where_the_input_s_partitioner_puts_them(
+def test_a_get_reads_one_partition_if_all_keys_are_placed_by_the_partitioner(
     running: Words, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with sl.connect(running.app.broker) as connection:
@@ -292,10 +298,10 @@ def test_a_get_asks_one_partition_if_all_keys_are_where_the_input_s_partitioner_
         assert asked(counter, "x", monkeypatch) == set(range(PARTITIONS))
 
 
-def test_the_first_key_elsewhere_is_noticed(
+def test_the_first_key_in_another_partition_is_detected(
     tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stays known over a restart."""
+    """The knowledge survives a restart."""
     monkeypatch.setattr("strandline.framework.querying.placement.PLACED_SECONDS", 0.0)
     words = Words(str(tmp_path / "log"), durability="os")
     at_home = [(str(n), str(n)) for n in range(50)]
@@ -324,7 +330,7 @@ def test_the_first_key_elsewhere_is_noticed(
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once", "at_most_once"])
-def test_offsets_say_what_is_placed_unless_changes_may_outlive_them(
+def test_committed_offsets_record_the_placement_unless_changes_may_outlive_them(
     tmp_path: Path, guarantee: Any
 ) -> None:
     words = Words(str(tmp_path / "log"), durability="os", processing_guarantee=guarantee)

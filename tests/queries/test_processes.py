@@ -41,7 +41,7 @@ class World:
         return self.processes[-1]
 
     def shared(self, among: int) -> None:
-        """Wait until so many members hold all partitions."""
+        """Wait until `among` members own all partitions."""
 
         def is_shared() -> bool:
             members = self.made.app.broker.describe_group("shop").members
@@ -50,13 +50,13 @@ class World:
         self._eventually(is_shared, what=f"sharing among {among}")
 
     def sell(self) -> None:
-        """One more of each; wait until it can be read."""
+        """Sell one more of each name. Wait until it can be read."""
         self.made.sales.append([(name, 1) for name in NAMES])
         self.sold += 1
         self._eventually(lambda: self.read() == {self.sold}, what=f"{self.sold} of each")
 
     def read(self) -> set[int]:
-        """How many of each were sold."""
+        """Return the distinct numbers sold."""
         totals = self.totals.get_many(NAMES)
         assert len(totals) == len(NAMES) or self.sold < 2
         assert all(total == Total(total.n, total.n) for total in totals.values())
@@ -75,7 +75,7 @@ def world(tmp_path: Path, eventually: Eventually) -> Iterator[World]:
         made.close()
 
 
-def test_a_worker_is_killed_and_queries_wait_for_who_takes_over(world: World) -> None:
+def test_queries_wait_for_the_worker_that_replaces_a_killed_one(world: World) -> None:
     one, two = world.start(), world.start()
     world.shared(2)
     world.sell()
@@ -88,7 +88,7 @@ def test_a_worker_is_killed_and_queries_wait_for_who_takes_over(world: World) ->
     assert [key for key, _ in world.totals.all()] == NAMES
 
 
-def test_all_workers_are_killed_and_the_changelogs_are_read(world: World) -> None:
+def test_queries_read_the_changelogs_when_all_workers_are_killed(world: World) -> None:
     workers = [world.start(), world.start()]
     world.shared(2)
     world.sell()
@@ -123,10 +123,10 @@ def test_a_stalled_worker_is_named_while_the_others_answer(
     frozen.thaw()
 
 
-def test_a_worker_that_was_stopped_past_its_session_says_nothing_old(
+def test_a_worker_stopped_past_its_session_returns_nothing_old(
     world: World, eventually: Eventually
 ) -> None:
-    """It wakes up with what it held, while the other one has gone on."""
+    """It wakes up with its old partitions, while the other worker has continued."""
     frozen, _ = world.start(), world.start()
     world.shared(2)
     world.sell()
@@ -138,7 +138,7 @@ def test_a_worker_that_was_stopped_past_its_session_says_nothing_old(
     [left] = {tuple(m.servers) for m in world.made.app.broker.describe_group("shop").members}
     [(url,)] = before.keys() - {left}
     frozen.thaw()
-    # Asked directly, and without saying what was seen: as by a client that knows no better.
+    # Query it directly, without the positions that a client has seen.
     names = [key_codec(str).encode(name) for name in NAMES]
     request = GetKeys("totals", sorted(before[url,]), names, {})
     for _ in range(200):

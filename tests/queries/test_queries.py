@@ -1,4 +1,4 @@
-"""What other processes read of a store: all that is committed, and nothing else."""
+"""Queries from other processes read all committed values of a store, and nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
 
 @pytest.fixture
 def workers(log: Log, tmp_path: Path, eventually: Eventually) -> Iterator[list[Running]]:
-    """Two, each with half of the partitions, and all NAMES sold to once."""
+    """Two workers, each with half of the partitions, after one sale to each of NAMES."""
     running = [Running(log, tmp_path / "state") for _ in range(2)]
     eventually(lambda: [len(one.numbers) for one in running] == [2, 2], what="sharing")
     running[0].made.sales.append([(name, n + 1) for n, name in enumerate(NAMES)])
@@ -49,7 +49,7 @@ def all_there(store: sl.ReadOnlyStore[str, Any]) -> bool:
     return len(store.get_many(NAMES)) == len(NAMES)
 
 
-def test_every_way_to_read_finds_what_two_workers_hold(
+def test_every_way_to_read_finds_the_keys_of_two_workers(
     workers: list[Running], connection: sl.Connection, eventually: Eventually
 ) -> None:
     totals = connection.store("shop/totals", value=Total)
@@ -67,7 +67,7 @@ def test_every_way_to_read_finds_what_two_workers_hold(
     assert "nowhere" not in totals
 
 
-def test_keys_and_values_are_what_the_app_declared(
+def test_keys_and_values_have_the_types_that_the_app_declared(
     workers: list[Running], connection: sl.Connection, eventually: Eventually
 ) -> None:
     totals = connection.store("shop/totals", value=Total)
@@ -102,7 +102,7 @@ def test_keys_and_values_are_what_the_app_declared(
     assert json["shop-03"] == {"last": 4}
 
 
-def test_a_wrong_name_says_what_there_is(
+def test_the_error_about_a_wrong_name_lists_the_existing_ones(
     workers: list[Running], connection: sl.Connection, eventually: Eventually
 ) -> None:
     for name in ("shop/none", "none/totals", "totals", ""):
@@ -110,7 +110,7 @@ def test_a_wrong_name_says_what_there_is(
             connection.store(name)
 
 
-def test_a_transaction_that_a_dead_worker_left_open_takes_nobody_back(
+def test_a_transaction_left_open_by_a_dead_worker_does_not_return_older_values(
     log: Log, tmp_path: Path
 ) -> None:
     made = shop(log, state_dir=tmp_path / "state")
@@ -130,7 +130,7 @@ def test_a_transaction_that_a_dead_worker_left_open_takes_nobody_back(
         assert totals["a"] == {"n": 2, "amount": 3}
 
 
-def test_nothing_of_a_handler_that_raises_is_ever_read(
+def test_changes_of_a_handler_that_raises_are_never_read(
     workers: list[Running], connection: sl.Connection, eventually: Eventually
 ) -> None:
     totals = connection.store("shop/totals", value=Total)
@@ -144,7 +144,7 @@ def test_nothing_of_a_handler_that_raises_is_ever_read(
     assert all(total.n == total.amount for total in seen), "shop-00 was sold 1 each time"
 
 
-def test_what_a_long_transaction_changes_is_read_when_it_is_committed(
+def test_changes_of_a_long_transaction_are_read_once_it_is_committed(
     workers: list[Running], connection: sl.Connection, eventually: Eventually
 ) -> None:
     totals = connection.store("shop/totals", value=Total)
@@ -163,10 +163,10 @@ def test_what_a_long_transaction_changes_is_read_when_it_is_committed(
     assert "seen only inside" not in totals
 
 
-def test_a_partition_that_moves_is_read_all_the_time_and_never_goes_back(
+def test_a_partition_that_moves_is_always_readable_and_never_goes_back(
     log: Log, tmp_path: Path, connection: sl.Connection, eventually: Eventually
 ) -> None:
-    """Workers come and go, while a pen writes and four readers read."""
+    """Workers join and leave, while one thread writes and four read."""
     first = Running(log, tmp_path / "state")
     eventually(lambda: len(first.numbers) == PARTITIONS, what="all at the first")
     first.made.sales.append([(name, 1) for name in NAMES])
@@ -213,7 +213,7 @@ def test_a_partition_that_moves_is_read_all_the_time_and_never_goes_back(
     assert min(reads) > 3
 
 
-def test_while_no_worker_runs_the_changelogs_are_read(
+def test_queries_read_the_changelogs_while_no_worker_runs(
     log: Log, tmp_path: Path, connection: sl.Connection, eventually: Eventually
 ) -> None:
     one = Running(log, tmp_path / "state")
@@ -237,7 +237,7 @@ def test_while_no_worker_runs_the_changelogs_are_read(
     assert typed["shop-03"] == totals["shop-03"] == Total(2, 14), "only what is new is read"
 
 
-def test_a_partition_that_nobody_can_read_is_named_after_the_deadline(
+def test_an_unreadable_partition_is_named_after_the_deadline(
     workers: list[Running],
     log: Log,
     tmp_path: Path,
@@ -264,7 +264,7 @@ def test_a_partition_that_nobody_can_read_is_named_after_the_deadline(
         assert len(list(totals.all())) == len(NAMES)
 
 
-def test_a_worker_that_has_not_been_heard_of_for_its_session_is_not_certain(
+def test_a_worker_without_heartbeats_for_a_session_is_not_certain_of_its_partitions(
     workers: list[Running], eventually: Eventually
 ) -> None:
     place = workers[0].made.app._worker._session.membership  # type: ignore[union-attr]
@@ -277,10 +277,10 @@ def test_a_worker_that_has_not_been_heard_of_for_its_session_is_not_certain(
     eventually(place.is_certain, what="the next beat")
 
 
-def test_sockets_are_private_and_removed_at_the_end_and_those_of_the_killed_by_the_next(
+def test_sockets_are_private_and_removed_at_the_end_or_by_the_next_worker(
     tmp_path: Path, eventually: Eventually
 ) -> None:
-    path = Path("/tmp") / f"strandline-q{os.getpid()}"  # a socket's path is short
+    path = Path("/tmp") / f"strandline-q{os.getpid()}"  # a socket's path must be short
     folder = path / "queries"
     try:
         one = Running(str(path), durability="os")
@@ -295,7 +295,7 @@ def test_sockets_are_private_and_removed_at_the_end_and_those_of_the_killed_by_t
 
         left = sockets.socket(sockets.AF_UNIX)
         left.bind(str(folder / "0123456789abcdef.sock"))
-        left.close()  # as a killed one leaves it
+        left.close()  # as a killed worker leaves it
         two = Running(str(path), durability="os")
         eventually(lambda: len(two.numbers) == PARTITIONS, what="at work")
         assert "0123456789abcdef.sock" not in [file.name for file in folder.iterdir()]

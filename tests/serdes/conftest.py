@@ -1,4 +1,4 @@
-"""Schema registries: a real one, shared by all tests, and one that can be told to fail."""
+"""Schema registries: a real one, shared by all tests, and one that fails on request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _names = itertools.count()
 
 @pytest.fixture(scope="session")
 def registry_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Apicurio Registry (`benchmarks/schema_registry.py`), or what STRANDLINE_TEST_REGISTRY names."""
+    """URL of Apicurio Registry (`benchmarks/schema_registry.py`), or STRANDLINE_TEST_REGISTRY."""
     if importlib.util.find_spec("confluent_kafka") is None:
         _missing("the package confluent-kafka is not installed")
     if url := os.environ.get("STRANDLINE_TEST_REGISTRY"):
@@ -39,19 +39,19 @@ def registry_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def registry(registry_url: str) -> SchemaRegistry:
-    """A client of its own, which knows no schema yet."""
+    """A new client, which has no schema cached yet."""
     return SchemaRegistry(registry_url, timeout=10)
 
 
 @pytest.fixture
 def down() -> SchemaRegistry:
-    """A registry where nobody answers."""
+    """A client of a registry that does not answer."""
     return SchemaRegistry("http://127.0.0.1:1", timeout=1)
 
 
 @pytest.fixture
 def name() -> str:
-    """A topic's name that nobody has used."""
+    """An unused topic name."""
     return f"topic-{os.getpid()}-{next(_names)}"
 
 

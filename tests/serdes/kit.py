@@ -1,4 +1,4 @@
-"""Typed values with everything in them that a column may hold, and codecs for them."""
+"""Typed values with every kind of column, and codecs for them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Trip:
 
 FORMS = ["json", "avro", "protobuf", "msgpack"]
 
-# Years that all forms can write; Protobuf's timestamps begin with year 1 and end with 9999.
+# Years that all forms can write. Protobuf's timestamps go from year 1 to 9999.
 times = st.datetimes(dt.datetime(1, 1, 2), dt.datetime(9999, 12, 30), timezones=st.just(dt.UTC))
 longs = st.integers(-(2**63), 2**63 - 1)
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -76,22 +76,22 @@ trips = st.builds(
 
 
 def codec(kind: Any, serde: AnySerde | None, place: SerdeUse | None = None) -> TypedCodec:
-    """The codec of typed values in a form."""
+    """Return the codec of typed values in a form."""
     return cast("TypedCodec", value_codec(kind, serde, place or SerdeUse("trips")))
 
 
 def written(made: TypedCodec, *values: Any) -> list[bytes | None]:
-    """What values look like in the log."""
+    """Return the bytes of values in the log."""
     found: list[bytes | None] = made.encode([made.item(value) for value in values]).to_pylist()
     return found
 
 
 def read(made: TypedCodec, *data: bytes | None) -> list[Any]:
-    """What handlers get."""
+    """Return the values that handlers get."""
     return made.decode(pa.array(data, pa.binary()))
 
 
 def shown(made: TypedCodec, *data: bytes | None) -> list[Any]:
-    """What data frames get, row by row."""
+    """Return the values that data frames get, row by row."""
     rows: list[Any] = made.to_columns(pa.array(data, pa.binary())).to_pylist()
     return rows

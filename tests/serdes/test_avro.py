@@ -1,4 +1,4 @@
-"""Avro: byte for byte what fastavro writes, whatever the schema, and read by the writer's."""
+"""Avro: the same bytes as fastavro writes, for any schema, and read with the writer's schema."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_values_of_a_type_are_as_fastavro_writes_them_by_the_derived_schema(trip
     assert written(codec(Trip, "avro"), trip) == [datum(json.loads(text), row)]
 
 
-def test_what_is_in_a_derived_schema() -> None:
+def test_a_derived_schema_has_the_expected_fields() -> None:
     fields = {
         f["name"]: f for f in json.loads(avro_schema.derived(RowType(Trip), "Trip"))["fields"]
     }
@@ -155,7 +155,7 @@ GIVEN = schema_of(
 AT = dt.datetime(2024, 5, 1, tzinfo=dt.UTC)
 
 
-def test_a_schema_that_is_given_may_order_and_type_the_fields_otherwise() -> None:
+def test_a_given_schema_may_order_and_type_the_fields_differently() -> None:
     made = codec(Sale, sl.AvroSerde(GIVEN))
     [data] = written(made, Sale("leeds", AT, 0.5))
     told = {"till": 4, "at": AT, "shop": "leeds", "note": None, "amount": 0.5}
@@ -238,7 +238,7 @@ def test_values_that_are_no_columns_are_dicts() -> None:
 
 
 def resolved(kind: Any, writer: Any, *rows: Any) -> list[Any]:
-    """What a reader of a type gets of rows that were written with another schema."""
+    """Return rows written with another schema, as a reader of a type gets them."""
     rowtype = RowType(kind)
     wire = AvroWire(
         rowtype, avro_schema.derived(rowtype, "Sale"), SerdeUse("sales"), _Knows(writer)
@@ -248,7 +248,7 @@ def resolved(kind: Any, writer: Any, *rows: Any) -> list[Any]:
 
 
 class _Knows:
-    """A registry in which there is only one schema."""
+    """A registry with a single schema."""
 
     def __init__(self, schema: Any) -> None:
         self._text = json.dumps(schema)
@@ -267,7 +267,7 @@ class Now:
     note: str | None = None
 
 
-def test_fields_that_were_added_are_their_defaults_and_those_gone_are_ignored() -> None:
+def test_added_fields_have_their_defaults_and_removed_ones_are_ignored() -> None:
     writer = schema_of(
         old={"type": {"type": "array", "items": "string"}},
         amount={"type": "int"},
@@ -281,7 +281,7 @@ def test_fields_that_were_added_are_their_defaults_and_those_gone_are_ignored() 
     assert resolved(Now, writer, row) == [Now("york", 3.0)]
 
 
-def test_a_writer_whose_fields_are_no_columns_is_read_as_well() -> None:
+def test_a_writer_whose_fields_are_no_columns_can_be_read() -> None:
     writer = schema_of(
         counts={"type": {"type": "map", "values": "int"}},
         shop={"type": "string"},
@@ -306,7 +306,9 @@ def test_a_writer_whose_fields_are_no_columns_is_read_as_well() -> None:
         ),
     ],
 )
-def test_a_writer_whose_schema_is_of_no_use_spoils_its_records_only(kind: Any, match: str) -> None:
+def test_a_writer_with_an_incompatible_schema_spoils_its_own_records_only(
+    kind: Any, match: str
+) -> None:
     writer = schema_of(n={"type": "int"})
     data = b"\0\0\0\0\7" + datum(writer, {"n": 1})
     writer["fields"][0]["type"] = kind
@@ -317,7 +319,7 @@ def test_a_writer_whose_schema_is_of_no_use_spoils_its_records_only(kind: Any, m
         wire.decode(pa.array([data]))
 
 
-def test_a_long_array_is_read_as_well() -> None:
+def test_a_long_array_can_be_read() -> None:
     @dataclasses.dataclass(frozen=True)
     class Long:
         items: list[int]
@@ -328,9 +330,9 @@ def test_a_long_array_is_read_as_well() -> None:
         assert read(made, *written(made, value, value)) == [value, value]
 
 
-def test_blocks_of_an_array_may_tell_their_size() -> None:
+def test_blocks_of_an_array_may_include_their_size() -> None:
     node = avro_schema.parse('{"type": "array", "items": "long"}')
-    # -2 items in 2 bytes: 1, 2; then 1 item: 3; then the end; and an empty one
+    # -2 items in 2 bytes: 1, 2; then 1 item: 3; then the end; and an empty array
     blocks = bytes([0x03, 0x04, 0x02, 0x04, 0x02, 0x06, 0x00])
     got = avro_columns.decode(pa.array([blocks, b"\0"]), node).to_pylist()
     assert got == [[1, 2, 3], []]
@@ -352,6 +354,6 @@ def test_blocks_of_an_array_may_tell_their_size() -> None:
         ('{"type": "array", "items": "long"}', b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
     ],
 )
-def test_what_is_no_value_of_a_schema_is_refused(schema: str, data: bytes) -> None:
+def test_bytes_that_are_no_value_of_the_schema_are_refused(schema: str, data: bytes) -> None:
     with pytest.raises(sl.InvalidRecord):
         avro_columns.decode(pa.array([data]), avro_schema.parse(schema))

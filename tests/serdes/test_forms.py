@@ -1,4 +1,4 @@
-"""Every form gives back what it was given, by records and by columns, and refuses what is not its own."""
+"""Every form decodes to the encoded values, by records and by columns, and refuses other bytes."""
 
 from __future__ import annotations
 
@@ -33,14 +33,16 @@ ROWS = RowType(Trip)
 @EACH
 @SOME
 @given(values=st.lists(st.none() | trips, max_size=4))
-def test_values_come_back(form: str, values: list[Trip | None]) -> None:
+def test_values_are_decoded_as_they_were_encoded(form: str, values: list[Trip | None]) -> None:
     assert read(CODECS[form], *written(CODECS[form], *values)) == values
 
 
 @EACH
 @SOME
 @given(values=st.lists(st.none() | trips, max_size=4))
-def test_columns_come_back_and_are_the_same_bytes(form: str, values: list[Trip | None]) -> None:
+def test_columns_are_decoded_as_they_were_encoded_and_have_the_same_bytes(
+    form: str, values: list[Trip | None]
+) -> None:
     made = CODECS[form]
     column = ROWS.column([None if value is None else ROWS.check(value) for value in values])
     data = made.from_columns(column)
@@ -49,7 +51,7 @@ def test_columns_come_back_and_are_the_same_bytes(form: str, values: list[Trip |
 
 
 @EACH
-def test_a_slice_of_a_column_is_written_as_such(form: str) -> None:
+def test_a_slice_of_a_column_is_encoded_without_the_rest(form: str) -> None:
     made, values = CODECS[form], [a_trip(n) for n in range(5)]
     column = ROWS.column([ROWS.check(value) for value in values])
     data = made.from_columns(column.slice(1, 3))
@@ -75,8 +77,8 @@ def test_any_bytes_are_a_value_or_an_invalid_record(
 
 
 @EACH
-def test_a_value_that_is_cut_off_spoils_no_other(form: str) -> None:
-    """What Protobuf leaves out at the end is a default, so nothing is missing there."""
+def test_a_truncated_value_spoils_no_other(form: str) -> None:
+    """Protobuf omits defaults at the end, so nothing is missing there."""
     made = CODECS[form]
     whole = [data for data in written(made, a_trip(1), a_trip(2)) if data is not None]
     for end in range(len(whole[0])):
@@ -89,7 +91,7 @@ def test_a_value_that_is_cut_off_spoils_no_other(form: str) -> None:
 
 
 @EACH
-def test_times_come_back_in_utc(form: str) -> None:
+def test_times_are_decoded_in_utc(form: str) -> None:
     east = dt.timezone(dt.timedelta(hours=2))
     naive, there = dt.datetime(2024, 5, 1, 10), dt.datetime(2024, 5, 1, 12, tzinfo=east)
     for at in (naive, there):
@@ -132,7 +134,7 @@ def test_structs_and_arrow_schemas_are_typed_as_well(form: str) -> None:
 
 
 @EACH
-def test_nulls_in_a_table_are_the_defaults_of_what_may_not_be_none(form: str) -> None:
+def test_nulls_in_a_table_become_the_defaults_of_required_fields(form: str) -> None:
     made = CODECS[form]
     column = ROWS.column([ROWS.check(a_trip(1))])
     lacking = {"rank": None, "code": None, "tags": None, "fare": None}
@@ -180,7 +182,7 @@ def test_values_without_fields_have_forms_too(kind: Any, serde: Any, value: Any)
         (pa.schema([("a", pa.duration("s"))]), "protobuf", "Protobuf has no type for"),
     ],
 )
-def test_what_a_form_cannot_hold_is_refused_when_it_is_declared(
+def test_a_type_that_a_form_cannot_hold_is_refused_when_it_is_declared(
     kind: Any, serde: Any, match: str
 ) -> None:
     with pytest.raises(sl.InvalidConfig, match=match):
@@ -202,7 +204,7 @@ class Outer:
 
 
 @EACH
-def test_nulls_deep_in_a_table_are_defaults_too(form: str) -> None:
+def test_nulls_deep_in_a_table_become_defaults_too(form: str) -> None:
     made = codec(Outer, form)
     empty = {"rank": None, "words": None, "note": None}
     rows = [
@@ -256,7 +258,7 @@ class Town:
     town: str
 
 
-def test_a_serde_of_ones_own_is_a_form_of_typed_values() -> None:
+def test_a_users_serde_is_a_form_of_typed_values() -> None:
     made: TypedCodec = codec(Town, Upper())
     assert written(made, Town("york")) == [b"YORK"]
     assert read(made, b"YORK", None) == [Town("york"), None]

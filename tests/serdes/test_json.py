@@ -1,4 +1,4 @@
-"""JSON: how it looks, and what is read of what others write."""
+"""JSON: the written text, and the reading of values from other programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AT = dt.datetime(2024, 5, 1, 10, 0, 0, 250_000, tzinfo=dt.UTC)
 FULL = {"sensor": "a", "at": "2024-05-01T10:00:00.250000+00:00", "value": 0.1}
 
 
-def test_how_it_looks() -> None:
+def test_values_are_written_as_json_objects() -> None:
     full = Reading('a"\n\u2028é', AT, 1e300, 2**63 - 1, b"\xff\x00", dt.date(2024, 5, 1))
     [data] = written(CODEC, full)
     assert data is not None
@@ -45,12 +45,12 @@ def test_how_it_looks() -> None:
 
 
 def both(message: Any) -> list[Any]:
-    """What a handler gets of a message, and the row of a data frame."""
+    """Return the value that a handler gets of a message, and the row of a data frame."""
     data = message if isinstance(message, bytes) else json.dumps(message).encode()
     return [*read(CODEC, data), *shown(CODEC, data)]
 
 
-def test_what_is_not_known_is_ignored_and_what_has_a_default_may_be_missing() -> None:
+def test_unknown_fields_are_ignored_and_fields_with_defaults_may_be_missing() -> None:
     record, row = both({**FULL, "extra": {"n": [1]}})
     assert record == Reading("a", AT, 0.1)
     assert row == {**dataclasses.asdict(record), "count": None}  # as in columns: older records
@@ -100,14 +100,14 @@ def test_anything_else_is_refused(message: Any, match: str) -> None:
             look(CODEC, data)
 
 
-def test_what_is_too_large_for_a_column_is_refused_there() -> None:
+def test_a_number_too_large_for_a_column_is_refused_in_columns() -> None:
     data = json.dumps({**FULL, "count": 2**64}).encode()
     with pytest.raises(sl.InvalidRecord, match="JSON that is no Reading"):
         shown(CODEC, data)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_there_is_no_nan(value: float) -> None:
+def test_nan_is_refused(value: float) -> None:
     with pytest.raises(sl.InvalidRecord, match="JSON has no NaN and no infinity"):
         written(CODEC, Reading("a", AT, value))
 
@@ -125,7 +125,7 @@ class Tagged(msgspec.Struct, tag="t", frozen=True):
     ("value", "data"),
     [(Renamed(7), b'{"flightNumber":7,"inner":null}'), (Tagged(1), b'{"type":"t","n":1}')],
 )
-def test_names_that_a_struct_gives_its_fields_are_those_in_json(value: Any, data: bytes) -> None:
+def test_renamed_fields_of_a_struct_have_those_names_in_json(value: Any, data: bytes) -> None:
     made = codec(type(value), "json")
     assert written(made, value) == [data]
     assert read(made, data) == [value]

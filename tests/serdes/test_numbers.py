@@ -1,4 +1,5 @@
-"""Ints and floats as Kafka's LongSerializer and DoubleSerializer write them, by the column."""
+"""Ints and floats are written like Kafka's LongSerializer and DoubleSerializer do, by the
+column."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ longs = st.integers(-(2**63), 2**63 - 1)
     "codec", [key_codec(int), value_codec(int, Long()), value_codec(Any, Long())]
 )
 @given(items=st.lists(st.none() | longs), begin=st.integers(0, 5))
-def test_longs(codec: Codec, items: list[int | None], begin: int) -> None:
+def test_longs_have_kafkas_bytes(codec: Codec, items: list[int | None], begin: int) -> None:
     column = codec.encode(items)
     assert isinstance(codec, NumberCodec)
     assert column.type == codec.arrow
@@ -33,11 +34,11 @@ def test_longs(codec: Codec, items: list[int | None], begin: int) -> None:
 
 
 @given(items=st.lists(st.none() | st.floats()))
-def test_doubles(items: list[float | None]) -> None:
+def test_doubles_have_kafkas_bytes(items: list[float | None]) -> None:
     for codec in (key_codec(float), value_codec(float, Double())):
         column = codec.encode(items)
         assert isinstance(codec, NumberCodec)
-        # NaN is not equal to itself: the bytes are.
+        # NaN does not equal itself, but the bytes are equal.
         assert column.to_pylist() == [None if i is None else struct.pack(">d", i) for i in items]
         assert codec.encode(codec.decode(column)) == column
 
@@ -50,7 +51,7 @@ def test_a_value_of_another_length_is_refused(wrong: bytes) -> None:
             key_codec(int).decode(pa.array(values, pa.binary()))
 
 
-def test_what_is_no_such_number_is_refused_when_it_is_sent() -> None:
+def test_a_value_that_is_no_such_number_is_refused_when_it_is_sent() -> None:
     codec = key_codec(int)
     for wrong in (True, 1.0, "1", b"12345678", 2**63, -(2**63) - 1):
         with pytest.raises(InvalidRecord):

@@ -1,4 +1,5 @@
-"""Protobuf: message classes of others, classes of ours, and what becomes of fields that come and go."""
+"""Protobuf: message classes from elsewhere, derived classes, and fields that are added or
+removed."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _F = descriptor_pb2.FieldDescriptorProto
 
 
 def message_class() -> type[Message]:
-    """As protoc makes it of
+    """Return a message class like the one that protoc generates from
 
     message Sale {
       string shop = 1;
@@ -94,7 +95,7 @@ def test_values_may_be_messages() -> None:
         made.item({"shop": "york"})
 
 
-def test_values_may_have_a_class_of_their_own_and_the_fields_of_a_message() -> None:
+def test_values_may_have_their_own_class_and_the_fields_of_a_message() -> None:
     for serde in (sl.ProtobufSerde(SalePb), sl.ProtobufSerde(SalePb.DESCRIPTOR)):
         made = codec(Sale, serde)
         sale = Sale("york", AT, None, "CARD", [Line(3), Line(4)])
@@ -133,7 +134,7 @@ def test_a_message_that_does_not_fit_the_type_is_refused_when_it_is_declared(
         codec(kind, sl.ProtobufSerde(message))
 
 
-def test_messages_that_are_no_columns_are_values_all_the_same() -> None:
+def test_messages_that_are_no_columns_can_be_values() -> None:
     made = codec(struct_pb2.Struct, "protobuf")
     message = struct_pb2.Struct()
     message.update({"a": 1.0})
@@ -183,7 +184,7 @@ def test_new_fields_at_the_end_change_nothing_for_old_readers_and_old_values_hav
     assert read(before, *written(after, Later("york", AT, 1.0, till=9))) == [Sale("york", AT, 1.0)]
 
 
-def test_what_a_derived_message_looks_like() -> None:
+def test_a_derived_message_has_the_expected_fields() -> None:
     message = protobuf_messages.derived(RowType(Sale), "Sale")
     told = descriptor_pb2.DescriptorProto()
     cast("Any", message.DESCRIPTOR).CopyToProto(told)

@@ -1,4 +1,4 @@
-"""A schema registry: what Confluent's own serializers write and read is what ours do."""
+"""A schema registry: Confluent's own serializers and Strandline's read and write the same bytes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def row_of(trip: Trip) -> Any:
 # Confluent's serializers ------------------------------------------------------------------
 
 
-def test_avro_is_confluents(registry: SchemaRegistry, name: str) -> None:
+def test_avro_is_compatible_with_confluents(registry: SchemaRegistry, name: str) -> None:
     trip, context = a_trip(3), in_context(name)
     text = avro_schema.derived(RowType(Trip), "Trip")
     made = formed(Trip, "avro", name, registry)
@@ -56,7 +56,9 @@ def test_avro_is_confluents(registry: SchemaRegistry, name: str) -> None:
     assert f"{name}-value" in registry.client.get_subjects()
 
 
-def test_avro_that_is_no_columns_is_confluents(registry: SchemaRegistry, name: str) -> None:
+def test_avro_without_columns_is_compatible_with_confluents(
+    registry: SchemaRegistry, name: str
+) -> None:
     counts = {"name": "counts", "type": {"type": "map", "values": ["int", "string"]}}
     schema = {"type": "record", "name": "Counted", "fields": [counts]}
     value, made = {"counts": {"a": 1, "b": "x"}}, formed(dict, sl.AvroSerde(schema), name, registry)
@@ -66,7 +68,7 @@ def test_avro_that_is_no_columns_is_confluents(registry: SchemaRegistry, name: s
     assert read(made, data, nothing, data) == [value, None, value]
 
 
-def test_protobuf_is_confluents(registry: SchemaRegistry, name: str) -> None:
+def test_protobuf_is_compatible_with_confluents(registry: SchemaRegistry, name: str) -> None:
     message, context = a_message(amount=2.5, lines=[{"article": 1}]), in_context(name)
     made = formed(SalePb, "protobuf", name, registry)
     [data] = written(made, message)
@@ -77,7 +79,9 @@ def test_protobuf_is_confluents(registry: SchemaRegistry, name: str) -> None:
     assert read(made, data, None) == [message, None]
 
 
-def test_a_message_that_is_not_the_first_of_its_schema(registry: SchemaRegistry, name: str) -> None:
+def test_a_message_that_is_not_the_first_of_its_schema_is_found(
+    registry: SchemaRegistry, name: str
+) -> None:
     line = SalePb.DESCRIPTOR.file.message_types_by_name["Line"]
     made = formed(dict, sl.ProtobufSerde(line), name, registry)
     message = made._message(article=7)
@@ -97,7 +101,9 @@ def test_a_derived_message_can_be_registered(registry: SchemaRegistry, name: str
     assert read(made, data) == [trip]
 
 
-def test_json_with_a_schema_is_confluents(registry: SchemaRegistry, name: str) -> None:
+def test_json_with_a_schema_is_compatible_with_confluents(
+    registry: SchemaRegistry, name: str
+) -> None:
     trip, context = a_trip(4), in_context(name)
     made = formed(Trip, sl.JsonSerde(registry=True), name, registry)
     [data] = written(made, trip)
@@ -111,7 +117,7 @@ def test_json_with_a_schema_is_confluents(registry: SchemaRegistry, name: str) -
     assert made.from_columns(made.to_columns(pa.array([data]))).to_pylist() == [data]
 
 
-def test_keys_have_a_subject_of_their_own(registry: SchemaRegistry, name: str) -> None:
+def test_keys_have_their_own_subject(registry: SchemaRegistry, name: str) -> None:
     made = codec(str, "avro", SerdeUse(name, "key", registry))
     [data] = written(made, "york")
     assert read(made, data) == ["york"]
@@ -161,7 +167,7 @@ def test_a_schema_that_the_registry_refuses_is_an_error_before_anything_is_writt
     app.close()
 
 
-def test_without_auto_register_the_schema_must_be_there(
+def test_without_auto_register_the_schema_must_exist(
     registry: SchemaRegistry, registry_url: str, name: str
 ) -> None:
     careful = SchemaRegistry(registry_url, auto_register=False)
@@ -172,7 +178,7 @@ def test_without_auto_register_the_schema_must_be_there(
     assert written(made, New(1)) == there
 
 
-# What goes wrong ------------------------------------------------------------------------------
+# Failures -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -186,7 +192,7 @@ def test_without_auto_register_the_schema_must_be_there(
         ("protobuf", b"\x00\x00\x00\x00\x01\x02", "no message indexes"),
     ],
 )
-def test_what_is_not_in_its_wire_format_is_refused(
+def test_bytes_that_are_not_in_the_wire_format_are_refused(
     registry: SchemaRegistry, name: str, serde: str, data: bytes, match: str
 ) -> None:
     with pytest.raises(sl.InvalidRecord, match=match):
@@ -194,7 +200,7 @@ def test_what_is_not_in_its_wire_format_is_refused(
 
 
 @pytest.mark.parametrize("serde", ["avro", "protobuf"])
-def test_a_registry_that_is_down_is_worth_another_try(
+def test_the_error_of_a_registry_that_is_down_is_retriable(
     serde: str, down: SchemaRegistry, name: str
 ) -> None:
     with pytest.raises(RegistryUnavailable, match="http://127.0.0.1:1 does not answer"):
@@ -202,7 +208,7 @@ def test_a_registry_that_is_down_is_worth_another_try(
     assert issubclass(RegistryUnavailable, sl.Retriable)
 
 
-def test_what_is_known_needs_no_registry_any_more(
+def test_known_schemas_need_no_registry(
     registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     made = formed(New, "avro", name, registry)
@@ -225,7 +231,7 @@ def test_what_is_known_needs_no_registry_any_more(
     [(401, "Unauthenticated"), (409, "SchemaMismatch"), (422, "SchemaMismatch")]
     + [(500, "RegistryUnavailable"), (503, "RegistryUnavailable"), (404, "SchemaMismatch")],
 )
-def test_what_a_registry_says_is_an_error_of_ours(
+def test_errors_of_a_registry_become_errors_of_strandline(
     status: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from confluent_kafka.schema_registry.error import SchemaRegistryError
@@ -241,7 +247,7 @@ def test_what_a_registry_says_is_an_error_of_ours(
     assert type(raised.value).__name__ == expected
 
 
-def test_mistakes_in_declaring_one() -> None:
+def test_mistakes_in_declaring_a_registry_are_explained() -> None:
     with pytest.raises(sl.InvalidConfig, match="http://host:port"):
         SchemaRegistry("localhost:8081")
     with pytest.raises(sl.InvalidConfig, match="Unrecognized properties: no.such"):
@@ -256,13 +262,13 @@ def test_credentials_go_to_the_client() -> None:
     assert "secret" not in repr(registry)
 
 
-def test_mocks_of_one_name_are_one(name: str) -> None:
+def test_mock_registries_of_one_name_share_their_schemas(name: str) -> None:
     data = written(formed(New, "avro", name, SchemaRegistry(f"mock://{name}")), New(1))
     other = formed(New, "avro", name, SchemaRegistry(f"mock://{name}"))
     assert read(other, *data) == [New(1)]
 
 
-def test_registry_false_is_none(registry: SchemaRegistry, name: str) -> None:
+def test_registry_false_means_no_registry(registry: SchemaRegistry, name: str) -> None:
     schema = json.loads(avro_schema.derived(RowType(New), "New"))
     made = formed(New, sl.AvroSerde(registry=False), name, registry)
     [data] = written(made, New(1))

@@ -1,4 +1,4 @@
-"""Topics whose values are bytes in the log: to the user they are what they are declared as."""
+"""Topics whose values are bytes in the log have their declared types for the user."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SALES = [Sale("york", AT, 1.5), Sale("leeds", AT + dt.timedelta(days=1), 2.5, 3,
 
 
 def stored(app: sl.App, topic: str) -> list[bytes | None]:
-    """The values as they are in the log."""
+    """Return the values as they are in the log."""
     batches = committed_batches(app.broker, topic)
     found: list[bytes | None] = []
     for batch in batches:
@@ -52,7 +52,7 @@ def app(tmp_path: Path) -> Any:
 
 
 @EACH
-def test_key_and_time_are_columns_and_data_frames_come_and_go(app: sl.App, form: Any) -> None:
+def test_key_and_time_are_columns_in_data_frames_read_and_appended(app: sl.App, form: Any) -> None:
     sales = app.topic("sales", value=Sale, key="shop", timestamp="at", serde=form)
     assert sales.append(SALES) == 2
     frame = pl.DataFrame([dataclasses.asdict(sale) for sale in SALES])
@@ -95,7 +95,7 @@ def test_tombstones_are_nulls(app: sl.App, form: Any) -> None:
 
 
 @EACH
-def test_a_record_that_is_not_of_its_form_is_named(app: sl.App, form: Any) -> None:
+def test_a_record_of_another_form_is_named(app: sl.App, form: Any) -> None:
     sales = app.topic("sales", value=Sale, key="shop", serde=form)
     sales.append(SALES)
     with app.producer() as producer:
@@ -127,7 +127,7 @@ def test_a_value_that_cannot_be_written_is_found_among_those_of_a_commit(tmp_pat
     assert [record.value.amount for record in driver.output(sales)] == [1.0, 3.0]
 
 
-# What is declared, and what is there --------------------------------------------------------
+# Declarations and existing topics -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_columns_are_not_taken_for_bytes_nor_bytes_for_columns(
             sales.to_polars()
 
 
-def test_where_values_are_bytes_typed_ones_are_json_unless_they_say_otherwise() -> None:
+def test_typed_values_in_a_topic_of_bytes_are_json_by_default() -> None:
     app = sl.App("shop", log="kafka://127.0.0.1:1")
     by_default, declared = app.topic("a", value=Sale), app.topic("b", value=Sale, serde="avro")
     assert by_default.stored_schema is None
@@ -236,7 +236,7 @@ def test_records_wait_for_a_registry_that_is_down(
     app.close()
 
 
-def test_a_commit_does_not_wait_for_the_schema_of_what_comes_next(
+def test_a_commit_does_not_wait_for_the_schema_of_the_next_records(
     mock: SchemaRegistry, tmp_path: Path
 ) -> None:
     app = sl.App("shop", log=tmp_path / "log", registry=mock, commit_records=2)
@@ -261,7 +261,7 @@ def test_a_commit_does_not_wait_for_the_schema_of_what_comes_next(
     app.close()
 
 
-def test_a_schema_that_is_refused_ends_the_run_and_no_record_is_passed_over(
+def test_a_refused_schema_ends_the_run_and_no_record_is_skipped(
     mock: SchemaRegistry, tmp_path: Path
 ) -> None:
     app = sl.App("shop", log=tmp_path / "log", registry=mock)
@@ -297,7 +297,7 @@ LONG, DOUBLE = (
     ("kind", "serde", "good", "bad"),
     [(DOUBLE, "json", 1.5, float("nan")), (LONG, sl.AvroSerde(SMALL), 1, 2**40)],
 )
-def test_what_only_the_form_cannot_hold_is_named_by_topic_and_key(
+def test_a_value_that_only_the_form_cannot_hold_is_named_by_topic_and_key(
     app: sl.App, kind: Any, serde: Any, good: Any, bad: Any
 ) -> None:
     topic = app.topic("numbers", value=kind, serde=serde)

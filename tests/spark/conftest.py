@@ -23,12 +23,12 @@ SMALL = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.log.level": "ERROR",
 }
-"""Settings of a session that starts quickly and says little."""
+"""Settings of a session that starts quickly and logs little."""
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Spark with two cores, in which nothing was registered by hand."""
+    """Spark with two cores, without any manual registration of the data source."""
     from strandline.framework.spark import session
 
     folder = tmp_path_factory.mktemp("spark")
@@ -40,7 +40,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[Log]:
-    """A log that this process owns and Spark's workers attach to."""
+    """A log owned by this process, to which Spark's workers attach."""
     opened = changelog.open(str(tmp_path / "log"))
     yield opened
     opened.close()

@@ -1,6 +1,6 @@
 """A driver that dies in the middle of its first batch: python driver.py LOG CHECKPOINT FOLDER.
 
-Before it does, the rows of the batch are in FOLDER/rows.json.
+Before that it writes the rows of the batch to FOLDER/rows.json.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.spark.conftest import SMALL
 
 
 def rows_of(frame: Any) -> list[list[Any]]:
-    """Offset, key and value of each row."""
+    """Return offset, key and value of each row."""
     rows = [[r.offset, bytes(r.key).decode(), bytes(r.value).decode()] for r in frame.collect()]
     return sorted(rows)
 

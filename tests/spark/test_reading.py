@@ -1,4 +1,5 @@
-"""Ranges and tables out of a log in memory: each committed record once, the latest value of each key."""
+"""Ranges and tables read from a log in memory: each committed record once, the last value of each
+key."""
 
 from __future__ import annotations
 
@@ -185,11 +186,11 @@ def stored(model: dict[str, int]) -> dict[bytes, bytes]:
 STATE = SourceOptions.parse(
     {"path": "/log", "store": "app/store", "decode": "false", "pinTimeoutMs": "0"}
 )
-"""Without a pin, under which nothing could happen meanwhile (test_pinning)."""
+"""Options without a pin, because with one nothing can happen meanwhile (test_pinning)."""
 
 
 @pytest.mark.parametrize("looked_at", [True, False])
-def test_a_table_that_takes_longer_than_tombstones_stay_is_read_again(
+def test_a_table_that_takes_longer_than_tombstones_stay_is_reread(
     cleaned: Segments, monkeypatch: pytest.MonkeyPatch, *, looked_at: bool
 ) -> None:
     changes(cleaned, "a", "zombie", "b", "c")
@@ -204,10 +205,11 @@ def test_a_table_that_takes_longer_than_tombstones_stay_is_read_again(
 
 @pytest.mark.parametrize("goes_on", [True, False])
 @pytest.mark.parametrize("when", ["between planning and reading", "while it is read"])
-def test_a_table_is_that_of_one_moment_though_its_topic_is_cleaned(
+def test_a_table_shows_one_moment_even_if_its_topic_is_cleaned(
     cleaned: Segments, monkeypatch: pytest.MonkeyPatch, when: str, *, goes_on: bool
 ) -> None:
-    """What was replaced behind the planned end is gone before it: else neither value is read."""
+    """A replaced value before the end is gone, and its successor is after the end: neither would be
+    read."""
     changes(cleaned, "a", "k", "b")
 
     def supersede() -> None:
@@ -228,7 +230,7 @@ def test_a_table_is_that_of_one_moment_though_its_topic_is_cleaned(
     assert (b"Qk" in found) is goes_on
     if goes_on:
         assert found == stored(cleaned.model)
-        assert read(cleaned.owner, range_) == found  # a task that is tried again
+        assert read(cleaned.owner, range_) == found  # a retried task
 
 
 def test_tuple_keys_become_structs_and_mixed_numbers_doubles(
@@ -246,13 +248,13 @@ def test_an_empty_store_has_no_types_yet(log: Owner, store: SourceOptions) -> No
     assert table_of(log, store) == []
 
 
-def test_values_of_no_one_type_ask_for_a_type(log: Owner, store: SourceOptions) -> None:
+def test_values_of_several_types_require_an_explicit_type(log: Owner, store: SourceOptions) -> None:
     write(log, str, [("a", 1), ("b", "two")])
     with pytest.raises(InvalidRecord, match=r"\.schema\("):
         store_schema(log, store)
 
 
-def test_values_of_a_serde_of_ones_own_are_read_as_bytes(log: Owner, store: SourceOptions) -> None:
+def test_values_of_a_users_serde_are_read_as_bytes(log: Owner, store: SourceOptions) -> None:
     Writer(log).write([(key_codec(int).encode(7), b"{json")], "app-totals-changelog")
     with pytest.raises(InvalidRecord, match="decode"):
         store_schema(log, store)
@@ -260,7 +262,7 @@ def test_values_of_a_serde_of_ones_own_are_read_as_bytes(log: Owner, store: Sour
     assert table_of(log, raw) == [{"key": key_codec(int).encode(7), "value": b"{json"}]
 
 
-def test_what_does_not_fit_the_type_is_never_a_silent_null(
+def test_a_value_that_does_not_fit_the_type_is_never_silently_null(
     log: Owner, store: SourceOptions
 ) -> None:
     kind = pa.struct([("n", pa.int64())])
@@ -273,7 +275,7 @@ def test_what_does_not_fit_the_type_is_never_a_silent_null(
         table_of(log, store, schema)
 
 
-def test_expired_values_are_not_there(log: Owner, store: SourceOptions) -> None:
+def test_expired_values_are_not_shown(log: Owner, store: SourceOptions) -> None:
     now = int(datetime.now(UTC).timestamp() * 1000)
     for key, made_at in (("old", now - 60_000), ("new", now + 3_600_000)):
         codec = ValueCodec(None, ttl_ms=1000, now=lambda at=made_at: at)  # type: ignore[misc]
@@ -282,7 +284,7 @@ def test_expired_values_are_not_there(log: Owner, store: SourceOptions) -> None:
     assert table_of(log, store) == [{"key": "new", "value": {"n": 1}}]
 
 
-def test_a_key_that_several_partitions_have_is_a_row_of_each(log: Owner) -> None:
+def test_a_key_in_several_partitions_has_a_row_for_each(log: Owner) -> None:
     log.create_topic("app-parts-changelog", 2, config={"cleanup.policy": "compact"})
     for number in range(2):
         write_store(log, "app-parts-changelog", str, [("x", number)], partition=number)
@@ -298,7 +300,7 @@ def test_a_key_that_several_partitions_have_is_a_row_of_each(log: Owner) -> None
         plan_store(log, SourceOptions.parse(options | {"partition": "2"}))
 
 
-def test_a_schema_without_partition_is_for_stores_that_are_placed(log: Owner) -> None:
+def test_a_schema_without_partition_requires_a_store_placed_by_key(log: Owner) -> None:
     log.create_topic("app-parts-changelog", 2, config={"cleanup.policy": "compact"})
     log.create_topic("input", 2)
     options = {"path": "/log", "store": "app/parts"}
@@ -318,13 +320,13 @@ def test_a_schema_without_partition_is_for_stores_that_are_placed(log: Owner) ->
 PLACED = '{"placed":{"parts":2}}'
 
 
-def test_a_compacted_topic_is_a_table_as_it_is(log: Owner) -> None:
+def test_a_compacted_topic_can_be_read_as_a_table(log: Owner) -> None:
     log.alter_topic("t", config={"cleanup.policy": "compact"})
     Writer(log).write([(b"a", b"1"), (b"b", b"2"), (b"a", None)])
     options = SourceOptions.parse({"path": "/log", "store": "t"})
     assert table_of(log, options) == [{"key": b"b", "value": b"2"}]
 
 
-def test_a_topic_that_is_not_compacted_is_no_table(log: Owner) -> None:
+def test_a_topic_that_is_not_compacted_cannot_be_read_as_a_table(log: Owner) -> None:
     with pytest.raises(InvalidConfig, match="not compacted"):
         plan_store(log, SourceOptions.parse({"path": "/log", "store": "t"}))

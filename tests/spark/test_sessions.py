@@ -1,4 +1,4 @@
-"""A session knows the format, and is not told of it twice."""
+"""A session has the data source registered exactly once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> list[type[Any]]:
-    """The sources that are registered from here on."""
+    """Data sources that are registered from here on."""
     from pyspark.sql.datasource import DataSourceRegistration
 
     register = DataSourceRegistration.register
@@ -30,7 +30,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> list[type[Any]]:
     return seen
 
 
-def test_what_spark_found_by_itself_is_not_replaced(
+def test_a_source_found_by_spark_itself_is_not_replaced(
     spark: SparkSession, registered: list[type[Any]]
 ) -> None:
     from strandline.framework.spark import session
@@ -39,7 +39,7 @@ def test_what_spark_found_by_itself_is_not_replaced(
     assert registered == []
 
 
-def test_what_spark_did_not_find_is_registered_once(
+def test_a_source_not_found_by_spark_is_registered_once(
     spark: SparkSession,
     registered: list[type[Any]],
     monkeypatch: pytest.MonkeyPatch,

@@ -35,7 +35,7 @@ FLIGHTS: list[dict[str, Any]] = [
 
 @pytest.fixture
 def read(spark: SparkSession, tmp_path: Path) -> Callable[..., DataFrame]:
-    """Reads the test's log with these options."""
+    """Function that reads the test's log with the given options."""
 
     def with_options(schema: str | None = None, **options: str) -> DataFrame:
         reader: DataFrameReader = spark.read.format("strandline").options(**options)
@@ -80,7 +80,7 @@ def test_committed_records_come_once_with_the_columns_of_the_kafka_source(
     ]
 
 
-def test_a_batch_begins_and_ends_where_it_is_told(log: Log, read: Read) -> None:
+def test_a_batch_begins_and_ends_at_the_given_offsets(log: Log, read: Read) -> None:
     log.broker.create_topic("t", 2)
     for partition in (0, 1):
         Writer(log.broker).write(numbers(0, 10), partition=partition)
@@ -119,14 +119,14 @@ def test_many_batches_of_a_large_partition_arrive_whole(log: Log, read: Read) ->
     assert tuple(found.first()) == (200_000, 200_000, sum(range(200_000)))
 
 
-def test_a_log_that_no_process_owns_is_read_too(log: Log, read: Read) -> None:
+def test_a_log_without_an_owner_can_be_read(log: Log, read: Read) -> None:
     log.broker.create_topic("t", 1)
     Writer(log.broker).write(numbers(0, 5))
     log.close()
     assert read(subscribe="t").count() == 5
 
 
-def test_a_folder_that_is_not_there_is_not_made(read: Read, tmp_path: Path) -> None:
+def test_a_missing_folder_is_not_created(read: Read, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="there is no log at"):
         read(subscribe="t")
     assert not (tmp_path / "log").exists()
@@ -175,7 +175,7 @@ def test_a_store_is_read_as_its_latest_state(log: Log, read: Read) -> None:
 
 
 class Stream:
-    """A query over topic t that is run until it has read what is there, again and again."""
+    """A query over topic t that is run repeatedly until it has read all records."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark = spark
@@ -210,7 +210,7 @@ def admission_control(spark: SparkSession) -> bool:
     return tuple(map(int, spark.version.split(".")[:2])) >= (4, 2)
 
 
-def test_a_stream_goes_on_where_its_checkpoint_says(log: Log, stream: Stream) -> None:
+def test_a_stream_continues_at_its_checkpoint(log: Log, stream: Stream) -> None:
     log.broker.create_topic("t", 2)
     writer = Writer(log.broker)
     writer.write(numbers(0, 10), partition=0)
@@ -221,7 +221,7 @@ def test_a_stream_goes_on_where_its_checkpoint_says(log: Log, stream: Stream) ->
     assert [batch for _, batch in stream.batches] == [list(range(10)), list(range(10, 15))]
 
 
-def test_a_limit_makes_more_and_smaller_batches_of_the_same_records(
+def test_a_limit_gives_more_and_smaller_batches_of_the_same_records(
     log: Log, stream: Stream
 ) -> None:
     log.broker.create_topic("t", 2)
@@ -235,7 +235,7 @@ def test_a_limit_makes_more_and_smaller_batches_of_the_same_records(
         assert all(any(n >= 100 for n in batch) for _, batch in stream.batches)
 
 
-def test_a_batch_that_is_tried_again_covers_the_same_offsets(log: Log, stream: Stream) -> None:
+def test_a_retried_batch_covers_the_same_offsets(log: Log, stream: Stream) -> None:
     log.broker.create_topic("t", 1)
     writer = Writer(log.broker)
     writer.write(numbers(0, 5))
@@ -245,7 +245,7 @@ def test_a_batch_that_is_tried_again_covers_the_same_offsets(log: Log, stream: S
     writer.write(numbers(5, 9))
     stream.fail_in = None
     stream.run()
-    stream.run()  # Spark 4.1 ends after the batch that it tried again
+    stream.run()  # Spark 4.1 ends after the batch that it retried
     assert stream.batches == [
         (0, [0, 1, 2, 3, 4]),
         (0, [0, 1, 2, 3, 4]),
@@ -270,7 +270,7 @@ def test_a_stream_stops_at_an_open_transaction_and_skips_an_aborted_one(
     assert Counter(stream.seen()) == Counter(range(5))
 
 
-def test_a_topic_made_anew_stops_the_query_or_is_read_from_its_beginning(
+def test_a_recreated_topic_stops_the_query_or_is_read_from_its_beginning(
     log: Log, stream: Stream
 ) -> None:
     log.broker.create_topic("t", 1)
@@ -298,7 +298,7 @@ def test_records_deleted_before_they_were_read_stop_the_query(log: Log, stream: 
     assert stream.seen() == [0, 1, 2, 3, 4, 7, 8]
 
 
-def test_a_query_is_told_the_end_of_the_log(log: Log, stream: Stream) -> None:
+def test_a_query_reports_the_end_of_the_log(log: Log, stream: Stream) -> None:
     log.broker.create_topic("t", 1)
     Writer(log.broker).write(numbers(0, 5))
     progress = stream.run().lastProgress

@@ -1,4 +1,4 @@
-"""The same Spark tests on the oldest Spark that is supported, in an environment of its own."""
+"""The same Spark tests on the oldest supported Spark, in an environment of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOME = ["-k", "typed_topics or latest_state or goes_on_where"]
 
 @pytest.fixture(scope="session")
 def oldest_python(repository: Path) -> Path:
-    """An interpreter with the oldest Spark. Made once, and again when pyproject.toml changes."""
+    """Interpreter with the oldest Spark. Created once, and again when pyproject.toml changes."""
     folder = repository / ".cache" / f"spark-{OLDEST}"
     stamp = folder / "made-from"
     wanted = hashlib.sha256((repository / "pyproject.toml").read_bytes()).hexdigest()
@@ -36,15 +36,17 @@ def oldest_python(repository: Path) -> Path:
 
 
 @pytest.mark.timeout(1200)
-def test_the_oldest_spark_reads_the_same(oldest_python: Path, repository: Path) -> None:
+def test_the_oldest_supported_spark_passes_the_same_tests(
+    oldest_python: Path, repository: Path
+) -> None:
     tests = ["tests/spark/test_spark.py", "-q", "-p", "no:cacheprovider", *by_form(SOME, [])]
     said = command([str(oldest_python), "-m", "pytest", *tests], cwd=repository)
     assert " passed" in said
 
 
 def command(arguments: list[str], cwd: Path | None = None) -> str:
-    """Standard output of a program that must succeed."""
-    # What this process's own Spark has put into the environment is not for another version.
+    """Run a program that must succeed. Return its standard output."""
+    # The environment variables set by this process's Spark are not for another version.
     environment = {
         name: value
         for name, value in os.environ.items()

@@ -1,4 +1,4 @@
-"""Putting records into a log, in as few words as a test has patience for."""
+"""Short helpers to write records to a log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strandline.statestore.keys import key_codec
 from strandline.statestore.serdes import MessagePack
 
 TRANSACTION_TIMEOUT_MS = 600_000
-"""Longer than a JVM takes to start on a busy machine."""
+"""Milliseconds. Longer than a JVM takes to start on a busy machine."""
 
 Pairs = Iterable[tuple[bytes | None, bytes | None]]
 
@@ -45,7 +45,7 @@ class Writer:
         self._append(topic, partition, [b"k"] * len(rows), value, 1)
 
     def end(self, *, commit: bool) -> None:
-        """Commit or abort, and begin anew."""
+        """Commit or abort, and begin the next transaction."""
         self.producer = self.broker.end_transaction(self.producer, commit=commit)
         self._sequences.clear()
 
@@ -54,7 +54,7 @@ class Writer:
     ) -> None:
         sequence = self._sequences.get((topic, partition), 0)
         self._sequences[topic, partition] = sequence + len(value)
-        now = SystemClock().now_ms()  # an old record would be deleted by time
+        now = SystemClock().now_ms()  # an old record would be deleted by retention
         batch = pa.record_batch(
             [pa.array([now] * len(value), pa.int64()), pa.array(keys, pa.binary()), value],
             schema=columns_schema(value.type, headers=False),

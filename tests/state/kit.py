@@ -39,7 +39,7 @@ class Changelog:
     def append(
         self, changes: list[Change], *, commit: bool = True, partition: TopicPartition | None = None
     ) -> int:
-        """One transaction of these changes; return the offset behind them."""
+        """Append the changes in one transaction. Return the end offset (exclusive)."""
         partition = partition or self.partition
         keys, values = [key for key, _ in changes], [value for _, value in changes]
         return self.append_columns(columns(keys, values), commit=commit, partition=partition)
@@ -60,20 +60,20 @@ class Changelog:
         (appended,) = self.owner.append([append])
         before = self.producer
         self.producer = self.owner.end_transaction(self.producer, commit=commit)
-        # A new epoch begins at sequence 0 again.
+        # After an abort the producer has a new epoch, whose sequences begin at 0.
         same = before == self.producer
         self.sequences = {partition: sequence + batch.num_rows} if same else {}
         return appended
 
     def commit(self, store: PartitionStore[Any, Any]) -> None:
-        """The worker's commit: drain, append, commit, committed."""
+        """Commit as a worker does: drain the store, append, end the transaction, report the end."""
         batch = store.drain()
         if batch is not None:
             done = self._appended(batch.columns(self.clock.now_ms()))
             store.committed(done.last_offset + 1, done.leader_epoch, done.incarnation)
 
     def abort(self, store: PartitionStore[Any, Any]) -> None:
-        """A commit whose transaction is aborted."""
+        """Append the changes in a transaction that is aborted, and discard them."""
         batch = store.drain()
         if batch is not None:
             self.append_columns(batch.columns(self.clock.now_ms()), commit=False)
@@ -82,7 +82,7 @@ class Changelog:
     def open(
         self, spec: StoreSpec[Any, Any], folder: Path | None = None
     ) -> PartitionStore[Any, Any]:
-        """A store, restored."""
+        """Open a store and restore it."""
         store = open_store(spec, folder, clock=self.clock, lock_timeout=0)
         self.restore(store)
         return store
@@ -92,7 +92,7 @@ class Changelog:
 
 
 class Meanwhile:
-    """A broker; `action` comes before one of the calls, the n-th of that name."""
+    """A broker that runs `action` before the n-th call of a method."""
 
     def __init__(self, broker: Any, call: str, nth: int, action: Callable[[], object]) -> None:
         self._broker, self._call, self._left, self._action = broker, call, nth, action

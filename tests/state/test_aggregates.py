@@ -1,4 +1,4 @@
-"""Counters and aggregates per key: the figures after every row, as SQL would give them."""
+"""Counters and aggregates per key have the figures after every row that SQL would give."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_row_may_be_a_mapping_an_object_or_keywords() -> None:
     assert store.add("a", x=np.float64(2.0)).total == 6.0
 
 
-def test_keys_are_kept_apart_and_a_result_cannot_be_changed() -> None:
+def test_figures_are_per_key_and_a_result_cannot_be_changed() -> None:
     store = make()
     first = store.add("a", x=1)
     store.add("b", x=2)
@@ -82,7 +82,7 @@ def test_a_row_that_cannot_be_folded_is_refused_and_changes_nothing(row: Any) ->
     assert "a" not in store
 
 
-def test_the_least_string_is_found_too() -> None:
+def test_the_smallest_string_is_found_too() -> None:
     store = make(Aggregates(first=aggregates.min("x")))
     store.add("a", x="m")
     assert store.add("a", x="b").first == "b"
@@ -102,7 +102,7 @@ def test_an_aggregate_that_is_added_later_begins_empty(tmp_path: Path) -> None:
     again.store.close()
 
 
-def test_counters_and_figures_come_back(tmp_path: Path) -> None:
+def test_counters_and_figures_are_restored(tmp_path: Path) -> None:
     changelog = Changelog()
     counter = CounterStore[str](changelog.open(counter_spec("n"), tmp_path))
     assert [counter.add("a") for _ in range(3)] == [1, 2, 3]
@@ -116,7 +116,7 @@ def test_counters_and_figures_come_back(tmp_path: Path) -> None:
     again.store.close()
 
 
-def test_a_failing_record_takes_its_figures_back() -> None:
+def test_the_figures_of_a_failing_record_are_undone() -> None:
     store = make()
     store.add("a", x=1)
     mark = store.store.mark()
@@ -125,6 +125,6 @@ def test_a_failing_record_takes_its_figures_back() -> None:
     assert (store["a"].n, store["a"].total) == (1, 1)
 
 
-def test_nothing_to_keep_is_refused() -> None:
+def test_an_aggregate_without_figures_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="at least one"):
         Aggregates()

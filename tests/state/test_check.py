@@ -1,4 +1,4 @@
-"""`check` holds every store against its changelog, and changes nothing in either."""
+"""`check` compares every store with its changelog, and changes nothing in either."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPEC: StoreSpec[str, int] = StoreSpec("s", key=str, value=int)
 
 
 class Shop(Changelog):
-    """A log folder with one store in it, checkpointed here and there."""
+    """A log folder with one store in it, checkpointed now and then."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -54,7 +54,7 @@ class Shop(Changelog):
         return self.root / "state" / "app" / "s" / "0"
 
     def change(self, keys: list[bytes], values: list[bytes | None]) -> None:
-        """Write into the engine past everything, at its position."""
+        """Write directly into the engine, at its position."""
         engine = RocksEngine(self.folder)
         position = engine.position()
         assert position is not None
@@ -62,7 +62,7 @@ class Shop(Changelog):
         engine.close()
 
     def at(self, position: StorePosition) -> None:
-        """Let the engine say that it is as of another position."""
+        """Give the engine another position."""
         engine = RocksEngine(self.folder)
         engine.write([], [], position)
         engine.close()
@@ -92,9 +92,7 @@ def shop(tmp_path: Path) -> Shop:
 
 
 @pytest.mark.parametrize("fold_bytes", [64 << 20, 40], ids=["in memory", "on disk"])
-def test_nothing_is_found_in_a_store_that_is_the_fold_of_its_changelog(
-    shop: Shop, fold_bytes: int
-) -> None:
+def test_a_store_that_matches_its_changelog_has_no_findings(shop: Shop, fold_bytes: int) -> None:
     said = shop.report(fold_bytes)
     assert said.findings == []
     assert said.stores == 1
@@ -128,7 +126,7 @@ def stamps(root: Path) -> dict[str, tuple[int, int, int]]:
         ("zzz", b"\x63", "has the key 'zzz'"),
     ],
 )
-def test_a_store_that_differs_from_its_changelog(
+def test_a_store_that_differs_from_its_changelog_is_found(
     shop: Shop, key: str, value: bytes | None, problem: str, fold_bytes: int
 ) -> None:
     shop.change([encode_str(key)], [value])
@@ -138,13 +136,13 @@ def test_a_store_that_differs_from_its_changelog(
     assert finding.file == "state/app/s/0"
 
 
-def test_a_store_that_is_behind_what_it_says(shop: Shop) -> None:
+def test_a_store_that_lacks_changes_before_its_position_is_found(shop: Shop) -> None:
     position = shop.position
     shop.at(replace(position, offset=position.offset + 5))
     assert "differs from its changelog" in shop.finding().what
 
 
-def test_a_store_of_a_changelog_that_is_gone_is_a_note(shop: Shop) -> None:
+def test_a_store_without_its_changelog_is_a_note(shop: Shop) -> None:
     shop.owner.delete_topic(TOPIC)
     assert (shop.finding().severity.name, shop.finding().kind) == ("NOTE", "store")
 
@@ -158,15 +156,17 @@ def test_a_store_that_reaches_further_than_its_changelog_shows_that_the_log_lost
     assert said == {("DAMAGE", "end"), ("NOTE", "store")}
 
 
-def test_of_a_changelog_whose_beginning_is_gone_the_rest_is_compared(shop: Shop) -> None:
+def test_a_changelog_without_its_beginning_is_compared_from_its_start(shop: Shop) -> None:
     shop.owner.delete_records(shop.partition, 5)
     assert shop.report().findings == []
     shop.change([encode_str("k9")], [b"\x63"])
     assert "'k9'" in shop.finding().what
 
 
-def test_what_was_superseded_behind_its_position_may_be_gone_from_the_changelog(shop: Shop) -> None:
-    """The store is as of the 28th change; the one after it has replaced the one of k9."""
+def test_records_superseded_after_the_stores_position_may_be_missing_in_the_changelog(
+    shop: Shop,
+) -> None:
+    """The store is as of the 28th change; the next one has replaced that of k9."""
     close_segment(shop.owner, shop.partition)
     assert clean(shop.owner, shop.partition).tally.superseded > 0
     assert shop.report().findings == []
@@ -180,14 +180,14 @@ def test_a_store_that_may_lack_a_deletion_is_a_note(shop: Shop) -> None:
     clean(shop.owner, shop.partition)
     assert shop.report().findings == []
     shop.owner = Owner(LocalStorage(shop.root), clock=shop.clock, background=False)
-    assert clean(shop.owner, shop.partition, purge=True).tally.tombstones == 2  # of k3 too
+    assert clean(shop.owner, shop.partition, purge=True).tally.tombstones == 2  # also that of k3
     finding = shop.finding()
     assert finding.severity.name == "NOTE"
     assert "deletions from there to offset" in finding.what
 
 
 @pytest.mark.parametrize("damage", ["CURRENT", "MANIFEST", ".sst"])
-def test_a_database_that_cannot_be_read(shop: Shop, damage: str) -> None:
+def test_an_unreadable_database_is_found(shop: Shop, damage: str) -> None:
     for file in (shop.folder / "db").iterdir():
         if damage in file.name:
             content = bytearray(file.read_bytes())
@@ -197,7 +197,7 @@ def test_a_database_that_cannot_be_read(shop: Shop, damage: str) -> None:
     assert (finding.severity.name, finding.kind) == ("REPAIRABLE", "store")
 
 
-def test_a_database_that_was_being_made_when_its_process_was_killed_has_nothing(shop: Shop) -> None:
+def test_a_database_whose_creation_was_killed_is_empty(shop: Shop) -> None:
     database = shop.folder / "db"
     for file in database.iterdir():
         if file.suffix == ".sst":
@@ -207,7 +207,7 @@ def test_a_database_that_was_being_made_when_its_process_was_killed_has_nothing(
     assert shop.report().findings == []
 
 
-def test_a_database_without_a_position(shop: Shop) -> None:
+def test_a_database_without_a_position_is_found(shop: Shop) -> None:
     import rocksdict
 
     database = rocksdict.Rdict(str(shop.folder / "db"), rocksdict.Options(raw_mode=True))
@@ -229,13 +229,13 @@ def test_a_store_whose_changelog_is_damaged_is_not_trusted(shop: Shop) -> None:
     assert {one.kind for one in shop.report().findings} >= {"records", "store"}
 
 
-def test_what_is_no_store_is_left_alone(shop: Shop) -> None:
+def test_a_folder_without_a_store_is_ignored(shop: Shop) -> None:
     (shop.root / "state" / "app" / "s" / "notes").mkdir()
     (shop.root / "state" / "app" / "s" / "file").touch()
     assert shop.report().findings == []
 
 
-def test_the_folder_beside_a_locked_one_is_checked_too(shop: Shop) -> None:
+def test_the_folder_next_to_a_locked_one_is_checked_too(shop: Shop) -> None:
     store = shop.open(SPEC, shop.folder.with_name("0.2"))
     store.checkpoint()
     store.close()
@@ -243,8 +243,9 @@ def test_the_folder_beside_a_locked_one_is_checked_too(shop: Shop) -> None:
     assert (said.stores, said.findings) == (2, [])
 
 
-def test_what_was_committed_behind_a_transaction_that_nobody_has_ended_counts(shop: Shop) -> None:
-    """A worker has died in a commit, and another one has gone on; nobody has opened the log since."""
+def test_commits_after_a_transaction_left_open_are_compared(shop: Shop) -> None:
+    """A worker has died in a commit, another one has continued, and the log was not reopened
+    since."""
     dead = shop.owner.init_producer("app-1")
     left = columns([encode_str("k1")], [b"\x07"])
     shop.owner.append([Append(*shop.partition, left, dead, 0, transactional=True)])

@@ -1,4 +1,4 @@
-"""What every engine promises, and what RocksDB promises beside it."""
+"""The contract of every engine, and the additional one of RocksDB."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(writes=st.lists(CHANGES, max_size=5), lower=KEY, upper=st.none() | KEY, probe=KEY)
-def test_it_is_a_sorted_mapping(
+def test_an_engine_is_a_sorted_mapping(
     engine: Engine,
     writes: list[dict[bytes, bytes | None]],
     lower: bytes,
@@ -80,7 +80,7 @@ def test_it_is_a_sorted_mapping(
     assert engine.get_many([*model, probe]) == [alive.get(key) for key in [*model, probe]]
 
 
-def test_a_write_brings_its_position_with_it(engine: Engine) -> None:
+def test_a_write_stores_its_position_atomically(engine: Engine) -> None:
     assert engine.position() is None
     assert engine.is_empty()
     write(engine, {b"\x02a": b"1"}, offset=7)
@@ -106,18 +106,18 @@ def test_an_empty_value_is_a_value(engine: Engine) -> None:
     assert entries(engine) == [(b"\x02a", b"")]
 
 
-def test_the_position_is_no_entry(engine: Engine) -> None:
+def test_the_position_is_not_an_entry(engine: Engine) -> None:
     write(engine, {b"\x02a": b"1"})
     assert list(engine.scan(b"", None, reverse=True)) == [(b"\x02a", b"1")]
 
 
-def test_it_tells_about_how_many_keys_there_are(engine: Engine) -> None:
+def test_an_engine_estimates_its_number_of_keys(engine: Engine) -> None:
     write(engine, {b"\x02%d" % number: b"1" for number in range(100)})
     assert 90 <= engine.approximate_num_entries() <= 110
 
 
 @pytest.mark.parametrize("sst_from", [1, 10_000], ids=["files", "batches"])
-def test_what_was_written_is_there_after_reopening(tmp_path: Path, sst_from: int) -> None:
+def test_written_entries_are_there_after_reopening(tmp_path: Path, sst_from: int) -> None:
     first = RocksEngine(tmp_path, sst_from=sst_from)
     write(first, {b"\x02a": b"1", b"\x02b": b"1"}, offset=3)
     write(first, {b"\x02a": None, b"\x02c": b"2"}, offset=5)
@@ -151,7 +151,7 @@ def test_keys_out_of_order_are_refused_and_change_nothing(tmp_path: Path) -> Non
     engine.close()
 
 
-def test_a_folder_has_one_holder(tmp_path: Path) -> None:
+def test_a_folder_is_locked_by_one_engine(tmp_path: Path) -> None:
     holder = RocksEngine(tmp_path)
     with pytest.raises(LogLocked, match="another worker has it"):
         RocksEngine(tmp_path)
@@ -200,7 +200,8 @@ def test_a_damaged_database_is_moved_aside(
     with caplog.at_level(logging.WARNING):
         fresh = RocksEngine(tmp_path)
     assert fresh.is_empty()
-    if content is not None or name == "MANIFEST":  # without CURRENT RocksDB begins anew by itself
+    # without CURRENT RocksDB starts with an empty database
+    if content is not None or name == "MANIFEST":
         assert "is damaged and is rebuilt from its changelog" in caplog.text
         assert (tmp_path / "db.damaged").exists()
     write(fresh, {b"\x02a": b"2"})
@@ -239,7 +240,7 @@ for offset in range((engine.position() or StorePosition("t1", 0, 0)).offset + 1,
 
 
 def written_by(offset: int) -> list[tuple[bytes, bytes]]:
-    """What the writer above leaves when its last write was the one of `offset`."""
+    """Return the entries after the writer's last write, the one at `offset`."""
     state: dict[bytes, bytes] = {}
     for number in range(max(1, offset - 12), offset + 1):
         for key in range(100 if number % 3 else 10):
@@ -263,7 +264,7 @@ def test_a_killed_process_leaves_the_state_of_its_position(tmp_path: Path) -> No
         engine = RocksEngine(tmp_path)
         position = engine.position()
         assert position is not None
-        assert position.offset >= told  # what was acknowledged is durable
+        assert position.offset >= told  # acknowledged writes are durable
         assert entries(engine) == written_by(position.offset)
         engine.close()
 
@@ -277,7 +278,7 @@ def test_leftovers_of_a_crash_are_removed_at_open(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_many_files_do_not_pile_up_on_level_0(tmp_path: Path) -> None:
+def test_files_do_not_accumulate_on_level_0(tmp_path: Path) -> None:
     engine = RocksEngine(tmp_path, sst_from=1)
     for number in range(60):
         write(engine, {b"\x02a": b"1", b"\x02%d" % number: b"1"}, offset=number)
@@ -285,7 +286,7 @@ def test_many_files_do_not_pile_up_on_level_0(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_a_write_waits_for_compaction_and_then_says_so(
+def test_a_write_waits_for_compaction_and_logs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = RocksEngine(tmp_path, sst_from=1)

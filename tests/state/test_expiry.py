@@ -1,4 +1,5 @@
-"""Values with a time to live: invisible from their time on, removed soon after, the same after a restore."""
+"""Values with a time to live: invisible once expired, removed soon after, the same after a
+restore."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def test_an_expired_value_is_invisible_in_every_layer(time: Time, value: Any, la
     assert list(store.all()) == list(store.prefix("a", reverse=True)) == []
 
 
-def test_putting_again_begins_a_new_life(time: Time) -> None:
+def test_putting_a_value_again_restarts_its_time_to_live(time: Time) -> None:
     store = make(time, value=int, default=0)
     store["a"] = 1
     time.ms += 60
@@ -98,7 +99,7 @@ def test_a_key_that_is_put_again_in_time_is_not_deleted(time: Time) -> None:
     assert store["a"] == 2
 
 
-def test_all_expired_values_go_in_the_end_a_few_at_a_time(time: Time) -> None:
+def test_all_expired_values_are_removed_a_few_at_a_time(time: Time) -> None:
     store = make(time, key=int, value=int)
     for key in range(3_500):
         store[key] = key
@@ -108,7 +109,7 @@ def test_all_expired_values_go_in_the_end_a_few_at_a_time(time: Time) -> None:
     assert sizes == [1_000, 1_000, 1_000, 500, 0]
 
 
-def test_a_restore_finds_the_same_times(time: Time) -> None:
+def test_a_restore_keeps_the_same_expiries(time: Time) -> None:
     changelog = Changelog()
     store = make(time, value=int)
     changelog.restore(store)
@@ -133,7 +134,7 @@ def test_a_store_may_gain_a_time_to_live(time: Time) -> None:
     after["new"] = 2
     changelog.commit(after)
     time.ms += 1_000
-    assert dict(after.all()) == {"old": 1}  # has no time of its own, so it stays
+    assert dict(after.all()) == {"old": 1}  # it has no expiry, so it stays
     after["old"] = 3
     time.ms += 1_000
     assert dict(after.all()) == {}

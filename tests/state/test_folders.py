@@ -1,4 +1,4 @@
-"""Who has which folder of a partition's state: several come at once, stop halfway, find no room."""
+"""Folders of a partition's state: several openers at once, interruptions, full disks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def put(engine: RocksEngine, offset: int, topic_id: str = "t1") -> RocksEngine:
 
 
 def value(engine: RocksEngine) -> int:
-    """What it holds; read from its files, too."""
+    """Return the value in the engine, also read from its files."""
     found = engine.get(KEY)
     assert [(KEY, found)] == list(engine.scan(b"\x02", None, reverse=False))
     assert found is not None
@@ -60,7 +60,7 @@ def folders(state: Path) -> list[str]:
 
 
 def fill(state: Path, *offsets: int) -> None:
-    """A folder of the partition's own and others beside it, reaching so far."""
+    """Create the partition's own folder and others next to it, at these offsets."""
     engines = [put(open_when_free(state / "0"), offsets[0])]
     engines += [put(beside(state / "0"), offset) for offset in offsets[1:]]
     for engine in engines:
@@ -70,7 +70,7 @@ def fill(state: Path, *offsets: int) -> None:
 # Choosing -----------------------------------------------------------------------------
 
 
-def test_a_locked_folder_is_left_to_its_holder(tmp_path: Path) -> None:
+def test_a_locked_folder_is_not_taken(tmp_path: Path) -> None:
     stalled = put(open_when_free(tmp_path / "0"), 1)
     fresh = at_once(tmp_path / "0")
     assert fresh.folder != tmp_path / "0"
@@ -84,7 +84,7 @@ def test_a_locked_folder_is_left_to_its_holder(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_copy_that_reaches_further_takes_the_place_of_the_partitions_own(tmp_path: Path) -> None:
+def test_a_copy_at_a_later_offset_replaces_the_partitions_own_folder(tmp_path: Path) -> None:
     fill(tmp_path, 1, 2, 0, 3)
     taken = at_once(tmp_path / "0")
     assert taken.folder == tmp_path / "0"
@@ -96,7 +96,7 @@ def test_a_copy_that_reaches_further_takes_the_place_of_the_partitions_own(tmp_p
     again.close()
 
 
-def test_a_copy_that_is_in_use_or_of_another_changelog_is_not_taken(tmp_path: Path) -> None:
+def test_a_copy_in_use_or_of_another_changelog_is_not_taken(tmp_path: Path) -> None:
     fill(tmp_path, 1)
     in_use = put(beside(tmp_path / "0"), 2)
     put(beside(tmp_path / "0"), 9, "t2").close()
@@ -107,7 +107,7 @@ def test_a_copy_that_is_in_use_or_of_another_changelog_is_not_taken(tmp_path: Pa
     in_use.close()
 
 
-def test_what_only_looks_like_a_folder_beside_is_left_alone(tmp_path: Path) -> None:
+def test_folders_with_similar_names_are_not_changed(tmp_path: Path) -> None:
     for name in ("0.old", "0.2x", "0.", "00.2", "1.2"):
         (tmp_path / name).mkdir()
     fill(tmp_path, 1, 2)
@@ -117,7 +117,7 @@ def test_what_only_looks_like_a_folder_beside_is_left_alone(tmp_path: Path) -> N
     assert folders(tmp_path) == ["0", "0.", "0.2x", "0.old", "00.2", "1.2"]
 
 
-def test_an_engine_that_nobody_closed_does_not_keep_its_folder(tmp_path: Path) -> None:
+def test_an_engine_that_was_never_closed_does_not_keep_its_folder(tmp_path: Path) -> None:
     lost = open_when_free(tmp_path / "0")
     assert at_once(tmp_path / "0").folder != lost.folder
     del lost
@@ -134,7 +134,7 @@ def test_an_engine_that_nobody_closed_does_not_keep_its_folder(tmp_path: Path) -
 def before(
     monkeypatch: pytest.MonkeyPatch, act: str, number: int, happens: Callable[[], Any]
 ) -> Iterator[None]:
-    """Within the block, `happens` comes before the `number`th time that storage does `act`."""
+    """Call `happens` before the `number`-th time that storage does `act` within the block."""
     real, left = getattr(LocalStorage, act), [number]
 
     def acting(storage: LocalStorage, *arguments: Any) -> Any:
@@ -152,12 +152,12 @@ STEPS = [
     (act, number)
     for act, often in {"remove_tree": 18, "rename": 5, "sync_dir": 2, "make_dir": 18}.items()
     for number in range(1, often + 1)
-    if (act, number) != ("make_dir", 1)  # before it has the lock
+    if (act, number) != ("make_dir", 1)  # that one is before the lock is taken
 ]
-"""What opening the state of `fill(state, 1, 0, 2, 3)` does to files."""
+"""Steps on files of opening the state of `fill(state, 1, 0, 2, 3)`."""
 
 
-def test_the_steps_are_all_that_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_of_steps_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     met = []
     for act in dict(STEPS):
         for number in range(1 + (act == "make_dir"), 30):
@@ -172,7 +172,7 @@ def test_the_steps_are_all_that_there_are(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("open_it", [at_once, beside], ids=["the partition", "a copy"])
 @pytest.mark.parametrize(("act", "number"), STEPS)
-def test_who_comes_while_another_chooses_gets_a_folder_that_stays_his(
+def test_an_opener_during_the_choice_of_another_keeps_its_folder(
     open_it: Callable[[Path], RocksEngine],
     act: str,
     number: int,
@@ -202,7 +202,7 @@ def test_who_comes_while_another_chooses_gets_a_folder_that_stays_his(
 
 
 @pytest.mark.parametrize("act", ["remove_tree", "make_dir"])
-def test_nobody_gets_a_folder_that_is_just_made_anew(
+def test_a_folder_that_is_being_recreated_is_not_taken(
     act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = put(open_when_free(tmp_path / "0"), 5)
@@ -285,7 +285,7 @@ def python(repository: Path, program: str, *arguments: object) -> subprocess.Pop
     return subprocess.Popen(command, cwd=repository, stdout=subprocess.PIPE, text=True)
 
 
-def test_processes_that_come_and_go_take_nothing_from_each_other(
+def test_processes_that_start_and_end_take_no_folder_from_each_other(
     tmp_path: Path, repository: Path
 ) -> None:
     processes = [
@@ -332,7 +332,7 @@ def is_stopped(process: subprocess.Popen[str]) -> bool:
 
 
 @pytest.mark.parametrize(("act", "number"), HALFWAY)
-def test_who_is_stopped_while_choosing_holds_nobody_up_and_spoils_nothing_when_he_goes_on(
+def test_a_process_stopped_while_choosing_blocks_no_other_and_continues_without_harm(
     act: str, number: int, tmp_path: Path, repository: Path, eventually: Eventually
 ) -> None:
     fill(tmp_path, 1, 0, 2, 3)
@@ -355,7 +355,7 @@ def test_who_is_stopped_while_choosing_holds_nobody_up_and_spoils_nothing_when_h
 
 
 @pytest.mark.parametrize(("act", "number"), HALFWAY)
-def test_who_is_killed_while_choosing_leaves_what_reached_furthest(
+def test_a_process_killed_while_choosing_leaves_the_latest_state(
     act: str, number: int, tmp_path: Path, repository: Path
 ) -> None:
     fill(tmp_path, 1, 0, 2, 3)
@@ -368,10 +368,10 @@ def test_who_is_killed_while_choosing_leaves_what_reached_furthest(
 
 
 class Killed(BaseException):
-    """As a process is, without a chance to tidy up."""
+    """The end of a process without a chance to clean up."""
 
 
-def test_who_is_killed_while_removing_leaves_no_half_of_a_database(
+def test_a_process_killed_while_removing_leaves_no_partial_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unlink, killed = os.unlink, 0
@@ -399,7 +399,7 @@ def test_who_is_killed_while_removing_leaves_no_half_of_a_database(
 
 
 @pytest.mark.parametrize(("act", "number"), STEPS)
-def test_a_step_that_finds_no_room_leaves_what_reached_furthest_and_all_folders_free(
+def test_a_step_on_a_full_disk_leaves_the_latest_state_and_all_folders_unlocked(
     act: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(tmp_path, 1, 0, 2, 3)
@@ -407,7 +407,7 @@ def test_a_step_that_finds_no_room_leaves_what_reached_furthest_and_all_folders_
     def fail() -> None:
         raise DiskFull("No space left on device")
 
-    # Not each step is one without which nothing can be opened.
+    # Some steps are not required for opening.
     with before(monkeypatch, act, number, fail), contextlib.suppress(DiskFull):
         open_when_free(tmp_path / "0").close()
     last = at_once(tmp_path / "0")
@@ -420,7 +420,7 @@ def test_a_step_that_finds_no_room_leaves_what_reached_furthest_and_all_folders_
 # Repair, reset ------------------------------------------------------------------------
 
 
-def test_repair_moves_no_folder_away_that_is_open(tmp_path: Path) -> None:
+def test_repair_does_not_move_an_open_folder(tmp_path: Path) -> None:
     folder = "state/app/s/0"
     engine = put(open_when_free(tmp_path / folder), 1)
     plan = RepairPlan()
@@ -434,7 +434,7 @@ def test_repair_moves_no_folder_away_that_is_open(tmp_path: Path) -> None:
     assert not (tmp_path / folder).exists()
 
 
-def test_an_apps_state_goes_whole_and_not_while_a_folder_is_open(tmp_path: Path) -> None:
+def test_an_apps_state_is_removed_whole_and_not_while_a_folder_is_open(tmp_path: Path) -> None:
     root = tmp_path / "app"
     engines = [put(open_when_free(root / store / "0"), 1) for store in ("s", "t")]
     engines.append(put(beside(root / "s" / "0"), 2))

@@ -1,4 +1,5 @@
-"""Keys keep their order, come back as they were, and are of exactly the declared type."""
+"""Encoded keys keep their order, are decoded to the same key, and have exactly the declared
+type."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def test_bytes_sort_as_keys_do(declared: Any, keys: st.SearchStrategy[Any], data
 @pytest.mark.parametrize(("declared", "keys"), DECLARED, ids=IDS)
 @settings(deadline=None)
 @given(data=st.data())
-def test_a_key_comes_back_as_it_was(declared: Any, keys: st.SearchStrategy[Any], data: Any) -> None:
+def test_a_key_is_decoded_as_it_was_encoded(
+    declared: Any, keys: st.SearchStrategy[Any], data: Any
+) -> None:
     codec, key = key_codec(declared), data.draw(keys)
     encoded = codec.encode(codec.admit(key))
     assert codec.decode(encoded) == decode_key(encoded) == key
@@ -59,7 +62,8 @@ def test_a_key_comes_back_as_it_was(declared: Any, keys: st.SearchStrategy[Any],
 
 
 _FEW = st.text("a\0\xff", max_size=3)
-"""Strings of which many begin with each other, with zeros and what is written behind zeros."""
+"""Strings of which many are prefixes of others, with zeros and the byte that follows an escaped
+zero."""
 
 
 @settings(deadline=None)
@@ -88,7 +92,7 @@ def test_a_tuple_prefix_finds_the_keys_with_these_first_elements(key: Any, other
 
 @settings(deadline=None)
 @given(st.binary())
-def test_prefix_end_is_the_first_that_does_not_begin_with_it(prefix: bytes) -> None:
+def test_prefix_end_is_the_first_key_without_the_prefix(prefix: bytes) -> None:
     end = prefix_end(prefix)
     if end is None:
         assert prefix.strip(b"\xff") == b""
@@ -141,7 +145,7 @@ def test_the_same_instant_in_two_zones_is_one_key() -> None:
     assert codec.encode(codec.admit(paris)) == codec.encode(codec.admit(utc))
 
 
-def test_zero_has_one_form() -> None:
+def test_zero_has_one_encoding() -> None:
     codec = key_codec(float)
     assert codec.encode(-0.0) == codec.encode(0.0)
 
@@ -158,6 +162,6 @@ def test_a_lone_surrogate_is_a_key_too() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\x00", b"\x38\x00", b"`Qab", b"\x21", b"\x30\x00", b"\x99", b"Q\xff"]
 )
-def test_bytes_that_are_no_key_are_told(data: bytes) -> None:
+def test_bytes_that_are_no_key_are_refused(data: bytes) -> None:
     with pytest.raises(CorruptLog, match="not an encoded key"):
         decode_key(data)

@@ -1,4 +1,4 @@
-"""A store with its changelog against a plain dict, whatever is done to it, crashes included."""
+"""A store with its changelog against a plain dict, through any operations and crashes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPEC: StoreSpec[str, Any] = StoreSpec("s", limits=StoreLimits(cache_bytes=2_000)
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """`committed` is what the log holds, `model` what the running transaction makes of it."""
+    """Store operations: `committed` models the log, `model` the running transaction's view."""
 
     spec = SPEC
 

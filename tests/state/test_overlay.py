@@ -1,4 +1,5 @@
-"""Committed changes that wait for a checkpoint: little room, and the last value of each key."""
+"""Committed changes that wait for a checkpoint take little memory, and keep the last value of a
+key."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def at(offset: int) -> StorePosition:
     return StorePosition("topic", 0, offset)
 
 
-def test_keys_that_change_in_every_commit_take_the_room_of_few_commits() -> None:
+def test_keys_that_change_in_every_commit_take_the_memory_of_few_commits() -> None:
     state = Changelogged(MemoryEngine())
     for offset in range(500):
         state.apply(batch_of({b"%d" % key: b"%d" % offset for key in range(10)}), at(offset))
@@ -39,7 +40,7 @@ def test_keys_that_change_in_every_commit_take_the_room_of_few_commits() -> None
     assert [state.get(b"%d" % key) for key in range(10)] == [b"499"] * 10
 
 
-def test_many_different_keys_are_folded_where_look_ups_find_them() -> None:
+def test_many_different_keys_are_folded_and_still_found() -> None:
     state = Changelogged(MemoryEngine())
     offset = 0
     while state.pending_bytes <= 2 * LOOSE:
@@ -49,7 +50,7 @@ def test_many_different_keys_are_folded_where_look_ups_find_them() -> None:
 
 
 @pytest.mark.parametrize("keys", [5, 60, 400, 5_000])
-def test_the_last_value_counts_whatever_is_thinned_or_folded(keys: int) -> None:
+def test_the_last_value_wins_after_any_thinning_and_folding(keys: int) -> None:
     state, expected = Changelogged(MemoryEngine()), dict[bytes, bytes | None]()
     chance = random.Random(keys)
     for offset in range(300):

@@ -1,4 +1,4 @@
-"""A deleted key stays deleted, also for who was away while its tombstone was removed."""
+"""A deleted key stays deleted, also in a store that was away while its tombstone was removed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOG = PartitionOffsets(0, 100, 100, "t1", 0, purged_end=40, clean_end=60)
 
 @pytest.fixture
 def piecemeal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fetch gives one batch, and it is written at once."""
+    """Let each fetch return one batch, which is written at once."""
     monkeypatch.setattr(restore_module, "FETCH_BYTES", 1)
     monkeypatch.setattr(restore_module, "CHUNK_RECORDS", 1)
 
@@ -47,7 +47,7 @@ def entries(store: PartitionStore[Any, Any]) -> dict[Any, Any]:
     return dict(store.all())
 
 
-# What is decided ------------------------------------------------------------------------
+# Decisions ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def entries(store: PartitionStore[Any, Any]) -> dict[Any, Any]:
         (None, "fresh"),
     ],
 )
-def test_who_has_not_come_to_a_purged_tombstone_that_he_needs_starts_over(
+def test_a_state_before_a_purged_tombstone_that_it_needs_starts_over(
     found: StorePosition | None, action: str
 ) -> None:
     assert plan_restore(found, LOG).action == action
 
 
-def test_the_reason_is_told_in_plain_words() -> None:
+def test_the_reason_for_a_rebuild_is_given_in_plain_words() -> None:
     assert plan_restore(StorePosition("t1", 0, 12), LOG) == RestorePlan(
         "rebuild",
         0,
@@ -87,7 +87,7 @@ def test_positions_of_earlier_formats_are_read() -> None:
 # Stores -----------------------------------------------------------------------------------
 
 
-def test_an_engine_that_was_away_for_too_long_is_made_anew(
+def test_an_engine_that_was_away_for_too_long_is_rebuilt(
     changelog: Segments, tmp_path: Path, *, guarded: bool
 ) -> None:
     changelog.change("zombie", 1)
@@ -107,7 +107,7 @@ def test_an_engine_that_was_away_for_too_long_is_made_anew(
     store.close()
 
 
-def test_an_engine_that_was_away_for_less_goes_on(changelog: Segments, tmp_path: Path) -> None:
+def test_an_engine_that_was_away_for_less_continues(changelog: Segments, tmp_path: Path) -> None:
     changelog.change("a", 1)
     changelog.change("b", 1)
     changelog.change("a", None)
@@ -116,9 +116,9 @@ def test_an_engine_that_was_away_for_less_goes_on(changelog: Segments, tmp_path:
     store.checkpoint()
     store.close()
     changelog.clean()
-    assert changelog.clean(purge=True)  # of what the engine knows
+    assert changelog.clean(purge=True)  # of a key that the engine has
     changelog.change("b", None)
-    changelog.clean()  # its tombstone is still there
+    changelog.clean()  # its tombstone still exists
     store = open_store(SPEC, tmp_path, clock=changelog.clock)
     restored = changelog.restore(store)
     assert (restored.plan.action, restored.records) == ("resume", 1)
@@ -128,10 +128,10 @@ def test_an_engine_that_was_away_for_less_goes_on(changelog: Segments, tmp_path:
 
 @pytest.mark.usefixtures("piecemeal")
 @pytest.mark.parametrize("engine", ["rocksdb", "memory"])
-def test_who_is_stopped_while_restoring_looks_once_more(
+def test_a_process_stopped_while_restoring_checks_again(
     changelog: Segments, tmp_path: Path, engine: Any, *, guarded: bool
 ) -> None:
-    """SIGSTOP for more than delete.retention.ms: what is read next lacks the tombstone."""
+    """After SIGSTOP for more than delete.retention.ms the remaining records lack the tombstone."""
     for number, key in enumerate(["zombie", "a", "b", "c"]):
         changelog.change(key, number)
     spec: StoreSpec[str, int] = StoreSpec("s", key=str, value=int, engine=engine)
@@ -140,12 +140,12 @@ def test_who_is_stopped_while_restoring_looks_once_more(
     restored = store.restore(broker, changelog.partition)
     assert ("zombie" in store) is not guarded
     if guarded:
-        assert restored.plan == RestorePlan("fresh", 0)  # what was decided first
+        assert restored.plan == RestorePlan("fresh", 0)  # the first decision
         assert entries(store) == changelog.model
     store.close()
 
 
-def test_a_tail_of_nothing_but_purged_tombstones_is_looked_at(
+def test_a_tail_of_only_purged_tombstones_is_checked(
     changelog: Segments, tmp_path: Path, *, guarded: bool
 ) -> None:
     changelog.change("zombie", 1)
@@ -162,10 +162,11 @@ def test_a_tail_of_nothing_but_purged_tombstones_is_looked_at(
 
 
 @pytest.mark.usefixtures("piecemeal")
-def test_a_crash_before_it_has_looked_leaves_nothing_that_lacks_a_deletion(
+def test_a_crash_before_the_check_leaves_no_state_that_lacks_a_deletion(
     changelog: Segments, tmp_path: Path, *, guarded: bool
 ) -> None:
-    """What is written says up to where it is complete; the next to open it has only that."""
+    """The written position includes the end up to which the state is complete, for the next
+    opening."""
     for key in ("zombie", "a", "b", "c"):
         changelog.change(key, 1)
 
@@ -178,7 +179,7 @@ def test_a_crash_before_it_has_looked_leaves_nothing_that_lacks_a_deletion(
         raise StorageFailed("the process is gone")
 
     stopped = Meanwhile(changelog.owner, "fetch", 3, purge)
-    # It gets so far that it has read beyond the tombstone, if nobody keeps it from it.
+    # Without the check it would read past the tombstone.
     dying = Meanwhile(stopped, "fetch", 5, die)
     store = open_store(SPEC, tmp_path, clock=changelog.clock)
     reached: list[int] = []
@@ -200,10 +201,10 @@ def test_a_crash_before_it_has_looked_leaves_nothing_that_lacks_a_deletion(
 
 
 @pytest.mark.usefixtures("piecemeal")
-def test_what_was_settled_at_the_beginning_may_be_purged_meanwhile(
+def test_tombstones_settled_at_the_beginning_may_be_purged_meanwhile(
     changelog: Segments, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Else a restore would never end in a log where tombstones are removed all the time."""
+    """Otherwise a restore would never end in a log whose tombstones are removed all the time."""
     for key in "abcdef":
         changelog.change(key, 1)
     changelog.change("e", None)
@@ -219,12 +220,12 @@ def test_what_was_settled_at_the_beginning_may_be_purged_meanwhile(
 
 
 @pytest.mark.usefixtures("piecemeal")
-def test_what_was_not_settled_at_the_beginning_may_not(
+def test_tombstones_not_settled_at_the_beginning_may_not_be_purged_meanwhile(
     changelog: Segments, monkeypatch: pytest.MonkeyPatch, *, guarded: bool
 ) -> None:
-    """The tombstone was there when it began, and so was what it deletes."""
+    """The tombstone existed when the restore began, and so did the value that it deletes."""
     if not guarded:
-        monkeypatch.undo()  # it is the other side of the rule that is left out
+        monkeypatch.undo()  # the other side of the rule is left out here
         monkeypatch.setattr(restore_module, "FETCH_BYTES", 1)
         monkeypatch.setattr(PartitionOffsets, "settled_end", LOG.high_watermark)
     for key in ("zombie", "a", "b"):
@@ -242,7 +243,7 @@ def test_what_was_not_settled_at_the_beginning_may_not(
 
 
 @pytest.mark.usefixtures("piecemeal")
-def test_a_restore_that_was_cut_short_below_the_purged_end_goes_on(
+def test_a_restore_interrupted_below_the_purged_end_continues(
     changelog: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key in "abcdef":
@@ -265,7 +266,9 @@ def test_a_restore_that_was_cut_short_below_the_purged_end_goes_on(
     store.close()
 
 
-def test_begun_anew_is_told(changelog: Segments, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_restarted_restore_is_logged(
+    changelog: Segments, caplog: pytest.LogCaptureFixture
+) -> None:
     changelog.change("zombie", 1)
     store = changelog.open(IN_MEMORY)
     changelog.change("zombie", None)
@@ -281,17 +284,18 @@ def test_begun_anew_is_told(changelog: Segments, caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.usefixtures("piecemeal")
 @pytest.mark.parametrize("goes_on", [True, False], ids=["", "without reading on"])
-def test_what_is_read_while_it_is_cleaned_is_of_one_moment(
+def test_a_state_read_during_cleaning_shows_one_moment(
     changelog: Segments, monkeypatch: pytest.MonkeyPatch, *, goes_on: bool
 ) -> None:
-    """A value that was superseded behind the captured end is gone before it: neither would be seen."""
+    """A value superseded after the captured end is missing before it: neither value would be
+    seen."""
     for key in "akz":
         changelog.change(key, 1)
     if not goes_on:
         ignore(monkeypatch, "superseding_end")
 
     def supersede() -> None:
-        changelog.change("b", 1)  # who reads on only for a marker gets this
+        changelog.change("b", 1)  # keeps a reader that only waits for a marker going
         changelog.change("k", 2)
         changelog.change("c", 1)
         changelog.clean()
@@ -304,11 +308,11 @@ def test_what_is_read_while_it_is_cleaned_is_of_one_moment(
         assert entries(store) == changelog.as_of(store.position.offset) == changelog.model
 
 
-# A table of one's own --------------------------------------------------------------------
+# A user's own table ------------------------------------------------------------------------
 
 
 def follow(consumer: Consumer, changelog: Segments) -> dict[bytes, bytes]:
-    """What a plain consumer comes to; as docs/guide/clients.md says."""
+    """Return the table that a plain consumer builds as in docs/guide/clients.md."""
     tp = changelog.partition
     table: dict[bytes, bytes] = {}
     settled = consumer.offsets([tp])[tp].settled_end
@@ -329,7 +333,9 @@ def follow(consumer: Consumer, changelog: Segments) -> dict[bytes, bytes]:
     return table
 
 
-def test_a_consumer_is_told_and_not_stopped(changelog: Segments, *, guarded: bool) -> None:
+def test_a_consumer_can_detect_purged_tombstones_and_is_not_stopped(
+    changelog: Segments, *, guarded: bool
+) -> None:
     for number, key in enumerate(["a", "zombie", "b", "c", "d"]):
         changelog.change(key, number)
 
@@ -345,11 +351,11 @@ def test_a_consumer_is_told_and_not_stopped(changelog: Segments, *, guarded: boo
         assert table == {b"Q" + k.encode(): bytes((v,)) for k, v in changelog.model.items()}
 
 
-# At random --------------------------------------------------------------------------------
+# Random changes ---------------------------------------------------------------------------
 
 
 class Busy:
-    """A broker; before any call of a restore anything may happen to the changelog, or it ends there."""
+    """A broker before whose calls anything may happen to the changelog, or the restore may end."""
 
     def __init__(self, changelog: Segments, chance: random.Random) -> None:
         self._changelog, self._chance = changelog, chance
@@ -372,7 +378,7 @@ def happen(changelog: Segments, chance: random.Random) -> None:
     elif what == "delete":
         changelog.change(key, None)
     else:
-        if what == "purge":  # of what those before have left
+        if what == "purge":  # of the tombstones left by earlier passes
             changelog.clock.advance(2 * RETENTION_MS)
         frames = chance.choice([None, None, chance.randrange(60)])
         with suppress(CutShort):
@@ -380,7 +386,8 @@ def happen(changelog: Segments, chance: random.Random) -> None:
 
 
 def wrong(seed: int) -> str:
-    """What is wrong with a state that is restored now and then while all of it goes on."""
+    """Restore a state now and then during random changes. Return a description of its first
+    error."""
     chance = random.Random(seed)
     changelog = Segments()
     store = open_store(IN_MEMORY, clock=changelog.clock)
@@ -391,7 +398,7 @@ def wrong(seed: int) -> str:
         try:
             reached = store.restore(broker, changelog.partition).position
         except StorageFailed:
-            continue  # the next one goes on with what is written
+            continue  # the next restore continues with the written part
         expected = changelog.as_of(reached.offset)
         if (found := entries(store)) != expected:
             return f"seed {seed}, offset {reached.offset}: {found}, not {expected}"
@@ -399,12 +406,14 @@ def wrong(seed: int) -> str:
 
 
 @pytest.mark.usefixtures("piecemeal")
-def test_whatever_happens_meanwhile_a_state_is_that_of_one_moment() -> None:
+def test_a_state_shows_one_moment_after_any_changes_meanwhile() -> None:
     assert [told for seed in range(60) if (told := wrong(seed))] == []
 
 
 @pytest.mark.usefixtures("piecemeal")
 @pytest.mark.parametrize("ignored", ["purged_end", "superseding_end"])
-def test_without_either_rule_it_is_not(monkeypatch: pytest.MonkeyPatch, ignored: str) -> None:
+def test_without_either_rule_a_state_mixes_moments(
+    monkeypatch: pytest.MonkeyPatch, ignored: str
+) -> None:
     ignore(monkeypatch, ignored)
     assert any(map(wrong, range(60)))

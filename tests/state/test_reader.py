@@ -1,4 +1,5 @@
-"""Reading what is committed beside the task: never uncommitted, never torn, never back."""
+"""Reading committed values next to the running task: never uncommitted, torn, or older than
+before."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from strandline.statestore.reader import PAGE_ENTRIES, CommittedReader, KeyRange
 KEYS = [f"key-{n:03}" for n in range(40)]
 NAMES = [key_codec(str).encode(key) for key in KEYS]
 NEVER = 1_000_000
-"""Is put and never committed."""
+"""A value that is put and never committed."""
 
 Eventually = Callable[..., None]
 Commit = Callable[[dict[str, Any]], None]
@@ -36,7 +37,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PartitionS
 
 
 def commit(store: PartitionStore[str, Any], changes: dict[str, Any]) -> None:
-    """A commit of its own, of so many records, at the next offset."""
+    """Commit these changes at the next offset."""
     for key, value in changes.items():
         if value is None:
             store.delete(key)
@@ -48,7 +49,7 @@ def commit(store: PartitionStore[str, Any], changes: dict[str, Any]) -> None:
 
 
 def entries(reader: CommittedReader, bounds: KeyRange, limit: int = PAGE_ENTRIES) -> list[Entry]:
-    """A scan to its end, page by page."""
+    """Scan to the end, page by page."""
     found: list[Entry] = []
     rest: KeyRange | None = bounds
     while rest is not None:
@@ -60,7 +61,7 @@ def entries(reader: CommittedReader, bounds: KeyRange, limit: int = PAGE_ENTRIES
     return found
 
 
-def test_only_what_is_committed_is_read(store: PartitionStore[str, int]) -> None:
+def test_only_committed_values_are_read(store: PartitionStore[str, int]) -> None:
     reader = store.reader()
     commit(store, {"a": 1, "b": 2})
     store["a"], store["c"] = 7, 7
@@ -90,7 +91,7 @@ def test_a_scan_in_pages_gives_each_entry_once_in_order(
     assert found == (wanted[::-1] if reverse else wanted)
 
 
-def test_what_has_expired_is_not_read_and_a_page_passes_over_a_bounded_number_of_it() -> None:
+def test_expired_values_are_not_read_and_a_page_skips_a_bounded_number_of_them() -> None:
     clock = ManualClock(1_000_000)
     spec: StoreSpec[str, int] = StoreSpec("n", value=int, ttl_ms=1_000, engine="memory")
     store = open_store(spec, clock=clock)
@@ -98,7 +99,7 @@ def test_what_has_expired_is_not_read_and_a_page_passes_over_a_bounded_number_of
     commit(store, dict.fromkeys(KEYS, 1))
     clock.advance(1_001)
     store.put("z", 2)
-    batch = store.drain()  # this removes some; the reader does not depend on it
+    batch = store.drain()  # draining removes some; the reader does not depend on it
     assert batch is not None
     store.discard()
     found = reader.get_many(NAMES)
@@ -110,7 +111,7 @@ def test_what_has_expired_is_not_read_and_a_page_passes_over_a_bounded_number_of
     assert page.rest == KeyRange().after_key(NAMES[29])
 
 
-def test_a_closed_store_is_read_no_more(store: PartitionStore[str, int]) -> None:
+def test_a_closed_store_cannot_be_read(store: PartitionStore[str, int]) -> None:
     reader = store.reader()
     commit(store, {"a": 1})
     store.close()
@@ -119,7 +120,7 @@ def test_a_closed_store_is_read_no_more(store: PartitionStore[str, int]) -> None
     assert reader.approximate_num_entries() is None
 
 
-def test_closing_waits_for_a_read_and_ends_it_early(
+def test_closing_waits_for_a_read_and_makes_it_end_early(
     store: PartitionStore[str, int], eventually: Eventually
 ) -> None:
     commit(store, dict.fromkeys(KEYS, 1))
@@ -128,7 +129,7 @@ def test_closing_waits_for_a_read_and_ends_it_early(
     closing = threading.Thread(target=store.close)
     closing.start()
     eventually(lambda: gate.is_shut, what="the gate shut")
-    page = store.reader()._page(KeyRange(), PAGE_ENTRIES)  # of one who is inside
+    page = store.reader()._page(KeyRange(), PAGE_ENTRIES)  # as a reader that is still inside
     assert page.entries == [(NAMES[0], b"\x01")]
     assert page.rest == KeyRange().after_key(NAMES[0])
     assert closing.is_alive()
@@ -138,7 +139,7 @@ def test_closing_waits_for_a_read_and_ends_it_early(
 
 
 class _Interrupted(Layers):
-    """Something happens right after the layers were sealed."""
+    """Runs an action right after the layers were sealed."""
 
     meanwhile: Callable[[], None] | None = None
 
@@ -150,8 +151,8 @@ class _Interrupted(Layers):
         return sealed
 
 
-def test_a_checkpoint_of_newer_commits_between_layers_and_engine_is_not_half_seen() -> None:
-    """a is in the layers at that moment, b is not: without a second look it is old a, new b."""
+def test_a_checkpoint_between_reading_layers_and_engine_is_not_half_visible() -> None:
+    """At that moment the layers have a but not b; without the check the result is old a, new b."""
     committed = Changelogged(MemoryEngine())
     store = open_store(StoreSpec("n", value=int, engine="memory"))
     store._committed = committed
@@ -177,7 +178,7 @@ def test_a_checkpoint_of_newer_commits_between_layers_and_engine_is_not_half_see
 def test_under_load_every_read_is_one_commit_and_none_goes_back(
     store: PartitionStore[str, int],
 ) -> None:
-    """Each commit n sets all keys to n; checkpoints run beside it on another thread."""
+    """Each commit n sets all keys to n. Checkpoints run on another thread."""
     reader = store.reader()
     commit(store, dict.fromkeys(KEYS, 0))
     stop = threading.Event()
@@ -204,7 +205,7 @@ def test_under_load_every_read_is_one_commit_and_none_goes_back(
         return check([value for _, value in page.entries])
 
     def check(values: list[bytes | None]) -> int:
-        """The one number that all values are."""
+        """Check that all values are the same number, and return it."""
         assert len(set(values)) == 1, values
         return int(store._values.loads(values[0] or b""))
 

@@ -1,4 +1,4 @@
-"""A store comes back as what its changelog holds, wherever its engine stands."""
+"""A store is restored to the content of its changelog, from any position of its engine."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def entries(store: PartitionStore[Any, Any]) -> dict[Any, Any]:
 
 
 def filled(changelog: Changelog, folder: Path, keys: int = 20) -> dict[str, int]:
-    """A folder whose engine stands half-way through the changelog."""
+    """Create a folder whose engine is half-way through the changelog."""
     store = changelog.open(SPEC, folder)
     for number in range(keys):
         store[f"{number}"] = number
@@ -83,7 +83,7 @@ LOG = PartitionOffsets(
 
 
 def last(leader_epoch: int | None) -> LastRecord | None:
-    """A record before the position, of that leader epoch."""
+    """Return a record before the position, with that leader epoch."""
     return None if leader_epoch is None else LastRecord(49, leader_epoch)
 
 
@@ -98,7 +98,7 @@ def last(leader_epoch: int | None) -> LastRecord | None:
         (StorePosition("t1", 3, 100), None, RestorePlan("resume", 100)),
     ],
 )
-def test_what_can_be_continued_is(
+def test_a_valid_position_is_continued(
     found: StorePosition | None, epoch_before: int | None, plan: RestorePlan
 ) -> None:
     assert plan_restore(found, LOG, last(epoch_before)) == plan
@@ -114,7 +114,7 @@ def test_what_can_be_continued_is(
         (StorePosition("t1", 2, 50), 3, "rewritten in epoch 3"),
     ],
 )
-def test_what_cannot_be_continued_is_rebuilt(
+def test_an_invalid_position_is_rebuilt(
     found: StorePosition, epoch_before: int | None, reason: str
 ) -> None:
     plan = plan_restore(found, LOG, last(epoch_before))
@@ -122,8 +122,9 @@ def test_what_cannot_be_continued_is_rebuilt(
     assert reason in plan.reason
 
 
-def test_an_engine_that_holds_more_of_an_epoch_than_the_log_is_rebuilt() -> None:
-    """After a power cut with durability "os" the log goes on behind offsets that it lost."""
+def test_an_engine_with_more_of_an_epoch_than_the_log_is_rebuilt() -> None:
+    """After a power cut with durability "os" the log continues at offsets that it has lost
+    before."""
     log = dataclasses.replace(LOG, epochs=(HistoryEpoch(2, 0), HistoryEpoch(3, 60)))
     assert plan_restore(StorePosition("t1", 2, 60), log) == RestorePlan("resume", 60)
     plan = plan_restore(StorePosition("t1", 2, 61), log)
@@ -131,10 +132,10 @@ def test_an_engine_that_holds_more_of_an_epoch_than_the_log_is_rebuilt() -> None
     assert "to offset 61 of leader epoch 2, which the log has only to 60" in plan.reason
 
 
-# What is replayed -----------------------------------------------------------------------
+# Replay ---------------------------------------------------------------------------------
 
 
-def test_a_lost_engine_is_made_again(changelog: Changelog, tmp_path: Path) -> None:
+def test_a_lost_engine_is_rebuilt(changelog: Changelog, tmp_path: Path) -> None:
     expected = filled(changelog, tmp_path / "a")
     store = open_store(SPEC, tmp_path / "b", clock=changelog.clock)
     restored = changelog.restore(store)
@@ -155,7 +156,7 @@ def test_only_the_tail_is_replayed(changelog: Changelog, tmp_path: Path) -> None
     store.close()
 
 
-def test_a_crash_loses_nothing_that_was_committed(changelog: Changelog, tmp_path: Path) -> None:
+def test_a_crash_loses_no_committed_changes(changelog: Changelog, tmp_path: Path) -> None:
     store = changelog.open(SPEC, tmp_path)
     store["a"] = 1
     changelog.commit(store)
@@ -177,7 +178,9 @@ def test_an_empty_changelog_gives_an_empty_store(changelog: Changelog) -> None:
     )
 
 
-def test_a_tail_of_aborted_records_and_markers_does_not_hold_it_up(changelog: Changelog) -> None:
+def test_a_tail_of_aborted_records_and_markers_does_not_delay_a_restore(
+    changelog: Changelog,
+) -> None:
     changelog.append([(b"Qa", b"\x01")])
     for _ in range(3):
         changelog.append([(b"Qa", b"\x02")], commit=False)
@@ -189,14 +192,14 @@ def test_a_tail_of_aborted_records_and_markers_does_not_hold_it_up(changelog: Ch
 
 
 def left_open(changelog: Changelog) -> ProducerIdentity:
-    """Somebody who died has left a transaction in the changelog; how it can be ended."""
+    """Leave a transaction open in the changelog, as a dead producer would. Return its producer."""
     dead = changelog.owner.init_producer("app-1")
     changes = columns([b"Qa"], [b"\x09"])
     changelog.owner.append([Append(*changelog.partition, changes, dead, 0, True)])
     return dead
 
 
-def test_an_open_transaction_with_nothing_behind_it_is_not_waited_for(changelog: Changelog) -> None:
+def test_an_open_transaction_with_nothing_after_it_is_not_waited_for(changelog: Changelog) -> None:
     changelog.append([(b"Qa", b"\x01")])
     left_open(changelog)
     changelog.append([(b"Qa", b"\x02")], commit=False)
@@ -204,7 +207,7 @@ def test_an_open_transaction_with_nothing_behind_it_is_not_waited_for(changelog:
     assert entries(store) == {"a": 1}
 
 
-def test_what_was_committed_behind_an_open_transaction_is_waited_for(
+def test_commits_after_an_open_transaction_are_waited_for(
     changelog: Changelog, caplog: pytest.LogCaptureFixture
 ) -> None:
     changelog.append([(b"Qa", b"\x01")])
@@ -225,12 +228,12 @@ def test_what_was_committed_behind_an_open_transaction_is_waited_for(
         restored.position.offset
         == changelog.owner.offsets([changelog.partition])[changelog.partition].last_stable_offset
     )
-    assert len(seen) > waits  # who listens could have ended it each time
+    assert len(seen) > waits  # the progress function could have ended it each time
     [said] = caplog.records
     assert "waits for a transaction that is open from offset 2 on" in said.getMessage()
 
 
-def test_a_copy_does_not_wait_for_what_others_have_left_open(changelog: Changelog) -> None:
+def test_a_standby_copy_does_not_wait_for_open_transactions(changelog: Changelog) -> None:
     changelog.append([(b"Qa", b"\x01")])
     left_open(changelog)
     changelog.append([(b"Qa", b"\x02")])
@@ -248,7 +251,7 @@ def test_a_transaction_that_never_ends_is_not_waited_for_for_ever(
         in_memory().restore(changelog.owner, changelog.partition, wait=5)
 
 
-def test_a_plain_batch_behind_an_open_transaction_counts_as_committed(changelog: Changelog) -> None:
+def test_a_plain_batch_after_an_open_transaction_counts_as_committed(changelog: Changelog) -> None:
     left_open(changelog)
     plain = changelog.owner.init_producer()
     changelog.owner.append([Append(*changelog.partition, columns([b"Qa"], [b"\x02"]), plain, 0)])
@@ -256,7 +259,7 @@ def test_a_plain_batch_behind_an_open_transaction_counts_as_committed(changelog:
     assert (ends.last_stable_offset, ends.committed_end, ends.high_watermark) == (0, 2, 2)
 
 
-def test_the_topic_made_anew_is_another_one(
+def test_a_recreated_topic_is_another_one(
     changelog: Changelog, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     filled(changelog, tmp_path)
@@ -297,12 +300,12 @@ def test_records_without_a_key_are_no_changelog(changelog: Changelog) -> None:
         store.restore(changelog.owner, other)
 
 
-def test_a_store_in_use_is_brought_up_to_what_others_wrote(
+def test_a_store_in_use_can_be_restored_to_changes_by_others(
     changelog: Changelog, tmp_path: Path
 ) -> None:
     store = changelog.open(SPEC, tmp_path)
     store["a"] = store["b"] = 1
-    changelog.commit(store)  # waits for a checkpoint
+    changelog.commit(store)  # the change waits for a checkpoint
     store["b"] = 9  # uncommitted
     changelog.append([(b"Qa", b"\x02"), (b"Qc", b"\x03")])
     assert changelog.restore(store).records == 2
@@ -314,7 +317,7 @@ def test_a_store_in_use_is_brought_up_to_what_others_wrote(
     again.close()
 
 
-def test_a_missing_changelog_is_told(changelog: Changelog) -> None:
+def test_a_missing_changelog_is_an_error(changelog: Changelog) -> None:
     store = in_memory()
     with pytest.raises(UnknownTopic):
         store.restore(changelog.owner, TopicPartition("none", 0))
@@ -333,7 +336,9 @@ def test_a_damaged_engine_is_rebuilt(
     store.close()
 
 
-def test_a_stalled_holder_does_not_hold_up_the_next(changelog: Changelog, tmp_path: Path) -> None:
+def test_a_stalled_process_does_not_block_the_next_one(
+    changelog: Changelog, tmp_path: Path
+) -> None:
     expected = filled(changelog, tmp_path / "0")
     stalled = changelog.open(SPEC, tmp_path / "0")
     taken_over = changelog.open(SPEC, tmp_path / "0")
@@ -347,7 +352,7 @@ def test_a_stalled_holder_does_not_hold_up_the_next(changelog: Changelog, tmp_pa
 
 @pytest.mark.parametrize("chunk", [1, 7, 1_000_000])
 @pytest.mark.parametrize("engine", ["rocksdb", "memory"])
-def test_chunks_add_up(
+def test_chunks_add_up_to_the_whole_changelog(
     changelog: Changelog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, engine: Any
 ) -> None:
     monkeypatch.setattr(restore_module, "CHUNK_RECORDS", chunk)
@@ -380,7 +385,7 @@ def test_a_large_chunk_becomes_one_file(changelog: Changelog, tmp_path: Path) ->
     store: PartitionStore[str, bytes] = open_store(StoreSpec("s", value=bytes), tmp_path)
     assert changelog.restore(store).records == 30_000
     engine: Any = store._committed.engine
-    assert engine.level0_files() == 0  # where a flushed batch would be
+    assert engine.level0_files() == 0  # a flushed batch would be on this level
     assert entries(store) == expected
     store.close()
 
@@ -394,7 +399,7 @@ def test_a_column_is_read_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> Non
         assert len(column) == end
 
 
-def test_a_restore_that_was_cut_short_goes_on(
+def test_an_interrupted_restore_continues(
     changelog: Changelog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restore_module, "CHUNK_RECORDS", 1)
@@ -422,9 +427,7 @@ def test_a_restore_that_was_cut_short_goes_on(
     store.close()
 
 
-def test_deletion_that_overtakes_the_replay_begins_it_anew(
-    changelog: Changelog, tmp_path: Path
-) -> None:
+def test_a_replay_overtaken_by_deletion_starts_over(changelog: Changelog, tmp_path: Path) -> None:
     filled(changelog, tmp_path)
     end = changelog.append([(b"Qz", b"\x01")])
     broker = Meanwhile(
@@ -435,7 +438,7 @@ def test_deletion_that_overtakes_the_replay_begins_it_anew(
     )
     store = open_store(SPEC, tmp_path, clock=changelog.clock)
     restored = store.restore(broker, changelog.partition)
-    assert restored.plan.action == "resume"  # what was decided first
+    assert restored.plan.action == "resume"  # the first decision
     assert entries(store) == {"z": 1}
     store.close()
 
@@ -443,7 +446,7 @@ def test_deletion_that_overtakes_the_replay_begins_it_anew(
 def test_a_restore_to_the_end_never_waits_for_records(
     changelog: Changelog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind what the engine holds there are only markers and aborted records left."""
+    """After the engine's position there are only markers and aborted records."""
     filled(changelog, tmp_path)
     store = changelog.open(SPEC, tmp_path)
     store["half"] = 1
@@ -464,7 +467,7 @@ def test_a_restore_to_the_end_never_waits_for_records(
     store.close()
 
 
-def test_a_log_that_stands_still_is_told(
+def test_a_log_that_makes_no_progress_is_an_error(
     changelog: Changelog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changelog.append([(b"Qa", b"\x01")])
@@ -515,7 +518,7 @@ def test_a_store_in_use_is_not_opened_twice(changelog: Changelog, tmp_path: Path
     store.close()
 
 
-def test_progress_tells_the_rate_and_the_time_left() -> None:
+def test_progress_has_the_rate_and_the_remaining_time() -> None:
     progress = ReplayProgress(TopicPartition("t", 0), records=500, remaining=1_000, seconds=2.0)
     assert (progress.rate, progress.seconds_left) == (250.0, 4.0)
     assert ReplayProgress(TopicPartition("t", 0), 0, 10, 0.0).seconds_left is None
@@ -530,10 +533,10 @@ def test_progress_tells_the_rate_and_the_time_left() -> None:
     keys=st.lists(st.binary(max_size=40) | st.lists(st.sampled_from(b"\x00\x01")).map(bytes)),
     longest=st.sampled_from([3, 7, 8, 20, 40]),
     even=st.booleans(),
-    repeats=st.sampled_from([1, 100]),  # equal keys stay in order by chance if there are few
+    repeats=st.sampled_from([1, 100]),  # with few repeats equal keys stay in order by chance
     cut=st.integers(0, 3),
 )
-@example(  # lengths that need two bytes
+@example(  # lengths that take two bytes
     prefix=b"p" * 300,
     keys=[b"a", b"aaaaaaa2", b"aaaaaaa3"],
     longest=40,
@@ -552,10 +555,10 @@ def test_columns_are_reduced_to_the_last_of_each_key(
     assert latest == [list(expected), list(expected.values())]
 
 
-def test_a_restore_that_fails_leaves_no_thread_to_the_garbage_collector(
+def test_a_failed_restore_leaves_no_thread_to_the_garbage_collector(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Which would wait for it wherever it runs: inside of the start of another thread for ever."""
+    """The collector would wait for the thread anywhere, even inside the start of another thread."""
     monkeypatch.setattr(restore_module, "CHUNK_RECORDS", 1)
     changelog = Changelog()
     for number in range(5):
@@ -572,7 +575,7 @@ def test_a_restore_that_fails_leaves_no_thread_to_the_garbage_collector(
     try:
         with pytest.raises(DiskFull) as caught:
             changelog.restore(store)
-        assert caught.tb is not None  # and so whatever it holds
+        assert caught.tb is not None  # and with it everything it references
         assert not [t.name for t in threading.enumerate() if t.name.startswith("replay")]
     finally:
         gc.enable()

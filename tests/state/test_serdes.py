@@ -1,4 +1,4 @@
-"""Objects come back as they were; what cannot be encoded or decoded is refused with a way out."""
+"""Objects are decoded as they were encoded; impossible values are refused with an alternative."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ JSON = st.recursive(
 
 @settings(deadline=None)
 @given(JSON)
-def test_messagepack_brings_back_what_it_was_given(value: Any) -> None:
+def test_messagepack_decodes_the_encoded_value(value: Any) -> None:
     assert MessagePack().loads(MessagePack().dumps(value)) == value
 
 
 @settings(deadline=None)
 @given(st.integers())
-def test_an_int_of_any_size_comes_back(value: int) -> None:
+def test_an_int_of_any_size_is_decoded(value: int) -> None:
     serdes: list[Any] = [MessagePack(), TypedMessagePack(int)]
     for serde in serdes:
         assert serde.loads(serde.dumps(value * 2**60)) == value * 2**60
@@ -79,7 +79,7 @@ def test_an_int_of_any_size_comes_back(value: int) -> None:
 
 @settings(deadline=None)
 @given(st.builds(Delay, n=st.integers(0, 2**40), worst=st.none() | st.floats(allow_nan=False)))
-def test_a_dataclass_comes_back(value: Delay) -> None:
+def test_a_dataclass_is_decoded(value: Delay) -> None:
     serde: TypedMessagePack[Delay] = TypedMessagePack(Delay)
     assert serde.loads(serde.dumps(value)) == value
 
@@ -90,7 +90,7 @@ def test_a_type_may_gain_fields_with_defaults() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), 1j, {"a": 2**70}, "\ud800"])
-def test_what_messagepack_cannot_hold_is_refused(value: Any) -> None:
+def test_values_that_messagepack_cannot_hold_are_refused(value: Any) -> None:
     with pytest.raises(InvalidRecord, match="cannot encode a value"):
         MessagePack().dumps(value)
 
@@ -103,7 +103,7 @@ def test_what_messagepack_cannot_hold_is_refused(value: Any) -> None:
         (TypedMessagePack(int), b"\xd4\x05\x00"),
     ],
 )  # fmt: skip
-def test_bytes_of_something_else_are_refused(serde: Any, data: bytes) -> None:
+def test_bytes_of_another_encoding_are_refused(serde: Any, data: bytes) -> None:
     with pytest.raises(InvalidRecord, match=r"cannot decode .* as .*; declare the type"):
         serde.loads(data)
 
@@ -159,5 +159,5 @@ def test_a_type_that_cannot_be_decoded_is_refused() -> None:
         (list[int], False), (dict[str, int], False), (Any, False), (frozenset[int], True),
     ],
 )  # fmt: skip
-def test_it_is_known_which_types_nobody_can_change(declared: Any, expected: bool) -> None:
+def test_immutable_types_are_recognised(declared: Any, expected: bool) -> None:
     assert is_immutable(declared) is expected

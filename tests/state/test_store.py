@@ -1,4 +1,4 @@
-"""What a task and its worker may rely on in one partition of a store."""
+"""The contract of one partition of a store with its task and its worker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make(**settings: Any) -> PartitionStore[Any, Any]:
 
 
 def commit(store: PartitionStore[Any, Any], end: int = 1) -> dict[Any, bytes | None]:
-    """A commit as the worker does it; what went to the changelog, by key."""
+    """Commit like the worker. Return the changelog's records, by key."""
     batch = store.drain()
     store.committed(end)
     if batch is None:
@@ -53,7 +53,7 @@ def wants_checkpoint(store: PartitionStore[Any, Any]) -> bool:
 
 
 def everywhere(store: PartitionStore[Any, Any]) -> list[Any]:
-    """One key's worth of steps through all layers: dirty, committed, in the engine, cold."""
+    """Yield the store with one key in each layer: dirty, committed, in the engine, not cached."""
     return [
         lambda: None,
         lambda: commit(store),
@@ -88,7 +88,7 @@ def test_a_value_is_read_as_it_was_put_from_every_layer(key: Any, value: Any, en
         assert list(store.all()) == [entry]
 
 
-def test_a_deleted_key_is_gone_from_every_layer() -> None:
+def test_a_deleted_key_is_invisible_in_every_layer() -> None:
     store = make(value=int)
     store["a"] = store["b"] = 1
     commit(store)
@@ -123,7 +123,7 @@ def test_a_default_factory_makes_one_for_each_reader() -> None:
     assert store["a"] == []
 
 
-def test_put_if_absent_leaves_what_is_there() -> None:
+def test_put_if_absent_keeps_an_existing_value() -> None:
     store = make(value=int, default=9)
     assert store.put_if_absent("a", 0) is None
     assert store.put_if_absent("a", 2) == 0
@@ -152,7 +152,7 @@ def test_edit_puts_the_changed_value_back() -> None:
     assert store["a"] == Trip(["LHR"])
 
 
-def test_edit_refuses_what_cannot_be_edited() -> None:
+def test_edit_refuses_immutable_values() -> None:
     with pytest.raises(TypeError, match=r"set it: store\[key\] = new_value"):
         make(value=int, default=0).edit("a").__enter__()
     with pytest.raises(KeyError):
@@ -174,7 +174,7 @@ def test_an_immutable_value_is_shared() -> None:
         (Delay, {"n": "x"}), (Delay, Delay("many")), (dict[str, int], {"a": 2**70}),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
-def test_a_value_that_could_not_come_back_fails_at_the_put(value: Any, wrong: Any) -> None:
+def test_a_value_that_could_not_be_decoded_fails_at_the_put(value: Any, wrong: Any) -> None:
     store = make(value=value)
     with pytest.raises(InvalidRecord):
         store["a"] = wrong
@@ -182,7 +182,7 @@ def test_a_value_that_could_not_come_back_fails_at_the_put(value: Any, wrong: An
     assert store.drain() is None
 
 
-def test_a_whole_number_becomes_a_float_where_floats_are_kept() -> None:
+def test_an_int_becomes_a_float_in_a_store_of_floats() -> None:
     store = make(value=float, default=0)
     store["a"] = 3
     assert (store["a"], type(store["a"]), type(store["b"])) == (3.0, float, float)
@@ -210,7 +210,7 @@ def test_every_call_refuses_a_key_of_another_type(wrong: Any) -> None:
             store.range(wrong, 5)
 
 
-def test_what_would_mislead_is_a_type_error() -> None:
+def test_misleading_operators_are_type_errors() -> None:
     store = make()
     with pytest.raises(TypeError, match="approximate_num_entries"):
         len(store)
@@ -224,7 +224,7 @@ def test_what_would_mislead_is_a_type_error() -> None:
 
 
 def spread(**settings: Any) -> PartitionStore[Any, Any]:
-    """A store whose keys 0 … 19 lie in all layers, some of them in several, some deleted."""
+    """Return a store whose keys 0 … 19 are in all layers, some in several, some deleted."""
     store = make(key=int, value=int, **settings)
     for round_, keys in enumerate([range(20), range(0, 20, 2), range(0, 20, 3), range(0, 20, 5)]):
         for key in keys:
@@ -235,7 +235,7 @@ def spread(**settings: Any) -> PartitionStore[Any, Any]:
         elif round_ < 3:
             del store[19 - round_]
             commit(store)
-            list(store.all())  # seals
+            list(store.all())  # seals the layer
     return store
 
 
@@ -358,7 +358,7 @@ def test_a_record_whose_handler_raises_leaves_no_trace() -> None:
     assert commit(store) == {"a": b"\x01"}
 
 
-def test_a_mark_undoes_a_part() -> None:
+def test_changes_since_a_mark_can_be_undone() -> None:
     store = make(value=int)
     store["a"] = 1
     mark = store.mark()
@@ -369,7 +369,7 @@ def test_a_mark_undoes_a_part() -> None:
     assert store.drain() is None
 
 
-def test_a_store_is_read_but_not_changed_while_its_commit_is_under_way() -> None:
+def test_a_store_can_be_read_but_not_changed_during_its_commit() -> None:
     store = make(value=int)
     store["a"] = 1
     batch = store.drain()
@@ -387,7 +387,7 @@ def test_a_store_is_read_but_not_changed_while_its_commit_is_under_way() -> None
 # Limits -------------------------------------------------------------------------------
 
 
-def test_much_dirt_asks_for_a_commit() -> None:
+def test_many_bytes_of_changes_request_a_commit() -> None:
     store = make(value=bytes, limits=StoreLimits(dirty_bytes=10_000))
     store["a"] = bytes(5_000)
     assert not wants_commit(store)
@@ -397,7 +397,7 @@ def test_much_dirt_asks_for_a_commit() -> None:
     assert not wants_commit(store)
 
 
-def test_many_small_changes_ask_for_a_commit() -> None:
+def test_many_small_changes_request_a_commit() -> None:
     store = make(key=int, value=int, limits=StoreLimits(dirty_bytes=10_000))
     for key in range(100):
         store[key] = key
@@ -437,7 +437,7 @@ def test_a_checkpoint_is_due_by_time() -> None:
     assert wants_checkpoint(store)
 
 
-def test_the_cache_stays_within_its_limit_and_keeps_what_is_used(tmp_path: Path) -> None:
+def test_the_cache_stays_within_its_limit_and_keeps_used_entries(tmp_path: Path) -> None:
     limits = StoreLimits(cache_bytes=100_000)
     spec: StoreSpec[str, bytes] = StoreSpec("s", value=bytes, limits=limits)
     store = open_store(spec, tmp_path)
@@ -454,7 +454,7 @@ def test_the_cache_stays_within_its_limit_and_keeps_what_is_used(tmp_path: Path)
     store.close()
 
 
-def test_what_is_uncommitted_stays_at_hand_however_much_is_read(tmp_path: Path) -> None:
+def test_uncommitted_values_stay_in_memory_during_many_reads(tmp_path: Path) -> None:
     spec = StoreSpec("s", value=int, limits=StoreLimits(cache_bytes=2_000))
     store = open_store(spec, tmp_path)
     for number in range(100):
@@ -474,7 +474,7 @@ def test_what_is_uncommitted_stays_at_hand_however_much_is_read(tmp_path: Path) 
     store.close()
 
 
-def test_columns_of_every_kind_of_key_and_value() -> None:
+def test_columns_have_every_kind_of_key_and_value() -> None:
     store = make(value=None)
     put = {
         "a": 1,
@@ -508,14 +508,14 @@ def test_a_failed_checkpoint_may_be_tried_again(monkeypatch: pytest.MonkeyPatch)
     store.checkpoint()
     position = engine.position()
     assert position is not None
-    assert position.offset == 1  # what was sealed at the first try, and no more
+    assert position.offset == 1  # the changes sealed at the first try, and no more
     assert engine.get(b"Qb") is None
     store.checkpoint()
     assert engine.position() == store.position
     assert engine.get(b"Qb") == b"\x02"
 
 
-def test_a_checkpoint_may_run_beside_the_task(tmp_path: Path) -> None:
+def test_a_checkpoint_may_run_at_the_same_time_as_the_task(tmp_path: Path) -> None:
     spec: StoreSpec[int, int] = StoreSpec("s", key=int, value=int)
     store = open_store(spec, tmp_path)
     done = threading.Event()
@@ -564,7 +564,7 @@ def test_a_checkpoint_may_run_beside_the_task(tmp_path: Path) -> None:
         ({"value": dict[str, int] | dict[str, str]}, "cannot be a type of value"),
     ],
 )
-def test_a_declaration_that_cannot_hold_is_refused(settings: Any, message: str) -> None:
+def test_an_invalid_declaration_is_refused(settings: Any, message: str) -> None:
     with pytest.raises(InvalidConfig, match=message):
         StoreSpec(**{"name": "s", **settings})
 
@@ -590,14 +590,15 @@ def test_look_ups_are_counted_in_a_sample_and_only_there(keys: list[Any]) -> Non
         assert store[first] == store.get(first) == [1]
         store[first] = [2]
         store.delete(first)
-        assert (counters.sampled_hits, counters.sampled_misses) == (0, 0)  # not before its end
+        # only at the end of the sample
+        assert (counters.sampled_hits, counters.sampled_misses) == (0, 0)
     assert (counters.sampled_hits, counters.sampled_misses, counters.misses) == (2, 0, 1)
 
     with store.sampled():
-        assert second in store  # not at hand
+        assert second in store  # not cached
         with store.edit(second) as value:
             value.append(2)
-        assert store.get_many(keys) == {second: [1, 2]}  # the third is not at hand
+        assert store.get_many(keys) == {second: [1, 2]}  # the third is not cached
         assert store.put_if_absent(third, [3]) is None
     assert store[third] == [3]
     assert (counters.sampled_hits, counters.sampled_misses, counters.misses) == (6, 2, 3)
@@ -612,7 +613,7 @@ def test_a_sample_ends_when_its_records_fail() -> None:
     assert (counters.sampled_hits, counters.sampled_misses) == (0, 1)
 
 
-def test_readers_beside_the_task_miss_nothing_of_its_memory() -> None:
+def test_concurrent_readers_see_all_cached_values_of_the_task() -> None:
     counters = StoreCounters()
     spec: StoreSpec[str, int] = StoreSpec("s", value=int, engine="memory")
     store = open_store(spec, counters=counters)

@@ -1,4 +1,4 @@
-"""An app as users write it: type checkers must understand it, and know what is wrong in it."""
+"""An app as users write it. Type checkers must accept it, and report the marked mistakes."""
 
 from __future__ import annotations
 

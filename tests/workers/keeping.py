@@ -1,7 +1,8 @@
 """An app that keeps the last value of each key, and deletes those that become 0.
 
-python -m tests.workers.keeping LOG STATE CARE      runs a worker until it is told to stop; one that is
-    "careless" does not look whether deletions were removed from a changelog
+    python -m tests.workers.keeping LOG STATE CARE      runs a worker until SIGTERM
+
+With "careless" as CARE it does not check whether tombstones were removed from a changelog.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ PARTITIONS = 2
 
 
 def keeping(log: Any, **options: Any) -> tuple[sl.App, sl.Topic[str, int]]:
-    """The app on a log, and its input."""
+    """Return the app on a log, and its input."""
     app = sl.App("keep", log=log, session_timeout_ms=2_000, standby_replicas=1, **options)
     values = app.topic("values", key=str, value=int, partitions=PARTITIONS)
     last = app.store("last", key=str, value=int)

@@ -1,4 +1,4 @@
-"""Two stages with state on both, and every output of which can be checked by itself.
+"""Two stages with state on both. Each output can be checked on its own.
 
     words ── tally: figures per word ──▶ figures
       └──── repartitioned by the word's first letter ── letters: figures per letter ──▶ letters
@@ -6,7 +6,7 @@
 Each change of a figure is sent, so a record that was lost, handled twice, or handled on a state
 that lacks another one shows in the outputs.
 
-    python -m tests.workers.pipeline LOG STATE PREFIX      runs a worker until it is told to stop
+    python -m tests.workers.pipeline LOG STATE PREFIX      runs a worker until SIGTERM
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from strandline.framework.export import committed_batches
 
 PARTITIONS = 4
 RECENT = 3
-"""Values of a word that are kept, where they are."""
+"""Number of values kept per word, in the store of recent values."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of all values so far."""
+    """Figures of all values so far."""
 
     n: int = 0
     total: int = 0
@@ -57,18 +57,19 @@ class Pipeline:
     per_word: sl.Store[str, Figures]
     per_letter: sl.Store[str, Figures]
     recent: sl.Store[str, int] | None
-    """By word and number, as "a1/17", its last values; each one more deletes one."""
+    """Last values of each word, by word and number, as "a1/17". Each new one deletes an old one."""
 
     @property
     def inputs(self) -> list[str]:
-        """The topics that its tasks read."""
+        """Topics that its tasks read."""
         return [self.words.name, f"{self.app.name}-letter-repartition"]
 
 
 def pipeline(
     log: Any, *, prefix: str = "", recent: bool = False, typed: bool = True, **options: Any
 ) -> Pipeline:
-    """The app on a log; with a store of `recent` values, if wanted; its outputs as columns, or JSON.
+    """Return the app on a log, with a store of `recent` values if requested; outputs are columns or
+    JSON.
 
     `prefix` begins its name, and those of its topics.
     """
@@ -100,15 +101,15 @@ def pipeline(
 
 
 def some(count: int, start: int = 0) -> list[tuple[str, int]]:
-    """So many words, with the values from `start` on."""
+    """Return `count` words, with the values from `start` on."""
     return [(f"{'abcdefgh'[n % 8]}{n % 40}", n) for n in range(start, start + count)]
 
 
 def wrong(sent: Mapping[str, list[Figures]], given: Mapping[str, list[int]]) -> list[str]:
-    """What is wrong with the outputs of one stage, by key: lost, doubled, or a figure that is off.
+    """Return what is wrong with the outputs of one stage, by key: lost, doubled, or wrong figures.
 
     `given` are the values of each key. Figures depend on the order of the values, which
-    repartitioning may change; so each step must add one value, and all of them those given.
+    repartitioning may change. So each step must add one value, and all of them those given.
     """
     found = []
     for key in sorted({*sent, *given}):
@@ -132,7 +133,7 @@ def wrong(sent: Mapping[str, list[Figures]], given: Mapping[str, list[int]]) -> 
 
 
 def by_key(records: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
-    """The values of each key, in order."""
+    """Return the values of each key, in order."""
     found = defaultdict(list)
     for key, value in records:
         found[key].append(value)
@@ -140,7 +141,7 @@ def by_key(records: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
 
 
 def judge(made: Pipeline, given: Iterable[tuple[str, int]]) -> list[str]:
-    """Hold all that was sent, and both stores, against the input."""
+    """Compare all outputs and both stores with the input. Return what is wrong."""
     records = list(given)
     words = by_key(records)
     letters = by_key((word[0], value) for word, value in records)
@@ -186,7 +187,7 @@ def main() -> None:
 
 
 def work(log: str, guarantee: str, **options: Any) -> None:
-    """Be a worker until told to stop."""
+    """Run a worker until SIGTERM."""
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     made = pipeline(
         log,

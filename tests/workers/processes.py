@@ -16,11 +16,11 @@ from tests.systems import System
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_SECONDS = 120.0
-"""No process lives longer, whatever becomes of the test."""
+"""Maximum seconds that a process lives, even if the test does not end it."""
 
 
 class Process:
-    """One process of a module, its output in a file."""
+    """A process that runs a module, with its output in a file."""
 
     def __init__(
         self, arguments: Sequence[str], said: Path, *, bound: float = BOUND_SECONDS
@@ -44,12 +44,12 @@ class Process:
 
     @property
     def has_stores(self) -> bool:
-        """Whether it has brought partitions of stores back, as it says."""
+        """True once it has logged that it restored partitions of stores."""
         return "store partitions back" in self.text()
 
     @property
     def status(self) -> int | None:
-        """Its exit status; None while it runs."""
+        """Exit status; None while it runs."""
         return self._process.poll()
 
     @property
@@ -57,43 +57,43 @@ class Process:
         return self._process.poll() is None
 
     def freeze(self) -> None:
-        """As a suspended machine, or a debugger, would."""
+        """Stop it with SIGSTOP, like a suspended machine or a debugger."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
-    def doom(self) -> None:
-        """What that means is the process's own matter."""
+    def send_usr1(self) -> None:
+        """Send SIGUSR1. The meaning depends on the process."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR1)
 
     def kill(self) -> None:
-        """At once, without a farewell."""
+        """Kill it with SIGKILL."""
         self._process.kill()
         self._process.wait(30)
         self._bound.cancel()
 
     def ended(self, timeout: float = 60.0) -> int:
-        """By itself; its exit status."""
+        """Wait until it ends by itself. Return its exit status."""
         status = self._process.wait(timeout)
         self._bound.cancel()
         return status
 
     def end(self, timeout: float = 30.0) -> int:
-        """In order; its exit status."""
+        """End it with SIGTERM. Return its exit status."""
         self._process.terminate()
         return self.ended(timeout)
 
 
 def worker(system: System, said: Path) -> Process:
-    """A worker of the pipeline."""
+    """Start a worker of the pipeline."""
     return Process(["tests.workers.pipeline", system.url, str(system.state), system.prefix], said)
 
 
 @contextmanager
 def ending(processes: list[Process]) -> Iterator[None]:
-    """None of them outlives the block."""
+    """Kill the processes at the end of the block."""
     try:
         yield
     finally:

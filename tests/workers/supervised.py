@@ -1,4 +1,5 @@
-"""The pipeline as an app that `strandline run` finds; its log, folder and names are the environment's."""
+"""The pipeline as an app for `strandline run`; log, folder and names are in environment
+variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a worker's reports say while the log does not answer: that it does not, for how long, and no old lag."""
+"""Reports of a worker while the log does not answer: the outage, its duration, and no outdated
+lag."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ LONG = int(SILENT_SECONDS * 1000) + 1
 
 
 class Log:
-    """Its partitions end at 10; it answers, raises, or keeps who asks waiting."""
+    """A log whose partitions end at 10. It answers, raises, or lets callers wait."""
 
     def __init__(self) -> None:
         self.asked: list[list[TopicPartition]] = []
         self.error: Exception | None = None
         self.kept = 0
-        """How many have had to wait."""
+        """Number of calls that had to wait."""
         self.answers = threading.Event()
         self.answers.set()
 
@@ -68,7 +69,7 @@ def asking(
     made.close()
 
 
-def test_a_log_that_keeps_who_asks_waiting_is_silent_and_the_lag_unknown(
+def test_a_log_that_lets_callers_wait_counts_as_silent_and_the_lag_is_unknown(
     log: Log, asking: LagMonitor, clock: ManualClock, eventually: Eventually
 ) -> None:
     eventually(lambda: asking.lag() == {"sales": 6})
@@ -81,7 +82,7 @@ def test_a_log_that_keeps_who_asks_waiting_is_silent_and_the_lag_unknown(
     eventually(lambda: asking.silent() == 0 and asking.lag() == {"sales": 6})
 
 
-def test_one_that_refuses_is_silent_since_the_first_time(
+def test_a_log_that_raises_counts_as_silent_since_the_first_error(
     log: Log, asking: LagMonitor, clock: ManualClock, eventually: Eventually
 ) -> None:
     log.error = OwnerUnavailable("away")
@@ -94,7 +95,7 @@ def test_one_that_refuses_is_silent_since_the_first_time(
     eventually(lambda: asking.silent() == 0, what="an answer, which the worker meets too")
 
 
-def test_who_holds_nothing_yet_asks_all_the_same(
+def test_a_worker_without_partitions_calls_the_log_too(
     log: Log, held: dict[TopicPartition, int | None], asking: LagMonitor, eventually: Eventually
 ) -> None:
     held.clear()

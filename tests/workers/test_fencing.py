@@ -1,8 +1,8 @@
-"""Two holders of a partition never both commit, whichever step they stopped at.
+"""Two owners of a partition never both commit, at whichever step the first one stopped.
 
-The first worker is stopped before and after each call that it makes to the log, from its joining
-to its commits. While it sleeps it is put out of the group, the second one takes over its
-partitions, handles what is there and commits. Then the first goes on where it was.
+The first worker is stopped before and after each call that it makes to the log, from joining to its
+commits. While it sleeps it is removed from the group. The second one takes over its partitions,
+handles their records and commits. Then the first continues where it was.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from strandline.framework.options import Guarantee
 from tests.workers.pipeline import Pipeline, judge, pipeline
 
 ALL = bool(os.environ.get("STRANDLINE_ALL_STEPS"))
-"""Try every step, which takes minutes."""
+"""True to try every step, which takes minutes."""
 GIVEN = [(f"{'abc'[n % 3]}{n % 7}", n) for n in range(60)]
 LATER = [(f"{'abc'[n % 3]}{n % 7}", n) for n in range(60, 90)]
 
 
 class Story(NamedTuple):
-    """How it went."""
+    """Result of a run."""
 
     point: str
-    """Where the first worker slept; empty if it has fewer steps."""
+    """Step at which the first worker slept; empty if it has fewer steps."""
     calls: list[str]
-    """What the first worker asked of the log."""
+    """Calls of the first worker to the log."""
     wrong: list[str]
     more: int
-    """How much more than was given has been counted; below 0 it is less."""
+    """Number of records counted in excess of those given; negative if some were missed."""
 
 
 class Seated:
-    """A member that beats only when it is asked what it may hold."""
+    """A member that sends heartbeats only when its assignment is requested."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -73,7 +73,8 @@ class Seated:
 
     def holds(self, partitions: Collection[TopicPartition]) -> None:
         self._holds = partitions
-        with contextlib.suppress(MemberFenced):  # it is told when it asks what it may hold
+        # the error is raised when the assignment is requested
+        with contextlib.suppress(MemberFenced):
             self.allowed()
 
     def leave(self) -> None:
@@ -81,7 +82,7 @@ class Seated:
 
 
 class Interrupted:
-    """The log, as the first worker sees it: at one of its calls something else comes between."""
+    """The log as the first worker sees it: something else happens at one of its calls."""
 
     def __init__(self, broker: Broker, at: int, *, after: bool, meanwhile: Callable[[], None]):
         self.calls: list[str] = []
@@ -136,7 +137,7 @@ class World:
         return worker
 
     def run(self) -> None:
-        """The first works; is interrupted; both go on."""
+        """Run the first worker, interrupt it, and let both continue."""
         self.ready = True
         if not self.late:
             self.second = self.worker(self.second_app, self.owner)
@@ -152,13 +153,14 @@ class World:
             worker.commit()
 
     def meanwhile(self) -> None:
-        """The first has slept: it is out, and the second does all there is."""
+        """Let the session of the sleeping first worker expire, and the second one handle
+        everything."""
         if not self.ready:
             return
         for _ in range(5):
             self.clock.advance(3_000)
             self.owner.tick()
-            if self.second is not None:  # it is awake, and heard of
+            if self.second is not None:  # it is awake, and sends heartbeats
                 self.second.cycle()
         if self.second is None:
             self.second = self.worker(self.second_app, self.owner)
@@ -185,7 +187,7 @@ def story(at: int, *, after: bool, late: bool, guarantee: Guarantee = "exactly_o
 
 
 def stories(**how: Any) -> Iterator[Story]:
-    """One for each of the steps; or for the first, the last, and one in the middle of each kind."""
+    """Run a story for each step, or only for the first, middle and last of each kind of call."""
     names = story(0, **how).calls
     steps = range(1, len(names) + 1)
     if not ALL:
@@ -199,7 +201,7 @@ def stories(**how: Any) -> Iterator[Story]:
 
 @pytest.mark.parametrize("late", [False, True], ids=["beside it", "in its slot"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_whichever_step_it_sleeps_at_nothing_counts_twice_and_nothing_is_lost(
+def test_a_worker_that_sleeps_at_any_step_neither_doubles_nor_loses_records(
     after: bool, late: bool
 ) -> None:
     points = set()
@@ -211,8 +213,8 @@ def test_whichever_step_it_sleeps_at_nothing_counts_twice_and_nothing_is_lost(
 
 
 @pytest.mark.parametrize("guarantee", ["at_least_once", "at_most_once"])
-def test_the_weaker_guarantees_err_to_their_side_only(guarantee: Guarantee) -> None:
-    """What a sleeper writes on waking would count on a state that has gone on without it."""
+def test_the_weaker_guarantees_fail_only_in_their_direction(guarantee: Guarantee) -> None:
+    """Writes of a worker that wakes up apply to a state that has changed meanwhile."""
     for told in stories(after=False, late=False, guarantee=guarantee):
         if guarantee == "at_least_once":
             assert told.more >= 0, told.point
@@ -220,7 +222,8 @@ def test_the_weaker_guarantees_err_to_their_side_only(guarantee: Guarantee) -> N
             assert told.more <= 0, told.point
 
 
-def test_the_story_can_end_badly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the check of members, what a sleeper has done counts although it was done again."""
+def test_without_fencing_records_are_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the membership check, the work of a worker that slept counts although it was
+    repeated."""
     monkeypatch.setattr(GroupCoordinator, "check_commit", lambda *_: None)
     assert any(story(at, after=False, late=False).wrong for at in range(1, 400, 3))

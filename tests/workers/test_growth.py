@@ -1,4 +1,5 @@
-"""Partitions that an input gets while the app runs: read, or refused in words; never passed over."""
+"""Partitions added to an input while the app runs are read, or refused with a message; never
+ignored."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def log(system: System) -> Log:
 
 
 class Made:
-    """An app with one task, which reads one topic or two that go together."""
+    """An app with one task, which reads one topic or two that are copartitioned."""
 
     def __init__(
         self, system: System, log: Log, *, keeps: bool = False, pair: bool = False
@@ -53,7 +54,7 @@ class Made:
         self.log.broker.alter_topic(topic, partitions=partitions)
 
     def put(self, topic: str, partition: int, value: int) -> None:
-        """Put one record into that partition."""
+        """Append one record to that partition."""
         with self.log.producer() as producer:
             producer.send(topic, _packed(value), key="k", partition=partition).result(30)
 
@@ -62,7 +63,7 @@ def _packed(value: int) -> bytes:
     return bytes([value])  # MessagePack of a small int
 
 
-def test_a_task_without_state_reads_them_from_their_first_record(
+def test_a_task_without_state_reads_added_partitions_from_their_first_record(
     system: System, log: Log, eventually: Eventually
 ) -> None:
     made = Made(system, log)
@@ -76,7 +77,9 @@ def test_a_task_without_state_reads_them_from_their_first_record(
     assert made.app.run(until="idle") == 0, "it is committed"
 
 
-def test_two_workers_share_them(system: System, log: Log, eventually: Eventually) -> None:
+def test_two_workers_share_added_partitions(
+    system: System, log: Log, eventually: Eventually
+) -> None:
     one, two = Made(system, log), Made(system, log)
     first, second = InThread(one.app, "note"), InThread(two.app, "note")
     eventually(lambda: len(first.numbers) == len(second.numbers) == 1, what="sharing")
@@ -87,7 +90,7 @@ def test_two_workers_share_them(system: System, log: Log, eventually: Eventually
     second.stop()
 
 
-def test_topics_that_are_read_together_wait_for_each_other(
+def test_copartitioned_topics_wait_for_each_other(
     system: System, log: Log, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = Made(system, log, pair=True)
@@ -103,7 +106,7 @@ def test_topics_that_are_read_together_wait_for_each_other(
     worker.stop()
 
 
-def test_a_task_with_stores_refuses_them_in_words_metrics_and_at_its_next_start(
+def test_a_task_with_stores_refuses_added_partitions_in_logs_metrics_and_at_its_next_start(
     system: System, log: Log, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = Made(system, log, keeps=True)

@@ -1,4 +1,5 @@
-"""Workers as processes: killed, frozen past their session, replaced one by one, with a dead owner."""
+"""Workers as processes: killed, frozen past their session, replaced one by one, with a dead
+owner."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ WORKERS = 2
 
 
 class Cluster:
-    """A log, workers as processes, and a pen to write input with."""
+    """A log, workers as processes, and a thread that writes input."""
 
     def __init__(self, system: System, folder: Path, eventually: Eventually) -> None:
         self.system = system
@@ -31,7 +32,7 @@ class Cluster:
 
     @property
     def made(self) -> Pipeline:
-        """The app, opened where the log is."""
+        """The app, opened on this log."""
         if self._made is None:
             self._made = pipeline(self.system.url, prefix=self.system.prefix)
             self._made.app.prepare()
@@ -51,7 +52,7 @@ class Cluster:
         self.given += more
 
     def shared(self, among: int) -> None:
-        """Wait until so many members hold everything together, evenly."""
+        """Wait until `among` members own all partitions evenly."""
 
         def is_shared() -> bool:
             held = [len(m.held) for m in self.members()]
@@ -63,7 +64,7 @@ class Cluster:
         return list(self.made.app.broker.describe_group(self.made.app.name).members)
 
     def handled(self) -> None:
-        """Wait until all that was written is committed."""
+        """Wait until all written records are committed."""
         self._eventually(self.is_done, timeout=60, what="all records committed")
 
     def is_done(self) -> bool:
@@ -99,8 +100,8 @@ def cluster(system: System, tmp_path: Path, eventually: Eventually) -> Iterator[
         made.close()
 
 
-def test_a_killed_worker_is_noticed_and_the_others_go_on(cluster: Cluster) -> None:
-    """At once, on a folder; on Kafka after its session timeout."""
+def test_a_killed_worker_is_noticed_and_the_others_continue(cluster: Cluster) -> None:
+    """It is noticed at once in a folder, and after its session timeout on Kafka."""
     one, two = cluster.start()
     cluster.shared(2)
     cluster.write(3_000)
@@ -113,7 +114,7 @@ def test_a_killed_worker_is_noticed_and_the_others_go_on(cluster: Cluster) -> No
     cluster.judge()
 
 
-def test_a_worker_frozen_past_its_session_changes_nothing_says_so_and_joins_again(
+def test_a_worker_frozen_past_its_session_changes_nothing_logs_it_and_rejoins(
     cluster: Cluster, eventually: Eventually
 ) -> None:
     one, _ = cluster.start()
@@ -150,7 +151,7 @@ def test_the_owner_is_killed_under_load_and_another_takes_over(
     cluster.judge()
 
 
-def test_everybody_is_killed_and_new_ones_go_on(cluster: Cluster) -> None:
+def test_new_workers_continue_after_all_are_killed(cluster: Cluster) -> None:
     workers = cluster.start()
     cluster.shared(2)
     cluster.write(4_000)

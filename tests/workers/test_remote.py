@@ -1,4 +1,4 @@
-"""Workers that reach the log over the network: each with its own state, and nobody without the token."""
+"""Workers that reach the log over the network: each has its own state, and all need the token."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_workers_on_two_machines_share_and_take_over_from_each_other(
 
 
 @pytest.mark.parametrize("token", ["", "?token=another-long-enough-token"])
-def test_a_worker_without_the_token_gets_nothing(token: str, tmp_path: Path) -> None:
+def test_a_worker_without_the_token_is_refused(token: str, tmp_path: Path) -> None:
     served = serve(tmp_path / "log", listen="127.0.0.1:0", token=TOKEN, durability="os")
     try:
         made = pipeline(f"{served.url}{token}", state_dir=tmp_path / "state")

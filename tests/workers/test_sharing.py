@@ -1,4 +1,4 @@
-"""Workers of one app, in threads: each partition at one of them, whoever comes and goes."""
+"""Workers of one app, in threads: each partition has one owner while workers join and leave."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Running(InThread):
 
 
 class On(NamedTuple):
-    """Where workers run."""
+    """System and state folder on which workers run."""
 
     system: System
     log: Log
@@ -52,7 +52,9 @@ def on(system: System, log: Log) -> On:
     return On(system, log)
 
 
-def test_workers_come_and_go_and_each_record_counts_once(on: On, eventually: Eventually) -> None:
+def test_each_record_counts_once_while_workers_join_and_leave(
+    on: On, eventually: Eventually
+) -> None:
     one = on.running()
     given = some(2_000)
     one.made.words.append(given)
@@ -75,7 +77,7 @@ def test_workers_come_and_go_and_each_record_counts_once(on: On, eventually: Eve
 
 
 def test_until_idle_means_the_whole_app(on: On, eventually: Eventually) -> None:
-    """A worker that has nothing to do waits for those that have."""
+    """A worker without work waits for those that have some."""
     slow = on.running(commit_records=50)
     eventually(lambda: len(slow.numbers) == PARTITIONS, what="the first one at work")
     given = some(3_000)
@@ -125,7 +127,7 @@ def test_a_poison_record_stops_its_task_everywhere_and_nothing_else(
     assert {"a", "b"} <= set(handled) | {"d"}
 
 
-def test_an_app_that_runs_is_not_reset(on: On, eventually: Eventually) -> None:
+def test_a_running_app_cannot_be_reset(on: On, eventually: Eventually) -> None:
     one, log = on.running(), on.log
     one.made.words.append(some(100))
     eventually(lambda: len(one.numbers) == PARTITIONS, what="at work")
@@ -141,7 +143,7 @@ def test_an_app_that_runs_is_not_reset(on: On, eventually: Eventually) -> None:
     assert log.broker.committed(other.app.name) == {}
 
 
-def test_a_group_shows_who_works_on_what(on: On, eventually: Eventually) -> None:
+def test_a_group_shows_the_partitions_of_each_worker(on: On, eventually: Eventually) -> None:
     one = on.running()
     eventually(lambda: len(one.numbers) == PARTITIONS, what="at work")
     group = one.made.app.name

@@ -1,4 +1,4 @@
-"""Copies of stores that are kept warm: who keeps them, how far they are, and who gets what."""
+"""Standby copies of stores: their placement, their progress, and their use in assignments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.workers.test_sharing import Running
 Eventually = Callable[..., None]
 
 
-def test_each_partition_has_as_many_copies_as_asked_at_others_and_evenly() -> None:
+def test_each_partition_has_the_requested_number_of_copies_evenly_at_other_members() -> None:
     group = Group("g", {"t": 6}.get)  # type: ignore[arg-type]
     for name in "abc":
         group.join(name, Subscription(("t",), standby_replicas=1), now=0.0)
@@ -28,7 +28,7 @@ def test_each_partition_has_as_many_copies_as_asked_at_others_and_evenly() -> No
     assert len(frozenset[TopicPartition]().union(*(m.standbys for m in members))) == 6
 
 
-def test_who_has_a_copy_is_the_first_to_get_the_partition() -> None:
+def test_a_member_with_a_copy_gets_the_partition_first() -> None:
     group = Group("g", {"t": 6}.get)  # type: ignore[arg-type]
     for name in "abc":
         group.join(name, Subscription(("t",), standby_replicas=1), now=0.0)
@@ -39,7 +39,7 @@ def test_who_has_a_copy_is_the_first_to_get_the_partition() -> None:
         assert copies[name] & gone <= group.member(name).target
 
 
-def test_alone_there_is_nobody_to_keep_a_copy() -> None:
+def test_a_single_member_has_no_copies() -> None:
     group = Group("g", {"t": 6}.get)  # type: ignore[arg-type]
     group.join("a", Subscription(("t",), standby_replicas=2), now=0.0)
     assert group.member("a").standbys == frozenset()
@@ -51,14 +51,14 @@ def copies(worker: Running) -> dict[TopicPartition, int]:
 
 
 @pytest.mark.parametrize("apart", [True, False], ids=["on two machines", "on one"])
-def test_a_copy_follows_and_takes_over_with_nothing_left_to_replay_but_its_tail(
+def test_a_copy_follows_the_changelog_and_replays_only_its_tail_when_it_takes_over(
     apart: bool,
     system: System,
     tmp_path: Path,
     eventually: Eventually,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """On Kafka because there are two: among more it chooses who takes over without asking who has a copy."""
+    """Two workers on Kafka: among more, Kafka chooses the new owner without regard to copies."""
     caplog.set_level("INFO", logger="strandline")
     log = system.open(durability="os")
     state = [tmp_path / "one", tmp_path / "two"] if apart else [system.state] * 2
@@ -72,7 +72,7 @@ def test_a_copy_follows_and_takes_over_with_nothing_left_to_replay_but_its_tail(
     eventually(lambda: len(two.numbers) == PARTITIONS // 2, what="sharing")
 
     def are_warm() -> bool:
-        """Each keeps copies of what the other holds, up to the changelogs' ends."""
+        """Return True if each keeps copies of the other's stores, up to the changelogs' ends."""
         followed = {**copies(one), **copies(two)}
         ends = log.broker.offsets(list(followed))
         return len(followed) == 2 * PARTITIONS and all(
@@ -95,7 +95,7 @@ def test_a_copy_follows_and_takes_over_with_nothing_left_to_replay_but_its_tail(
 
 
 def crash(worker: Running) -> None:
-    """It ends without a commit or a checkpoint; the log sees it leave."""
+    """End it without a commit or a checkpoint. The log sees it leave."""
     running = worker.made.app._worker
     assert running is not None
     running.checkpoint_all = lambda: None  # type: ignore[method-assign]

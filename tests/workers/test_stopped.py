@@ -1,4 +1,4 @@
-"""A worker that is stopped for longer than tombstones stay, and goes on."""
+"""A worker that is stopped for longer than tombstones stay, and continues."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEYS = [f"k{number}" for number in range(20)]
 
 
 @pytest.mark.parametrize("care", ["careful", "careless"])
-def test_what_was_deleted_meanwhile_is_not_there_when_it_takes_over(
+def test_keys_deleted_meanwhile_do_not_reappear_when_a_stopped_worker_takes_over(
     care: str, tmp_path: Path, eventually: Eventually
 ) -> None:
     processes: list[Process] = []
@@ -42,7 +42,7 @@ def test_what_was_deleted_meanwhile_is_not_there_when_it_takes_over(
             eventually(lambda: is_done(log), what="all records committed")
 
         def shared(among: int) -> None:
-            eventually(lambda: held(log) == [PARTITIONS // among] * among, what="sharing")
+            eventually(lambda: owned_counts(log) == [PARTITIONS // among] * among, what="sharing")
 
         one = start("one")
         handle(*((key, 1) for key in KEYS))
@@ -72,13 +72,13 @@ def is_done(log: Log) -> bool:
     return all(tp in committed and committed[tp].offset == ends[tp].high_watermark for tp in INPUTS)
 
 
-def held(log: Log) -> list[int]:
-    """How many partitions each worker holds."""
+def owned_counts(log: Log) -> list[int]:
+    """Return the number of partitions of each worker."""
     return [len(member.held) for member in log.broker.describe_group("keep").members]
 
 
 def reaches_all(state: Path, log: Log) -> bool:
-    """Whether there is an engine for each changelog partition, up to its end."""
+    """Return True if there is an engine for each changelog partition, up to its end."""
     ends = log.broker.offsets(CHANGELOGS)
     reached: dict[str, int] = {}
     for database in state.glob("**/db"):
@@ -87,7 +87,7 @@ def reaches_all(state: Path, log: Log) -> bool:
             with inspected(database.parent) as content:
                 position = content.position()
         except (CorruptLog, OSError):
-            return False  # it was writing just then
+            return False  # it was being written
         if position is not None:
             reached[number] = max(reached.get(number, 0), position.offset)
     return all(
@@ -96,7 +96,7 @@ def reaches_all(state: Path, log: Log) -> bool:
 
 
 def purge(log: Log, eventually: Eventually) -> None:
-    """Clean until there are no tombstones any more."""
+    """Clean until there are no tombstones left."""
     topic = CHANGELOGS[0].topic
     log.alter_topic(topic, config={"delete.retention.ms": "0"})
     deletions = log.broker.offsets(CHANGELOGS)

@@ -1,4 +1,5 @@
-"""`strandline run --workers`: who is started again, what is lost (nothing), and who is left (nobody)."""
+"""`strandline run --workers`: workers are restarted, nothing is lost, and no process is left
+behind."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ from tests.workers.processes import ROOT, Process, ending
 Eventually = Callable[..., None]
 PIPELINE = "tests.workers.supervised:app"
 on_a_folder = pytest.mark.parametrize("system", ["embedded"], indirect=True)
-"""Where it is about who owns the log, or about what no log has to do with."""
+"""Mark for tests about the log's owner, or about things that do not depend on the log."""
 
 
 class Supervised:
@@ -61,7 +62,7 @@ class Supervised:
         self._made: Pipeline | None = None
 
     def start(self, *options: str, target: str = PIPELINE) -> Process:
-        """Start it, and wait until it has the log."""
+        """Start the supervisor, and wait until it has the log."""
         arguments = ["strandline", "run", target, "--log", self.system.url, *options]
         self.processes.append(Process(arguments, self.said))
         self._eventually(lambda: "Ctrl-C commits" in self.text(), timeout=60, what="a start")
@@ -72,7 +73,7 @@ class Supervised:
 
     @property
     def made(self) -> Pipeline:
-        """The app, attached to the log, or (of a folder) its owner when nobody else is."""
+        """The app, attached to the log, or in a folder its owner if there is no other."""
         if self._made is None:
             self._made = pipeline(self.system.url, prefix=self.system.prefix)
             self._made.app.prepare()
@@ -84,12 +85,12 @@ class Supervised:
         self.given += more
 
     def pids(self) -> list[int]:
-        """Of the workers that are members of the app's group."""
+        """Return the process ids of the workers that are members of the app's group."""
         members = self.made.app.broker.describe_group(self.made.app.name).members
         return [int(member.client.rpartition("-")[2]) for member in members if member.held]
 
     def at_work(self, count: int, *, but: int = 0) -> list[int]:
-        """Wait until so many workers share the partitions, none of them process `but`."""
+        """Wait until `count` workers share the partitions, none of which is process `but`."""
 
         def are() -> bool:
             pids = self.pids()
@@ -99,7 +100,7 @@ class Supervised:
         return self.pids()
 
     def all_right(self) -> bool:
-        """Whether every record is counted once; else some are still to come."""
+        """Return True if every record is counted once; False while some are still to come."""
         return judge(self.made, self.given) == []
 
     def close(self) -> None:
@@ -121,7 +122,7 @@ def supervised(
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; not one that is dead and not taken note of."""
+    """Return True if a process runs, and is no zombie."""
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
@@ -129,7 +130,7 @@ def is_alive(pid: int) -> bool:
 
 
 def check(system: System) -> str:
-    """What `strandline check` says of the folder."""
+    """Return the output of `strandline check` on the folder."""
     done = subprocess.run(
         [sys.executable, "-m", "strandline", "check", system.url],
         capture_output=True,
@@ -157,7 +158,7 @@ def test_a_killed_worker_is_started_again_and_a_signal_ends_all_in_order(
         supervised.text(),
     )
     eventually(supervised.all_right, what="all records counted once")
-    supervised.close()  # else this process would take the log over
+    supervised.close()  # otherwise this process would take the log over
     assert supervisor.end() == 0
     assert not any(map(is_alive, pids))
     assert re.search(r"\n1[12],\d{3} records handled in .* by 2 workers", supervised.text())
@@ -181,7 +182,7 @@ def test_workers_end_in_order_when_their_supervisor_is_killed(
     assert supervised.all_right()
 
 
-@on_a_folder  # that it ends so on Kafka, too, shows above
+@on_a_folder  # the test above covers Kafka
 def test_until_idle_ends_with_the_work_done_and_logs_in_files(
     supervised: Supervised, eventually: Eventually, tmp_path: Path
 ) -> None:
@@ -199,7 +200,7 @@ def test_until_idle_ends_with_the_work_done_and_logs_in_files(
 
 def test_each_second_is_a_line_of_json(supervised: Supervised, eventually: Eventually) -> None:
     supervised.start("--workers", "2", "--json", "--timeout", "60")
-    supervised.at_work(2)  # else the first may have done it all before the second joins
+    supervised.at_work(2)  # otherwise the first might finish before the second has joined
     supervised.write(1_000)
 
     def last() -> dict[str, Any]:
@@ -226,10 +227,10 @@ def test_each_second_is_a_line_of_json(supervised: Supervised, eventually: Event
 
 
 @on_a_folder
-def test_an_owner_in_the_background_makes_way_for_a_supervisor(
+def test_a_background_owner_gives_way_to_a_supervisor(
     supervised: Supervised, eventually: Eventually
 ) -> None:
-    """However long those who are attached to it stay: they go on with the new owner."""
+    """Attached clients need not leave: they continue with the new owner."""
     with changelog.open(supervised.system.url, role="attach_or_spawn") as staying:
         staying.create_topic("ours")
         supervisor = supervised.start("--workers", "1")
@@ -242,7 +243,7 @@ def test_an_owner_in_the_background_makes_way_for_a_supervisor(
         supervised.at_work(1)
 
 
-def test_only_an_owner_in_the_background_is_asked_to_leave(tmp_path: Path) -> None:
+def test_only_a_background_owner_is_asked_to_leave(tmp_path: Path) -> None:
     with changelog.open(tmp_path / "log", role="own"):
         assert not ask_to_leave(tmp_path / "log"), "and this process lives"
     assert not ask_to_leave(tmp_path / "log")
@@ -250,7 +251,7 @@ def test_only_an_owner_in_the_background_is_asked_to_leave(tmp_path: Path) -> No
 
 @pytest.fixture
 def app_file(tmp_path: Path) -> Callable[[str], str]:
-    """Writes an app with a handler of these lines; what `run` takes for it."""
+    """Function that writes an app with a handler of these lines. Returns the argument for `run`."""
 
     def write(handler: str, *, on_error: str = "fail", top: str = "") -> str:
         path = tmp_path / "some_app.py"
@@ -285,7 +286,7 @@ def ran(folder: Path, target: str, *options: str) -> subprocess.CompletedProcess
     )
 
 
-def test_what_an_app_that_cannot_be_imported_says(
+def test_an_app_that_cannot_be_imported_is_reported(
     tmp_path: Path, app_file: Callable[..., str]
 ) -> None:
     for target in ("nowhere.at_all:app", app_file("pass", top="1 / 0")):
@@ -299,7 +300,7 @@ def test_what_an_app_that_cannot_be_imported_says(
     assert not (tmp_path / "data").exists()
 
 
-def test_a_crash_of_the_process_says_where_it_was(
+def test_a_crash_of_the_process_prints_its_stack(
     tmp_path: Path, app_file: Callable[..., str]
 ) -> None:
     crashed = ran(tmp_path, app_file("pass", top="import faulthandler; faulthandler._sigsegv()"))
@@ -308,7 +309,7 @@ def test_a_crash_of_the_process_says_where_it_was(
     assert "some_app.py" in crashed.stderr
 
 
-def test_a_wrong_token_is_said_once(tmp_path: Path, app_file: Callable[..., str]) -> None:
+def test_a_wrong_token_is_reported_once(tmp_path: Path, app_file: Callable[..., str]) -> None:
     served = serve(tmp_path / "log", listen="127.0.0.1:0", token="sixteen-or-more-characters")
     with contextlib.closing(served):
         log = ["--log", f"{served.url}?token=none-that-is-accepted"]
@@ -324,10 +325,10 @@ def test_a_wrong_token_is_said_once(tmp_path: Path, app_file: Callable[..., str]
 def test_a_handler_may_print_when_the_supervisor_is_gone(
     supervised: Supervised, eventually: Eventually, app_file: Callable[..., str]
 ) -> None:
-    """Else a task that skips what it cannot handle would skip what it could not print."""
+    """Otherwise a task that skips failing records would skip those it could not print."""
     handler = "time.sleep(0.002); print('handling'); done.send(record.key, record.value)"
     target = app_file(handler, on_error="skip")
-    supervised.write(1_000)  # and this process has the log from now on
+    supervised.write(1_000)  # this process has the log from now on
     supervisor = supervised.start("--workers", "1", target=target)
     assert re.search(
         rf"this supervisor does not own the log: .*pid {os.getpid()}", supervised.text()
@@ -344,7 +345,7 @@ def test_a_handler_may_print_when_the_supervisor_is_gone(
 
 
 class Silent(SummaryView):
-    """Keeps what it is told."""
+    """Keeps the lines of the view."""
 
     def __init__(self) -> None:
         super().__init__("some")
@@ -363,7 +364,7 @@ threading.Event().wait()
 
 
 def supervise(*program: str, workers: int = 2, **options: Any) -> tuple[Outcome, list[str]]:
-    """Keep workers at a program of these lines."""
+    """Supervise workers that run a program of these lines."""
     view = Silent()
     command = [sys.executable, "-c", "\n".join(program)]
     supervisor = Supervisor(
@@ -376,7 +377,7 @@ def supervise(*program: str, workers: int = 2, **options: Any) -> tuple[Outcome,
     return supervisor.run(SimpleQueue()), view.told
 
 
-def test_workers_that_die_at_once_are_started_less_and_less_often_and_then_given_up() -> None:
+def test_workers_that_die_at_once_are_restarted_ever_more_slowly_and_then_abandoned() -> None:
     outcome, told = supervise(
         "import sys; sys.exit('no such database')", backoff=Backoff(first=0.05)
     )
@@ -388,7 +389,7 @@ def test_workers_that_die_at_once_are_started_less_and_less_often_and_then_given
     assert pauses == sorted(pauses)
 
 
-def test_what_it_knows_of_its_workers_is_told() -> None:
+def test_the_state_of_workers_is_exported_as_metrics() -> None:
     seen = Workers("some", 2)
     supervise("import sys; sys.exit(3)", backoff=Backoff(first=0.01), note=seen.note)
     told = parsed(exposition(seen.metrics()))
@@ -416,13 +417,13 @@ with Reporter(int(sys.argv[-1])) as reporter:
 """
 
 
-def test_what_no_start_mends_ends_all_at_once_and_is_said_once() -> None:
+def test_an_error_that_no_restart_can_fix_ends_all_workers_and_is_reported_once() -> None:
     outcome, told = supervise("FIRST = ''", FAILING, workers=3)
     assert outcome.failure == "InvalidConfig: no such setting"
     assert told == []
 
 
-def test_once_a_worker_has_run_the_same_error_is_tried_again(tmp_path: Path) -> None:
+def test_the_same_error_is_retried_once_a_worker_has_run(tmp_path: Path) -> None:
     first = f"FIRST = {str(tmp_path / 'first')!r}"
     outcome, told = supervise(first, FAILING, workers=1, backoff=Backoff(first=0.01))
     assert "5 times in a row" in outcome.failure
@@ -430,7 +431,7 @@ def test_once_a_worker_has_run_the_same_error_is_tried_again(tmp_path: Path) -> 
     assert "saying: InvalidConfig: no such setting; it starts again" in told[1]
 
 
-def test_the_last_line_is_quoted_of_those_that_say_why_they_end() -> None:
+def test_the_last_line_of_a_worker_that_ends_is_quoted() -> None:
     def said(end: str) -> str:
         return supervise(
             "import os, sys",
@@ -444,19 +445,19 @@ def test_the_last_line_is_quoted_of_those_that_say_why_they_end() -> None:
     assert said("os.abort()").endswith("was killed by SIGABRT, saying: handled 5 records")
 
 
-def test_one_that_goes_on_keeps_the_others_from_being_given_up() -> None:
+def test_a_running_worker_keeps_the_others_from_being_abandoned() -> None:
     outcome, told = supervise(
         "import os, sys, time",
         "time.sleep(3) if os.environ['NUMBER'] == '0' else sys.exit(3)",
         backoff=Backoff(first=0.01, longest=0.01),
         timeout=1.0,
     )
-    # One may be just about to die when the time is over, and is reported then.
+    # A worker may be about to die when the time is over, and is reported then.
     assert outcome.failure == "" or outcome.failure.endswith("ended with status 3")
     assert sum("worker 1 " in line for line in told) > 5
 
 
-def test_one_that_does_not_leave_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_does_not_leave_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strandline.framework.supervisor.supervisor.LEAVE_SECONDS", 0.3)
     outcome, told = supervise(DEAF, workers=1, timeout=2.0)
     assert "was killed by SIGKILL" in outcome.failure
@@ -483,7 +484,7 @@ def test_a_second_signal_kills_them_unless_it_comes_with_the_first() -> None:
     assert shown >= 4, "the first and those within a second are one"
 
 
-def test_a_program_that_cannot_be_started_is_said() -> None:
+def test_a_program_that_cannot_be_started_is_reported() -> None:
     outcome = Supervisor(
         1,
         lambda _: WorkerProcess(["/nowhere/at/all"], {}),
@@ -494,7 +495,7 @@ def test_a_program_that_cannot_be_started_is_said() -> None:
     assert "worker 0 cannot be started: No such file or directory" in outcome.failure
 
 
-def test_a_worker_whose_handler_does_not_come_back_is_no_orphan(
+def test_a_worker_whose_handler_never_returns_does_not_outlive_its_supervisor(
     eventually: Eventually, tmp_path: Path
 ) -> None:
     program = (
@@ -514,7 +515,7 @@ def test_a_worker_whose_handler_does_not_come_back_is_no_orphan(
     process.close()
 
 
-def test_a_stopped_supervisor_holds_up_no_worker() -> None:
+def test_a_stopped_supervisor_does_not_block_its_workers() -> None:
     supervisors, workers = socket.socketpair()
     workers.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
     ended = threading.Event()
@@ -530,7 +531,7 @@ def test_a_stopped_supervisor_holds_up_no_worker() -> None:
     supervisors.close()
 
 
-# What is shown ---------------------------------------------------------------------------------
+# Display ---------------------------------------------------------------------------------------
 
 ROWS = [
     WorkerRow(0, 41, "running", ("sales-0", "sales-2"), 1_200, 240.4, 9, {"sales": 3}, 0, None),
@@ -558,7 +559,7 @@ def test_the_table_shows_each_worker_and_the_lines_stay_above() -> None:
     table.close()
 
 
-def test_without_a_terminal_it_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_the_summary_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     SummaryView("shop").show(ROWS)
     said = (
         "app shop: 1 of 3 workers running, 1 restoring, 1 starts in 4 s, 1,500 records, 240 a "
@@ -567,7 +568,9 @@ def test_without_a_terminal_it_is_a_line(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == said
 
 
-def test_a_log_that_does_not_answer_is_told_and_no_lag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_that_does_not_answer_is_shown_without_a_lag(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     silent = [
         WorkerRow(n, 41 + n, "waiting for the log", (), 0, 0.0, 0, {}, 0, None, 12.0)
         for n in range(2)
@@ -586,7 +589,7 @@ def test_a_log_that_does_not_answer_is_told_and_no_lag(capsys: pytest.CaptureFix
     table.close()
 
 
-def test_a_log_file_begins_anew_and_one_before_it_is_kept(
+def test_a_log_file_is_rotated_and_one_old_file_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("strandline.framework.supervisor.logs.FILE_BYTES", 1_000)

@@ -8,7 +8,7 @@ import strandline as sl
 
 
 class InThread:
-    """Runs an app until it is stopped. `task` is the one whose partitions count."""
+    """Runs an app until it is stopped. `numbers` are the partitions of `task`."""
 
     def __init__(self, app: sl.App, task: str) -> None:
         self.error: BaseException | None = None
@@ -25,13 +25,13 @@ class InThread:
 
     @property
     def numbers(self) -> list[int]:
-        """The partitions that the task is at work on."""
+        """Return the partitions on which the task works."""
         worker = self._app._worker
         instances = list(worker.instances) if worker else []
         return sorted(i.partition for i in instances if i.spec.name == self._task)
 
     def stop(self) -> None:
-        """End it in order. Raises what it has ended with."""
+        """Stop the app. Raises the error it has ended with."""
         self._app.stop()
         self._thread.join(30)
         assert not self._thread.is_alive()
