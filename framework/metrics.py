@@ -146,10 +146,8 @@ def served(address: str | None, collect: Collect) -> Iterator[str]:
 def parse(address: str) -> tuple[str, int]:
     """Return host and port of "host:port"; the defaults are 127.0.0.1 and 9464.
 
-    >>> parse("0.0.0.0:9000"), parse("[::1]:9000"), parse("localhost"), parse(":9000"),
-    parse("9000")
-    (('0.0.0.0', 9000), ('::1', 9000), ('localhost', 9464), ('127.0.0.1', 9000), ('127.0.0.1',
-    9000))
+    >>> [parse(text) for text in ("0.0.0.0:9000", "[::1]:9000", "localhost", ":9000")]
+    [('0.0.0.0', 9000), ('::1', 9000), ('localhost', 9464), ('127.0.0.1', 9000)]
     """
     text = f":{address}" if address.isdecimal() else address
     try:

@@ -64,7 +64,8 @@ class Runnable:
         limits = running.RunLimits(until, count, timeout)
         if running.inside_event_loop():
             return running.in_thread(
-                lambda: running.run(self._this, limits, progress=progress, metrics=metrics)
+                lambda: running.run(self._this, limits, progress=progress, metrics=metrics),
+                self.stop,
             )
         return running.run(self._this, limits, progress=progress, metrics=metrics)
 
@@ -101,8 +102,10 @@ class Runnable:
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
-            self.stop()
-            await work
+            while not work.done():  # `stop` has no effect before the thread has made the worker
+                self.stop()
+                await asyncio.wait([work], timeout=running.STOP_INTERVAL_S)
+            work.result()
             raise
 
     def stop(self) -> None:

@@ -120,6 +120,17 @@ class Layers:
             self._sealed = self._sealed[:-1]
             self._held = None
 
+    def purge(self) -> None:
+        """Merge everything into one layer without deletions, for a stack with no engine below it."""
+        with self._lock:
+            if self._seal():
+                merged = reduce(lambda newer, older: older.under(newer), self._sealed)
+                kept: dict[bytes, bytes | None] = {
+                    key: value for key, value in merged.data.items() if value is not None
+                }
+                share = len(kept) / len(merged.data)
+                self._sealed = (Layer(kept, int(merged.nbytes * share)),) if kept else ()
+
     def clear(self) -> None:
         """Remove all layers."""
         with self._lock:

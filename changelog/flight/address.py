@@ -95,7 +95,11 @@ def connect(
 
     def connect_once(seconds: float) -> LogLink:
         broker = FlightBroker(
-            target, deadline=deadline, connect_within=max(seconds, 0.1), grants=grants
+            target,
+            deadline=deadline,
+            connect_within=max(seconds, 0.1),
+            clock=clock,
+            grants=grants,
         )
         return LogLink(broker, lambda: broker.lost, broker.close)
 

@@ -57,7 +57,7 @@ class OwnerEndpoint(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         """Return a description without the token."""
-        return f"Endpoint({self.location!r}, pid={self.pid})"
+        return f"OwnerEndpoint({self.location!r}, pid={self.pid})"
 
     @property
     def socket(self) -> str:

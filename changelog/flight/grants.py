@@ -159,11 +159,6 @@ class Grants:
             )
         return b"".join(found).hex().encode()
 
-    def forget(self, subject: Subject) -> None:
-        """Remove the grants of a member that has left."""
-        with self._lock:
-            self._kept.pop(_key(subject), None)
-
 
 def presented_in(header: str) -> bytes:
     """Return the grants in a call's header. Raises InvalidRequest."""

@@ -160,7 +160,7 @@ def _command() -> str:
         return "strandline"
     if beside.exists():
         return shlex.quote(os.path.relpath(beside))
-    return f"{shlex.quote(sys.executable)} -m framework.cli"
+    return f"{shlex.quote(sys.executable)} -m strandline"
 
 
 def _arguments() -> argparse.Namespace:

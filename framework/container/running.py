@@ -48,6 +48,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+STOP_INTERVAL_S = 0.05
+"""Seconds between two calls of `stop` for a run that is interrupted while it starts."""
+
+
 @dataclass(frozen=True)
 class RunLimits:
     """Limits at which a run ends by itself."""
@@ -295,8 +299,12 @@ def inside_event_loop() -> bool:
     return True
 
 
-def in_thread(call: Callable[[], T]) -> T:
-    """Make a call in a thread of its own; return its result or raise its error."""
+def in_thread(call: Callable[[], T], stop: Callable[[], None]) -> T:
+    """Make a call in a thread of its own; return its result or raise its error.
+
+    If the caller is interrupted, `stop` is called until the call has ended. Repeated calls are needed
+    because `stop` has no effect before the worker exists.
+    """
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -308,7 +316,13 @@ def in_thread(call: Callable[[], T]) -> T:
 
     thread = threading.Thread(target=work, name="strandline-run")
     thread.start()
-    thread.join()
+    try:
+        thread.join()
+    except BaseException:
+        while thread.is_alive():
+            stop()
+            thread.join(STOP_INTERVAL_S)
+        raise
     if errors:
         raise errors[0]
     return results[0]

@@ -109,8 +109,10 @@ class Reporter:
     def opening(self) -> Iterator[None]:
         """Report that the log is being opened within `with`, which may wait for its owner."""
         self._opening_since = self._clock.monotonic()
-        yield
-        self._opening_since = None
+        try:
+            yield
+        finally:
+            self._opening_since = None
 
     def _end(self) -> None:
         """Send the final report. Idempotent."""

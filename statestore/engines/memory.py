@@ -12,12 +12,17 @@ from functools import reduce
 from strandline.statestore.engine import Column, Entry, StorePosition
 from strandline.statestore.layers import MISSING, Change, Layers, overlaid
 
+PURGE_DELETIONS = 1_024
+"""Number of deletions below which they are kept: merging the layers costs more than they do."""
+
 
 class MemoryEngine:
     """Engine in memory; implements `Engine`."""
 
     def __init__(self) -> None:
         self._layers = Layers()
+        self._deletions = 0
+        """Number of deletions since the last purge."""
         self._position: StorePosition | None = None
 
     def position(self) -> StorePosition | None:
@@ -46,10 +51,16 @@ class MemoryEngine:
         self, keys: Column[bytes], values: Column[bytes | None], position: StorePosition
     ) -> None:
         self._layers.add(keys, values, 0)
+        self._deletions += sum(value is None for value in values)
+        # A purge goes through all keys, so there is one for each time that half of them are deletions.
+        if self._deletions > max(PURGE_DELETIONS, self._layers.num_changes() // 2):
+            self._layers.purge()
+            self._deletions = 0
         self._position = position
 
     def wipe(self) -> None:
         self._layers.clear()
+        self._deletions = 0
         self._position = None
 
     def approximate_num_entries(self) -> int:

@@ -25,7 +25,7 @@ IMPATIENT = "message.timeout.ms=2000&socket.timeout.ms=1000"
 def stopped(running: Running) -> Iterator[None]:
     """Stop the broker's process during the test."""
     if running.broker is None:
-        pytest.skip("the broker is not ours to stop (STRANDLINE_KAFKA)")
+        pytest.skip("the broker is not ours to stop (STRANDLINE_TEST_KAFKA)")
     running.broker.freeze()
     try:
         yield

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,11 +24,13 @@ from tests.crash.battery import PARTS, alone, gaps
 from tests.crash.images import KILL, Score, Tried, judge
 from tests.crash.lives import Share, filmed, image_at, visited, visited_by_recovery
 from tests.crash.oracle import Promise
-from tests.crash.points import POINTS
+from tests.crash.points import POINTS, STEPS
 from tests.crash.recoveries import known
 from tests.crash.tally import SnapshotEngine
 from tests.crash.twin import PowerStorage
 
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("changelog", "statestore")
 SHORT = {
     "stops": 193,
     "stops, os": 167,
@@ -62,6 +66,16 @@ def test_every_operation_has_a_name_and_every_name_is_visited() -> None:
         met.update(visited_by_recovery(*base))
     assert met - POINTS == set(), "an operation without a name"
     assert POINTS - met == set(), "a name that nothing goes through"
+
+
+def test_every_step_is_a_function_that_there_is() -> None:
+    found = set()
+    for module in (path for top in PACKAGES for path in (ROOT / top).rglob("*.py")):
+        for node in ast.parse(module.read_text()).body:
+            found.add(getattr(node, "name", ""))
+            if isinstance(node, ast.ClassDef):
+                found |= {f"{node.name}.{getattr(one, 'name', '')}" for one in node.body}
+    assert STEPS.keys() - found == {"SnapshotEngine.__init__"}  # it is the battery's own
 
 
 def test_the_workload_is_always_the_same() -> None:

@@ -20,6 +20,7 @@ import pytest
 
 import strandline as sl
 from strandline.changelog.errors import LogLocked
+from strandline.framework.container.running import in_thread
 from strandline.statestore.engines.folders import open_when_free
 
 ROOT = Path(__file__).parents[2]
@@ -143,6 +144,29 @@ async def test_cancelling_run_async_stops_the_app(counting: Counting) -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     assert counting.app._worker is None
+
+
+async def test_cancelling_run_async_before_its_worker_exists_stops_the_app(
+    counting: Counting,
+) -> None:
+    running = asyncio.create_task(counting.app.run_async())
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert counting.app._worker is None
+
+
+def test_an_interrupt_while_a_run_is_awaited_in_another_thread_stops_the_run() -> None:
+    stopped = threading.Event()
+
+    def call() -> None:
+        signal.raise_signal(signal.SIGINT)
+        assert stopped.wait(30)
+
+    with pytest.raises(KeyboardInterrupt):
+        in_thread(call, stopped.set)
+    assert stopped.is_set()
 
 
 def test_a_failed_task_raises_at_the_end(counting: Counting) -> None:

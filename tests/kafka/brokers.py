@@ -1,6 +1,6 @@
 """The broker that tests share.
 
-It is started by the first test that requests it, or is the one that STRANDLINE_KAFKA names
+It is started by the first test that requests it, or is the one that STRANDLINE_TEST_KAFKA names
 (host:port). These tests are skipped if confluent-kafka or Java is missing; with CI=true they fail.
 """
 
@@ -36,16 +36,16 @@ class Running(NamedTuple):
 
     url: str
     broker: Broker | None
-    """Broker started here; None if STRANDLINE_KAFKA names one."""
+    """Broker started here; None if STRANDLINE_TEST_KAFKA names one."""
     secured: Secured | None = None
-    """Secured listeners; None if STRANDLINE_KAFKA names a broker."""
+    """Secured listeners; None if STRANDLINE_TEST_KAFKA names a broker."""
 
 
 @pytest.fixture(scope="session")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """The broker that all tests share."""
     _require_client()
-    if address := os.environ.get("STRANDLINE_KAFKA"):
+    if address := os.environ.get("STRANDLINE_TEST_KAFKA"):
         yield Running(f"kafka://{address}", None)
         return
     folder = tmp_path_factory.mktemp("kafka")

@@ -60,7 +60,7 @@ def test_an_app_survives_an_outage_of_all_brokers(
 ) -> None:
     """All brokers are killed under a running app, and started again much later."""
     if running.broker is None:
-        pytest.skip("the broker is not ours to kill (STRANDLINE_KAFKA)")
+        pytest.skip("the broker is not ours to kill (STRANDLINE_TEST_KAFKA)")
     given = some(0)
     made = totals(name, running.url, tmp_path, session_timeout_ms=3_000)
     with made.app, running_app(made):

@@ -21,7 +21,7 @@ AT_ONCE_S = 5.0
 @pytest.fixture
 def secured(running: Running) -> Secured:
     if running.secured is None:
-        pytest.skip("the broker is not ours to ask who is there (STRANDLINE_KAFKA)")
+        pytest.skip("the broker is not ours to ask who is there (STRANDLINE_TEST_KAFKA)")
     return running.secured
 
 

@@ -53,7 +53,7 @@ class Tool:
 @pytest.fixture
 def broker(running: Running) -> Broker:
     if running.broker is None:
-        pytest.skip("the broker is not ours to look into (STRANDLINE_KAFKA)")
+        pytest.skip("the broker is not ours to look into (STRANDLINE_TEST_KAFKA)")
     return running.broker
 
 

@@ -190,7 +190,7 @@ class Story:
 @pytest.fixture(autouse=True)
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run one operation after another, because a seed must always give the same story."""
-    monkeypatch.setattr(LogContext, "at_once", taking_turns)
+    monkeypatch.setattr(LogContext, "in_parallel", taking_turns)
 
 
 def seeds() -> range:

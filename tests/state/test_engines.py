@@ -111,6 +111,19 @@ def test_the_position_is_not_an_entry(engine: Engine) -> None:
     assert list(engine.scan(b"", None, reverse=True)) == [(b"\x02a", b"1")]
 
 
+def test_a_memory_engine_forgets_deleted_keys() -> None:
+    engine = MemoryEngine()
+    for number in range(0, 20_000, 100):
+        keys = [b"%08d" % (number + at) for at in range(100)]
+        engine.write(keys, [b"x"] * 100, StorePosition("t1", 0, number))
+        before = engine.scan(b"", None, reverse=False)
+        engine.write(keys, [None] * 100, StorePosition("t1", 0, number))
+        assert [key for key, _ in before] == keys  # of the moment it began
+    engine.write([b"a"], [b"1"], StorePosition("t1", 0, 20_000))
+    assert engine.approximate_num_entries() < 2_000
+    assert list(engine.scan(b"", None, reverse=False)) == [(b"a", b"1")]
+
+
 def test_an_engine_estimates_its_number_of_keys(engine: Engine) -> None:
     write(engine, {b"\x02%d" % number: b"1" for number in range(100)})
     assert 90 <= engine.approximate_num_entries() <= 110
