@@ -158,10 +158,10 @@ async def test_cancelling_run_async_before_its_worker_exists_stops_the_app(
 
 
 def test_an_interrupt_while_a_run_is_awaited_in_another_thread_stops_the_run() -> None:
-    stopped = threading.Event()
+    stopped, main = threading.Event(), threading.get_ident()
 
     def call() -> None:
-        signal.raise_signal(signal.SIGINT)
+        signal.pthread_kill(main, signal.SIGINT)
         assert stopped.wait(30)
 
     with pytest.raises(KeyboardInterrupt):
