@@ -315,8 +315,8 @@ def in_thread(call: Callable[[], T], stop: Callable[[], None]) -> T:
             errors.append(error)
 
     thread = threading.Thread(target=work, name="strandline-run")
-    thread.start()
     try:
+        thread.start()
         thread.join()
     except BaseException:
         while thread.is_alive():
