@@ -15,6 +15,7 @@ import pytest
 
 from strandline import changelog
 from strandline.changelog.records import CommittedOffset, TopicPartition
+from strandline.framework.cli.application import WholeCommand
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("changelog", "statestore", "framework")
@@ -346,6 +347,32 @@ def test_importing_strandline_imports_nothing_heavy_and_nothing_optional() -> No
         """
     )
     assert loaded.strip() == "[]"
+
+
+def test_the_command_s_help_imports_no_log_and_no_store() -> None:
+    heavy = ["pyarrow.flight", "polars", "rocksdict", "pandas"]
+    heavy += ["strandline.statestore", "strandline.changelog.embedded.owner"]
+    for option in ("--version", "--help"):
+        loaded = python(
+            f"""
+            import sys
+            from strandline.framework.cli import main
+            try:
+                main([{option!r}])
+            except SystemExit:
+                pass
+            print([name for name in {heavy!r} if name in sys.modules])
+            """
+        )
+        assert loaded.splitlines()[-1] == "[]", loaded
+
+
+def test_the_list_of_commands_says_what_their_own_help_says() -> None:
+    for name, lazy in WholeCommand.lazy.items():
+        command = lazy.loaded(name)
+        summary = (command.help or "").split("\n\n")[0]
+        assert " ".join(summary.split()) == lazy.summary
+        assert (command.name, command.hidden) == (name, lazy.hidden)
 
 
 @pytest.mark.parametrize("owned", [True, False])

@@ -12,7 +12,7 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -21,28 +21,8 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from strandline.changelog.errors import StrandlineError
-from strandline.framework.cli import (
-    backup,
-    check,
-    cleaner,
-    config,
-    consume,
-    describe,
-    groups,
-    logs,
-    move,
-    needs,
-    output,
-    produce,
-    repair,
-    reset,
-    run,
-    segments,
-    serve,
-    stores,
-    tokens,
-    topics,
-)
+from strandline.framework.cli import logs, output
+from strandline.framework.cli.lazy import LazyCommand, LazyGroup
 from strandline.framework.terminal import printable
 
 if TYPE_CHECKING:
@@ -60,35 +40,94 @@ class ErrorGuardedGroup(TyperGroup):
             return super().invoke(ctx)
 
 
+class WholeCommand(ErrorGuardedGroup, LazyGroup):
+    """The command `strandline`."""
+
+    lazy: Mapping[str, LazyCommand] = {
+        "run": LazyCommand(
+            *("run", "run"),
+            "Run an app until Ctrl-C or until the given limits. It commits before it ends.",
+        ),
+        "needs": LazyCommand("needs", "needs", "Print the needs of an app as JSON.", hidden=True),
+        "serve": LazyCommand(
+            *("serve", "serve"),
+            "Serve a log until Ctrl-C or SIGTERM. Clients open the printed URL with the token.",
+        ),
+        "tokens": LazyCommand(
+            "tokens", "commands", "Tokens for clients over TCP, with their rights."
+        ),
+        "topics": LazyCommand(
+            "topics", "commands", "List, describe, create, alter and delete topics."
+        ),
+        "config": LazyCommand(
+            *("config", "commands"),
+            "Show and change the settings of a log as a whole: defaults for topics, and the cleaner.",
+        ),
+        "produce": LazyCommand(
+            *("produce", "produce"),
+            'Append records: JSON lines on stdin, each like {"key": "AA", "value": {"n": 1}}.',
+        ),
+        "consume": LazyCommand(
+            *("consume", "consume"),
+            "Print records as JSON lines, in order within each partition, up to the topic's current "
+            "end.",
+        ),
+        "groups": LazyCommand(
+            "groups", "commands", "Consumer groups: committed offsets, lag, members."
+        ),
+        "segments": LazyCommand(
+            *("segments", "segments"),
+            "Show the segments of a topic, one row each; with --frames one row per frame.",
+        ),
+        "cleaner": LazyCommand(
+            *("cleaner", "cleaner"),
+            "Show how clean each partition of the compacted topics is, and its last cleaning.",
+        ),
+        "clean": LazyCommand(
+            *("cleaner", "clean"),
+            "Compact now, even if little is dirty. Active segments are closed for it.",
+        ),
+        "stores": LazyCommand("stores", "commands", "The stores of apps: list, get, scan."),
+        "reset": LazyCommand(
+            *("reset", "reset"),
+            "Reset an app: delete offsets, state and changelogs, or only those that are chosen.",
+        ),
+        "describe": LazyCommand(
+            *("describe", "describe"),
+            "Show an app's tasks, topics and stores, or the apps and topics of a log.",
+        ),
+        "move": LazyCommand(
+            *("move", "move"),
+            "Move topics and the offsets of their groups to another log, so that apps can continue "
+            "there.",
+        ),
+        "backup": LazyCommand(
+            *("backup", "backup"),
+            "Back up a log, in use or not, as it is at one moment. Only data that TO lacks is copied.",
+        ),
+        "restore": LazyCommand("backup", "restore", "Make a new log from a backup."),
+        "check": LazyCommand(
+            *("check", "check"),
+            "Read a whole log that no process has open, and its stores, and report what is wrong.",
+        ),
+        "repair": LazyCommand(
+            *("repair", "repair"),
+            "Repair what `check` finds in a log that no process has open, and report what is lost.",
+        ),
+    }
+
+
 def strandline() -> typer.Typer:
     """Return the whole command."""
-    application = _typer("Look at a Strandline log, and run apps on it.")
+    application = _typer("Look at a Strandline log, and run apps on it.", WholeCommand)
     application.callback()(_options)
-    application.command("run")(run.run)
-    application.command("needs", hidden=True)(needs.needs)
-    application.command("serve")(serve.serve)
-    application.add_typer(tokens.commands, name="tokens")
-    application.add_typer(topics.commands, name="topics")
-    application.add_typer(config.commands, name="config")
-    application.command("produce")(produce.produce)
-    application.command("consume")(consume.consume)
-    application.add_typer(groups.commands, name="groups")
-    application.command("segments")(segments.segments)
-    application.command("cleaner")(cleaner.cleaner)
-    application.command("clean")(cleaner.clean)
-    application.add_typer(stores.commands, name="stores")
-    application.command("reset")(reset.reset)
-    application.command("describe")(describe.describe)
-    application.command("move")(move.move)
-    application.command("backup")(backup.backup)
-    application.command("restore")(backup.restore)
-    application.command("check")(check.check)
-    application.command("repair")(repair.repair)
     return application
 
 
 def strandline_of(app: App) -> typer.Typer:
     """Return the commands of one app."""
+    from strandline.framework.cli import describe, reset, run
+
     application = _typer(f"The app {app.name!r}.")
     application.callback()(_options)
     application.command("run")(run.command_of(app))
@@ -171,9 +210,9 @@ def _debugging(on: bool) -> Iterator[None]:
         _debug = before
 
 
-def _typer(purpose: str) -> typer.Typer:
+def _typer(purpose: str, group: type[TyperGroup] = ErrorGuardedGroup) -> typer.Typer:
     return typer.Typer(
-        cls=ErrorGuardedGroup,
+        cls=group,
         help=purpose,
         no_args_is_help=True,
         add_completion=False,

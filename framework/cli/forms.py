@@ -20,7 +20,8 @@ import datetime as dt
 import math
 import struct
 from collections.abc import Callable
-from typing import Any, Literal
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import pyarrow as pa
@@ -28,12 +29,13 @@ import pyarrow as pa
 from strandline.changelog.client.keys import encode_key
 from strandline.changelog.depth import check_json
 from strandline.changelog.errors import InvalidRecord, StrandlineError
-from strandline.statestore.serdes import MessagePack
+
+if TYPE_CHECKING:
+    from strandline.statestore.serdes import MessagePack
 
 KeyForm = Literal["auto", "text", "int", "float", "msgpack", "bytes"]
 ValueForm = Literal["auto", "text", "json", "msgpack", "bytes"]
 
-_msgpack = MessagePack()
 _LONG, _DOUBLE = struct.Struct(">q"), struct.Struct(">d")
 
 
@@ -115,10 +117,10 @@ def _shown_key(data: bytes, form: KeyForm) -> Any:
         return _LONG.unpack(data)[0]
     if form == "float":
         return _DOUBLE.unpack(data)[0]
-    value = _msgpack.loads(data)
+    value = _msgpack().loads(data)
     # Arbitrary bytes may happen to be MessagePack. Only a list or map that encodes to the same bytes
     # again counts as such (JSON would turn a map's keys into text).
-    certain = isinstance(value, list | dict) and _msgpack.dumps(unplain(plain(value))) == data
+    certain = isinstance(value, list | dict) and _msgpack().dumps(unplain(plain(value))) == data
     return plain(value if certain or form == "msgpack" else data)
 
 
@@ -159,7 +161,7 @@ def parse_value(value: Any, form: ValueForm = "auto") -> bytes | None:
         return value
     if form == "text":
         return _text(value).encode()
-    return _bytes(value) if form == "bytes" else _msgpack.dumps(value)
+    return _bytes(value) if form == "bytes" else _msgpack().dumps(value)
 
 
 def _shown_value(data: bytes, form: ValueForm) -> Any:
@@ -171,15 +173,15 @@ def _shown_value(data: bytes, form: ValueForm) -> Any:
         check_json(data)
         return msgspec.json.decode(data)
     if form == "msgpack":
-        return plain(_msgpack.loads(data))
+        return plain(_msgpack().loads(data))
     try:
-        value = _msgpack.loads(data)
+        value = _msgpack().loads(data)
     except InvalidRecord:
         return {"utf8": data.decode()}
     # A scalar that does not encode to the same bytes again is probably not MessagePack. Null is
     # shown as bytes, because `produce` would take it for a tombstone.
     scalar = not isinstance(value, list | dict)
-    certain = not scalar or (value is not None and _msgpack.dumps(unplain(plain(value))) == data)
+    certain = not scalar or (value is not None and _msgpack().dumps(unplain(plain(value))) == data)
     return plain(value) if certain else {"utf8": data.decode()}
 
 
@@ -287,3 +289,11 @@ def _name(key: Any) -> str:
     if isinstance(key, str):
         return key
     return key.decode(errors="replace") if isinstance(key, bytes) else str(key)
+
+
+@cache
+def _msgpack() -> MessagePack:
+    # The stores' package is large, and most commands print texts only.
+    from strandline.statestore.serdes import MessagePack
+
+    return MessagePack()
