@@ -12,17 +12,12 @@ import contextlib
 import datetime as dt
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from strandline.changelog.errors import InvalidRequest, NotInTask
 from strandline.changelog.times import to_ms
 from strandline.framework.record import Record
-
-if TYPE_CHECKING:
-    from strandline.framework.timers import Timers
-
-ClockName = Literal["stream", "wall"]
-"""Clock of a timer: the time of the records, or the wall clock."""
+from strandline.framework.timers import ClockName, Timers
 
 
 class TaskContext:

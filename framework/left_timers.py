@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.errors import InvalidConfig
-from strandline.framework.context import ClockName
 from strandline.framework.declarations import Declarations
 from strandline.framework.export import committed_batches
-from strandline.framework.timers import TimerKey
+from strandline.framework.timers import ClockName, TimerKey
 from strandline.statestore.keys import key_codec
 
 _CLOCKS: tuple[ClockName, ...] = ("stream", "wall")

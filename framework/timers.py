@@ -9,15 +9,16 @@ therefore need not touch the heaps.
 from __future__ import annotations
 
 import heapq
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from strandline.changelog.depth import check_msgpack
 from strandline.changelog.errors import InvalidRecord, InvalidRequest
-from strandline.framework.context import ClockName
 from strandline.statestore.store import PartitionStore
 
+ClockName = Literal["stream", "wall"]
+"""Clock of a timer: the time of the records, or the wall clock."""
 TimerKey = tuple[str, bytes]
 
 _STREAM_TIME: TimerKey = ("", b"")

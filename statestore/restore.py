@@ -31,7 +31,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -44,9 +44,6 @@ from strandline.statestore.changelogged import Changelogged, SortedChanges
 from strandline.statestore.engine import StorePosition
 from strandline.statestore.last_record import LastRecord, last_record
 from strandline.statestore.latest import latest_per_key
-
-if TYPE_CHECKING:
-    from strandline.statestore.store import PartitionStore
 
 T = TypeVar("T")
 
@@ -229,8 +226,21 @@ def restore(
             return Restored(first, records, clock.monotonic() - begun, reached)
 
 
+class Restorable(Protocol):
+    """A store partition, as `restore_all` sees it."""
+
+    def restore(
+        self,
+        broker: Broker,
+        changelog: TopicPartition,
+        progress: OnProgress | None = ...,
+        *,
+        wait: float = ...,
+    ) -> Restored: ...
+
+
 def restore_all(
-    stores: Iterable[tuple[PartitionStore[Any, Any], TopicPartition]],
+    stores: Iterable[tuple[Restorable, TopicPartition]],
     broker: Broker,
     progress: OnProgress | None = None,
     *,

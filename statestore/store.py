@@ -261,7 +261,7 @@ class PartitionStore(NoLen, Generic[K, V]):
         >>> store["LHR"]
         ['BA']
         """
-        return Edit(self, key)
+        return Edit(self, key, immutable=self._values.immutable)
 
     def range(
         self, lower: K | None = None, upper: K | None = None, *, reverse: bool = False

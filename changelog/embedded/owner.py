@@ -27,7 +27,6 @@ from strandline.changelog.embedded.coordinator import Coordinator
 from strandline.changelog.embedded.folder_watch import FolderWatch
 from strandline.changelog.embedded.groups.groups import GroupCoordinator
 from strandline.changelog.embedded.maintenance import LogMaintenance, sync_quietly
-from strandline.changelog.embedded.metrics import log_readings
 from strandline.changelog.embedded.names import (
     CLEAN,
     CONSUMER_OFFSETS,
@@ -38,6 +37,7 @@ from strandline.changelog.embedded.names import (
 from strandline.changelog.embedded.offsets import GroupOffsets, check_commit, located
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.pins import KeptPins
+from strandline.changelog.embedded.readings import log_readings
 from strandline.changelog.embedded.segment import Segment
 from strandline.changelog.embedded.snapshots import KeptSnapshots
 from strandline.changelog.embedded.syncing import begin_epochs, sync_all

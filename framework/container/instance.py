@@ -32,11 +32,11 @@ from strandline.framework.container.placing import Placed
 from strandline.framework.container.sampling import Sampling
 from strandline.framework.container.trial import Trial
 from strandline.framework.container.windows import WindowTimer
-from strandline.framework.context import ClockName, TaskContext
+from strandline.framework.context import TaskContext
 from strandline.framework.handlers import check_finished, no_timer
 from strandline.framework.record import Record
 from strandline.framework.task import TaskSpec
-from strandline.framework.timers import DueTimer, Timers
+from strandline.framework.timers import ClockName, DueTimer, Timers
 from strandline.framework.topic import Topic
 from strandline.statestore.store import PartitionStore
 

@@ -20,7 +20,7 @@ from strandline.framework.spark import pinning, planning, reading, versions
 from strandline.framework.spark.offsets import Positions, QueryProgress, from_json, to_json
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.planning import OffsetRange
-from strandline.framework.spark.source import RangePartition, RecordReader
+from strandline.framework.spark.range_reader import RangePartition, RecordReader
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit

@@ -34,7 +34,7 @@ def test_reset_shows_its_plan_only_if_no_worker_runs(
         refused = strandline("reset", name, "--yes")
         assert refused.code == 1
         assert f"app '{name}' is running" in refused.err
-        assert "on Kafka, as a static one" in refused.err
+        assert "on Kafka, or with STRANDLINE_INSTANCE set" in refused.err
         assert "forget" not in refused.err
     eventually(lambda: not log.broker.describe_group(name).members, what="its leaving")
     done = strandline("reset", name, "--yes")

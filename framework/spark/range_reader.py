@@ -1,0 +1,46 @@
+"""Reader of one range of offsets, in a task of Spark's: for batches and for streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from strandline.framework.spark import reading, versions
+from strandline.framework.spark.columns import to_rows, to_sized_batches
+from strandline.framework.spark.options import SourceOptions
+from strandline.framework.spark.planning import OffsetRange
+
+BATCH_ROWS = 32_768
+"""Minimum number of rows of a batch for Spark; smaller batches of the log are combined."""
+
+
+@dataclass
+class RangePartition(InputPartition):
+    """Range that one task reads: of records, or of a store's changelog."""
+
+    range: OffsetRange
+
+
+class RecordReader:
+    """Reader of the records of a range, for batches and streams."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._target = versions.to_arrow(schema)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the records of a range. Spark requests a partition even if none was planned."""
+        if not isinstance(partition, RangePartition):
+            return
+        options = self._options
+        with reading.open_log(options.path) as log:
+            batches = reading.read_range(
+                log.broker, partition.range, fail_on_data_loss=options.fail_on_data_loss
+            )
+            yield from to_sized_batches(
+                (to_rows(batch, self._target) for batch in batches), BATCH_ROWS
+            )
