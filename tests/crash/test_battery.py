@@ -38,8 +38,8 @@ SHORT = {
     "failures": 421,
     "recoveries": 251,
     "recoveries, os": 127,
-    "recoveries, all points": 307,
-    "pairs": 193,
+    "recoveries, all points": 151,
+    "pairs": 97,
 }
 """Stride of each part in this short run."""
 
