@@ -317,7 +317,7 @@ class Broker(Protocol):
         """Join a group as a new member that owns no partition yet. Raises InvalidConfig."""
         ...
 
-    def beat_group(
+    def heartbeat(
         self,
         member: GroupMember,
         call: int,

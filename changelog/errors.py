@@ -193,7 +193,7 @@ class TooManyFiles(StorageFailed):
     """The limit of open files, of the process or the machine, is reached. Nothing was changed."""
 
 
-UNDONE = (DiskFull, TooManyFiles)
+NO_EFFECT_ERRORS = (DiskFull, TooManyFiles)
 """Storage errors of operations that had no effect, so that the caller may retry."""
 
 

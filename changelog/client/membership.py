@@ -110,7 +110,7 @@ class Membership:
             call, seen, held = self._calls, self._assignment.number, self._owned
             started_at = self._clock.monotonic()
         try:
-            answer = self._broker.beat_group(self.member, call, seen, held, timeout=timeout)
+            answer = self._broker.heartbeat(self.member, call, seen, held, timeout=timeout)
         except Retriable:
             self._check_silence()
             raise

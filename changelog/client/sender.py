@@ -29,7 +29,7 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
 from strandline.changelog.embedded.producer_state import REMEMBERED, advance
 from strandline.changelog.errors import (
-    UNDONE,
+    NO_EFFECT_ERRORS,
     InvalidRequest,
     OutOfOrderSequence,
     RequestTimedOut,
@@ -199,7 +199,7 @@ class Sender:
         attempts = _Attempts(self._clock, self._delivery_timeout_ms)
         try:
             appended = attempts.until_answered(lambda: self._broker.append(appends), doing)
-        except (InvalidRequest, *UNDONE) as error:
+        except (InvalidRequest, *NO_EFFECT_ERRORS) as error:
             if not attempts.failed:
                 raise _Refused(error) from error
             raise RequestTimedOut(

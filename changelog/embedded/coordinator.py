@@ -30,8 +30,8 @@ from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.syncing import sync_all
 from strandline.changelog.embedded.transaction_log import TransactionLog, TransactionRecord
 from strandline.changelog.errors import (
+    NO_EFFECT_ERRORS,
     REPAIR,
-    UNDONE,
     CorruptLog,
     Fenced,
     InvalidConfig,
@@ -276,7 +276,7 @@ class Coordinator:
             if not partition.retired:
                 try:
                     partition.append_marker(successor, commit=False)
-                except UNDONE:
+                except NO_EFFECT_ERRORS:
                     transaction.pending_markers[partition] = successor
                 except StrandlineError:
                     continue  # the partition is poisoned; recovery aborts the transaction there
@@ -423,7 +423,7 @@ class Coordinator:
                     if transaction.overdue(now):
                         self._abort(transaction)
                     self._write_pending_markers(transaction)
-        with contextlib.suppress(*UNDONE):  # the next tick tries again
+        with contextlib.suppress(*NO_EFFECT_ERRORS):  # the next tick tries again
             self._commits.finalize()
             self._expire(self._environment.steady_ms() - EXPIRATION_MS)
 

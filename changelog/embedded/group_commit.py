@@ -31,7 +31,7 @@ from strandline.changelog.embedded.transaction_log import (
     TransactionLog,
     TransactionRecord,
 )
-from strandline.changelog.errors import UNDONE, StorageFailed, StrandlineError
+from strandline.changelog.errors import NO_EFFECT_ERRORS, StorageFailed, StrandlineError
 from strandline.changelog.records import ProducerIdentity
 
 
@@ -208,7 +208,7 @@ class GroupCommit:
         _enter(CommitStage.UNKNOWN, ready)
         try:
             self.log.write(records)
-        except UNDONE:
+        except NO_EFFECT_ERRORS:
             _enter(CommitStage.REFUSED, ready)
             self._unfinalized += finalized
             raise

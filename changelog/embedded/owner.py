@@ -46,7 +46,7 @@ from strandline.changelog.embedded.topic import OpenTopic, TopicCatalog
 from strandline.changelog.embedded.transaction_log import TransactionLog
 from strandline.changelog.embedded.view import RecordView
 from strandline.changelog.errors import (
-    UNDONE,
+    NO_EFFECT_ERRORS,
     FolderLost,
     InvalidConfig,
     InvalidTopic,
@@ -170,7 +170,7 @@ class Owner:
         try:
             if not self._watch.finds_loss(self._partitions()):
                 self._close_in_order()
-        except (*UNDONE, FolderLost) as error:
+        except (*NO_EFFECT_ERRORS, FolderLost) as error:
             message = "the log is closed, and the next opening runs recovery: %s"
             _log.warning(message, error, extra={"error": error})
         finally:
@@ -485,7 +485,7 @@ class Owner:
         self._check_open()
         return self._groups.join(group, subscription)
 
-    def beat_group(
+    def heartbeat(
         self,
         member: GroupMember,
         call: int,

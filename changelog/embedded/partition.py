@@ -47,7 +47,7 @@ from strandline.changelog.embedded.producer_state import (
 )
 from strandline.changelog.embedded.segment import Segment
 from strandline.changelog.errors import (
-    UNDONE,
+    NO_EFFECT_ERRORS,
     OwnerUnavailable,
     PartitionPoisoned,
     StorageFailed,
@@ -281,7 +281,7 @@ class Partition:
         )
         try:
             segment.append(header, parts, self.config.index_interval_bytes)
-        except UNDONE:
+        except NO_EFFECT_ERRORS:
             segment.undo_append()
             raise
         self.log_end = header.last_offset + 1
@@ -292,7 +292,7 @@ class Partition:
         """Poison the partition if a change of the log's end fails in a way that was not undone."""
         try:
             yield
-        except UNDONE:
+        except NO_EFFECT_ERRORS:
             raise
         except StorageFailed as error:
             self.poison(error)

@@ -31,8 +31,8 @@ from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.pin import Pin, PinnedPartition, PinnedPiece, PinReader
 from strandline.changelog.embedded.segment import Segment, SegmentPiece
 from strandline.changelog.errors import (
+    NO_EFFECT_ERRORS,
     REPAIR,
-    UNDONE,
     CorruptLog,
     InvalidConfig,
     InvalidRequest,
@@ -323,7 +323,7 @@ def _link(storage: Storage, source: str, target: str) -> None:
         storage.link(source, target)
     except FileNotFoundError as error:
         raise CorruptLog(f"{source}: the segment is gone; {REPAIR}") from error
-    except UNDONE:
+    except NO_EFFECT_ERRORS:
         raise
     except StorageFailed as error:
         raise StorageFailed(

@@ -39,7 +39,13 @@ from strandline.changelog.embedded.names import (
     topic_copy,
 )
 from strandline.changelog.embedded.partition import Partition
-from strandline.changelog.errors import REPAIR, UNDONE, CorruptLog, InvalidRequest, StorageFailed
+from strandline.changelog.errors import (
+    NO_EFFECT_ERRORS,
+    REPAIR,
+    CorruptLog,
+    InvalidRequest,
+    StorageFailed,
+)
 from strandline.changelog.storage import Storage
 
 KIND = "snapshot"
@@ -201,7 +207,7 @@ class _Cut:
             self._storage.link(path, link)
         except FileNotFoundError as error:
             raise CorruptLog(f"{path}: the file is gone; {REPAIR}") from error
-        except UNDONE:
+        except NO_EFFECT_ERRORS:
             raise
         except StorageFailed as error:
             raise StorageFailed(

@@ -251,7 +251,7 @@ class FlightBroker:
         member: GroupMember = self._ask(requests.JoinGroup(group, subscription))
         return member
 
-    def beat_group(
+    def heartbeat(
         self,
         member: GroupMember,
         call: int,

@@ -324,7 +324,7 @@ class FailoverBroker:
     def join_group(self, group: str, subscription: Subscription) -> GroupMember:
         return self._repeated(lambda attempt: attempt.broker.join_group(group, subscription))
 
-    def beat_group(
+    def heartbeat(
         self,
         member: GroupMember,
         call: int,
@@ -334,7 +334,7 @@ class FailoverBroker:
         timeout: float = 0.0,
     ) -> Assignment:
         return self._repeated(
-            lambda attempt: attempt.broker.beat_group(member, call, seen, holds, timeout=timeout),
+            lambda attempt: attempt.broker.heartbeat(member, call, seen, holds, timeout=timeout),
             extra_s=timeout,
         )
 

@@ -261,7 +261,7 @@ class Heartbeat(Request, frozen=True):
 
     def run(self, broker: Broker) -> Assignment:
         timeout = max(0.0, min(self.timeout, MAX_HEARTBEAT_WAIT_S))  # it may be NaN
-        return broker.beat_group(self.member, self.call, self.seen, self.owned, timeout=timeout)
+        return broker.heartbeat(self.member, self.call, self.seen, self.owned, timeout=timeout)
 
 
 class LeaveGroup(Request, frozen=True):

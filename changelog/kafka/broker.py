@@ -259,7 +259,7 @@ class KafkaBroker:
         check_client_name("a group", group)
         return self._members.join(group, subscription)
 
-    def beat_group(
+    def heartbeat(
         self,
         member: GroupMember,
         call: int,

@@ -115,7 +115,7 @@ class KafkaMember:
     def beat(
         self, call: int, seen: int, holds: Collection[TopicPartition], timeout: float
     ) -> Assignment:
-        """See Broker.beat_group."""
+        """See Broker.heartbeat."""
         with self._changed:
             self._check()
             self._last_beat_at = self._connection.clock.monotonic()

@@ -103,7 +103,7 @@ class Members:
         holds: Collection[TopicPartition],
         timeout: float,
     ) -> Assignment:
-        """See Broker.beat_group."""
+        """See Broker.heartbeat."""
         return self.of(member.group, member.member_id).beat(call, seen, holds, timeout)
 
     def leave(self, member: GroupMember) -> None:

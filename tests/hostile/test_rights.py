@@ -415,13 +415,13 @@ def test_another_client_cannot_call_as_a_member(served: ServedLog, clients: Clie
     made = tokens.create(clients.storage, "mine", ALL_OF_MINE)
     holder = clients.with_token(made.token)
     member = holder.join_group("mine", Subscription(["mine"]))
-    holder.beat_group(member, 1, 0, [])
-    holder.beat_group(member, 2, 1, [MINE])
+    holder.heartbeat(member, 1, 0, [])
+    holder.heartbeat(member, 2, 1, [MINE])
     before = served.broker.describe_group("mine").members
     for other in (clients.with_token(ADMIN), clients.with_token(made.token)):
         mine = other.init_producer("mine")
         for speak in (
-            lambda b=other: b.beat_group(member, 3, 1, []),
+            lambda b=other: b.heartbeat(member, 3, 1, []),
             lambda b=other: b.leave_group(member),
             lambda b=other: b.commit_offsets("mine", {MINE: AT}, member_id=member.member_id),
             lambda b=other, p=mine: b.add_offsets(
@@ -486,9 +486,9 @@ def test_members_stay_when_only_their_connection_is_lost(
     holder = clients.with_rights(ALL_OF_MINE)
     static = Subscription(["mine"], instance="one", session_timeout_ms=60_000)
     member = holder.join_group("mine", static)
-    holder.beat_group(member, 1, 0, [])
+    holder.heartbeat(member, 1, 0, [])
     served._endpoint.clients.drop_all()
-    granted = holder.beat_group(member, 2, 1, [MINE])
+    granted = holder.heartbeat(member, 2, 1, [MINE])
     assert list(granted.partitions) == [MINE]
     assert [one.member_id for one in served.broker.describe_group("mine").members] == [
         member.member_id

@@ -30,8 +30,8 @@ def test_a_refused_commit_returns_once_the_member_knows_the_new_generation(
         log.create_topic(name, 2)
         how = Subscription((name,), together=[[name]], session_timeout_ms=20_000)
         member = log.broker.join_group(name, how)
-        held = log.broker.beat_group(member, 1, 0, (), timeout=10).partitions
-        log.broker.beat_group(member, 2, 1, held)
+        held = log.broker.heartbeat(member, 1, 0, (), timeout=10).partitions
+        log.broker.heartbeat(member, 2, 1, held)
         one = log.broker._members.of(name, member.member_id)
         before = one._metadata
 

@@ -341,7 +341,7 @@ def test_a_new_member_waits_for_commits_without_offsets_of_the_previous_one() ->
     """With at_least_once the changes of stores are committed first, and the offsets after them."""
     world = a_world()
     member = world.owner.join_group("g", Subscription(["t"]))
-    world.owner.beat_group(member, 1, 0, [])
+    world.owner.heartbeat(member, 1, 0, [])
     client = Client(world, "tx")
     client.append(b"b", partition=1)
     world.owner.add_offsets(client.identity, "g", {}, member_id=member.member_id)

@@ -64,7 +64,7 @@ class Seated:
 
     def allowed(self) -> frozenset[TopicPartition]:
         self._calls += 1
-        grant = self._broker.beat_group(self.member, self._calls, self._seen, self._holds)
+        grant = self._broker.heartbeat(self.member, self._calls, self._seen, self._holds)
         self._seen = grant.number
         return frozenset(grant.partitions)
 
@@ -208,7 +208,7 @@ def test_a_worker_that_sleeps_at_any_step_neither_doubles_nor_loses_records(
     for told in stories(after=after, late=late):
         assert told.wrong == [], told.point
         points.add(told.point.split()[1])
-    assert {"join_group", "init_producer", "beat_group", "committed", "offsets"} <= points
+    assert {"join_group", "init_producer", "heartbeat", "committed", "offsets"} <= points
     assert {"fetch", "append", "add_offsets", "end_transaction"} <= points
 
 

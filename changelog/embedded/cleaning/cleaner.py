@@ -21,7 +21,7 @@ from strandline.changelog.embedded.cleaning.rewriting import Rewriter, remove_un
 from strandline.changelog.embedded.cleaning.survivors import FrameFate, Survivors
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.segment import Segment
-from strandline.changelog.errors import UNDONE
+from strandline.changelog.errors import NO_EFFECT_ERRORS
 
 
 def clean(
@@ -150,7 +150,7 @@ class _Cleaning:
                 superseding_end=survivors.end,
                 purged_end=survivors.tally.purged_end,
             )
-        except UNDONE:
+        except NO_EFFECT_ERRORS:
             remove_unlisted(new)
             raise
         if not swapped:

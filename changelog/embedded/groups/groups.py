@@ -68,7 +68,7 @@ class GroupCoordinator:
     ) -> Assignment:
         """Process a heartbeat and wait up to `timeout` seconds for a new assignment.
 
-        See Broker.beat_group.
+        See Broker.heartbeat.
         """
         deadline = self._clock.monotonic() + timeout
         with self._changed:
