@@ -191,7 +191,7 @@ def test_a_returning_static_member_keeps_its_partitions_and_no_others_move() -> 
 
 def test_members_must_use_the_same_assignor() -> None:
     group = group_of("a", assignor="range")
-    with pytest.raises(InvalidConfig, match="by range, got roundrobin"):
+    with pytest.raises(InvalidConfig, match="use the assignor range, got roundrobin"):
         group.join("b", Subscription(("t",), assignor="roundrobin"), now=0.0)
     with pytest.raises(InvalidConfig, match="assignor is cooperative-sticky"):
         group.join("b", Subscription(("t",), assignor="best"), now=0.0)  # type: ignore[arg-type]

@@ -212,7 +212,7 @@ def test_a_commit_in_doubt_has_no_answer_before_a_reopening(world: PowerWorld) -
     with pytest.raises(StorageFailed):
         client.commit()
     world.storage.hook = None
-    with pytest.raises(StorageFailed, match="reopen the log to learn"):
+    with pytest.raises(StorageFailed, match="reopen the log to find out"):
         client.commit()
     world.crash()  # the Prepare was written, and the page cache survives
     assert world.values() == [b"a"]
