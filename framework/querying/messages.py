@@ -63,7 +63,7 @@ class QueryMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """
 
 
-class QueryHello(QueryMessage, frozen=True):
+class QueryHello(QueryMessage, frozen=True, tag="Hello"):
     """First message of a client."""
 
     version: int
@@ -86,7 +86,7 @@ class Proof(QueryMessage, frozen=True):
     proof: bytes
 
 
-class QueryWelcome(QueryMessage, frozen=True):
+class QueryWelcome(QueryMessage, frozen=True, tag="Welcome"):
     """Answer to QueryHello, or to Proof over TCP."""
 
     version: int
@@ -100,7 +100,7 @@ class Describe(QueryMessage, frozen=True):
     store: str
 
 
-class StoreDescription(QueryMessage, frozen=True):
+class StoreDescription(QueryMessage, frozen=True, tag="Described"):
     """Description of a store: its declaration, as far as that can be sent."""
 
     inputs: list[str]
@@ -119,7 +119,7 @@ class StoreDescription(QueryMessage, frozen=True):
     """True if the values of several partitions for one key are added."""
 
 
-class GetKeys(QueryMessage, frozen=True):
+class GetKeys(QueryMessage, frozen=True, tag="Get"):
     """Request for the values of keys in some partitions."""
 
     store: str
@@ -129,7 +129,7 @@ class GetKeys(QueryMessage, frozen=True):
     """Minimum position that the answer must reflect, by partition."""
 
 
-class KeyValues(QueryMessage, frozen=True):
+class KeyValues(QueryMessage, frozen=True, tag="Values"):
     """Values of keys in one partition."""
 
     partition: int
@@ -138,7 +138,7 @@ class KeyValues(QueryMessage, frozen=True):
     at: ReflectedPosition
 
 
-class FoundKeys(QueryMessage, frozen=True):
+class FoundKeys(QueryMessage, frozen=True, tag="Got"):
     """Answer to GetKeys, without partitions that the worker does not serve at the moment."""
 
     parts: list[KeyValues]
@@ -146,7 +146,7 @@ class FoundKeys(QueryMessage, frozen=True):
     """True if keys of the last part, or partitions after it, may be missing from the answer."""
 
 
-class ScanRange(QueryMessage, frozen=True):
+class ScanRange(QueryMessage, frozen=True, tag="Scan"):
     """Request for some entries of one partition, from the beginning (or end) of [lower, upper)."""
 
     store: str
@@ -169,21 +169,21 @@ class Scanned(QueryMessage, frozen=True):
     at: ReflectedPosition
 
 
-class CountKeys(QueryMessage, frozen=True):
+class CountKeys(QueryMessage, frozen=True, tag="Count"):
     """Request for the approximate number of keys in some partitions."""
 
     store: str
     partitions: Partitions
 
 
-class KeyCounts(QueryMessage, frozen=True):
+class KeyCounts(QueryMessage, frozen=True, tag="Counted"):
     """Answer to CountKeys."""
 
     counts: dict[int, int]
     """Approximate number of keys by partition, for partitions that the worker serves."""
 
 
-class QueryFailure(QueryMessage, frozen=True):
+class QueryFailure(QueryMessage, frozen=True, tag="Failure"):
     """An error, by the name of its type in changelog.errors."""
 
     kind: str
