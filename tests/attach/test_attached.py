@@ -353,7 +353,7 @@ def test_calls_without_the_token_are_refused(target, token):
         FlightBroker(ConnectionTarget(target.location, token, "x"), deadline=5)
     client = flight.connect(target.location)
     for call in (
-        lambda: list(client.do_action(flight.Action("Topics", b"\x90"))),
+        lambda: list(client.do_action(flight.Action("ListTopics", b"\x90"))),
         lambda: client.do_get(flight.Ticket(b"")).read_all(),
         lambda: list(client.list_flights()),
     ):

@@ -456,7 +456,7 @@ def large(peer: socket.socket) -> None:
     client = flight.connect(f"grpc+tcp://127.0.0.1:{peer.getpeername()[1]}")
     options = flight.FlightCallOptions(timeout=10)
     with contextlib.suppress(flight.FlightError, OSError):
-        list(client.do_action(flight.Action("Topics", bytes(256 << 20)), options))
+        list(client.do_action(flight.Action("ListTopics", bytes(256 << 20)), options))
     client.close()
 
 

@@ -162,7 +162,7 @@ def test_invalid_bodies_are_refused(stranger: Stranger, kind: str) -> None:
             stranger.act(kind, body)
         except StrandlineError:
             continue
-        assert kind in ("Topics", "Groups", "DescribeConfig", "Cleaning"), (
+        assert kind in ("ListTopics", "ListGroups", "DescribeConfig", "Cleaning"), (
             "only what has no fields may be asked so"
         )
 
@@ -172,7 +172,7 @@ def asking_with(number: int) -> Iterator[Callable[[Stranger], object]]:
     for kind, body in (
         ("DeleteRecords", [["t", 0], number]),
         ("OffsetForTime", [["t", 0], number, "read_committed"]),
-        ("Offsets", [[["t", number]]]),
+        ("ListOffsets", [[["t", number]]]),
         ("CommitOffsets", ["g", {("t", 0): [number, "", ""]}]),
         ("CommitOffsets", ["g", {("t", number): [0, "", ""]}]),
         ("CreateTopic", ["new", number, None, None, False]),

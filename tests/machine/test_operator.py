@@ -192,6 +192,6 @@ def test_an_owner_without_its_socket_is_named_and_attached_clients_continue(tmp_
         for socket in sockets:
             socket.unlink()
         assert sockets
-        with pytest.raises(OwnerUnavailable, match=f"pid {os.getpid()}, .*socket.* is gone"):
+        with pytest.raises(OwnerUnavailable, match=f"pid {os.getpid()}, .*socket.* does not exist"):
             attach_or_own(folder, deadline=0.3)
         owner.append("t", [{"value": b"b"}])

@@ -270,7 +270,7 @@ def test_a_worker_without_heartbeats_for_a_session_is_not_certain_of_its_partiti
     place = workers[0].made.app._worker._session.membership  # type: ignore[union-attr]
     assert place is not None
     assert place.is_certain()
-    place._asked -= 2.1  # type: ignore[attr-defined]
+    place._confirmed_at -= 2.1  # type: ignore[attr-defined]
     place._session_s, before = 0.0, place._session_s  # type: ignore[attr-defined]
     assert not place.is_certain()
     place._session_s = before  # type: ignore[attr-defined]
