@@ -214,6 +214,10 @@ def test_a_rebalance_during_a_commit_is_no_failure(
     driver.run([1, 2])
     assert driver.store(seen) == {"n": 3}
     assert not refused
-    told = [record for record in caplog.records if "a rebalance interrupted a commit" in record.getMessage()]
+    told = [
+        record
+        for record in caplog.records
+        if "a rebalance interrupted a commit" in record.getMessage()
+    ]
     assert [record.levelname for record in told] == ["INFO"]
     assert "aborted" not in caplog.text

@@ -186,7 +186,10 @@ def test_requests_are_answered_one_after_another_on_one_connection(endpoint: Que
         (b"\x00\x00\x00\x02\xff\xff", "cannot read a message"),
         ((MAX_HELLO_BYTES + 1).to_bytes(4, "big"), "over the limit"),
         (b"GET / HTTP/1.1\r\n\r\n", "over the limit"),
-        (encode(QueryHello(WIRE_VERSION)) + encode(CountKeys("x", [1])), "before the previous one was answered"),
+        (
+            encode(QueryHello(WIRE_VERSION)) + encode(CountKeys("x", [1])),
+            "before the previous one was answered",
+        ),
     ],
 )
 def test_a_client_without_a_hello_gets_an_error_and_is_disconnected(
