@@ -144,17 +144,20 @@ def _get_some(
     None if the reader is closed. The first step reads few values to measure their size, so that
     hardly more is read than is sent.
     """
+    if len(keys) <= FIRST_KEYS:  # the usual case
+        found = reader.get_many(keys)
+        return None if found is None else (found.values, found.position, _size(found.values))
     values: list[bytes | None] = []
     position: StorePosition | None = None
     size, step = 0, FIRST_KEYS
-    while len(values) < len(keys) or not keys:
+    while len(values) < len(keys):
         found = reader.get_many(keys[len(values) : len(values) + step])
         if found is None:
             return None
         position = position or found.position  # the first step's; later steps reflect it too
         values += found.values
         size += _size(found.values)
-        if size >= room or not keys:
+        if size >= room:
             break
         step = max(1, min(MAX_KEYS, (room - size) * len(values) // max(1, size)))
     return values, position, size
@@ -162,7 +165,11 @@ def _get_some(
 
 def _size(values: Sequence[bytes | None]) -> int:
     """Return the approximate number of bytes of the values in a message."""
-    return sum(VALUE_OVERHEAD_BYTES + (0 if value is None else len(value)) for value in values)
+    size = VALUE_OVERHEAD_BYTES * len(values)
+    for value in values:
+        if value is not None:
+            size += len(value)
+    return size
 
 
 def _at(position: StorePosition | None) -> ReflectedPosition:
@@ -179,5 +186,7 @@ def _reaches(position: StorePosition | None, at_least: ReflectedPosition | None)
     A position in another topic is ignored. A position in another history of the log is not
     detected here: the client notices that, and repeats its request without the position.
     """
-    at = _at(position)
-    return at_least is None or at.topic_id != at_least.topic_id or at.offset >= at_least.offset
+    if at_least is None:
+        return True
+    at = position or NO_POSITION
+    return at.topic_id != at_least.topic_id or at.offset >= at_least.offset
