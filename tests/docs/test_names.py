@@ -63,10 +63,8 @@ def unknown(text: str, known: set[str]) -> set[str]:
 
 
 def test_pages_name_only_what_exists(known: set[str]) -> None:
-    pages = {
-        path: re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
-        for path in tracked("*.md")
-    }
+    current = (path for path in tracked("*.md") if path.name != "CHANGELOG.md")  # it has old names
+    pages = {path: re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL) for path in current}
     wrong = {str(path.relative_to(ROOT)): unknown(text, known) for path, text in pages.items()}
     assert {path: names for path, names in wrong.items() if names} == {}
 

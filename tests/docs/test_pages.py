@@ -263,7 +263,9 @@ def parse(command: Any, words: list[str], where: str) -> None:
     """Parse a command line with the command's own parser, without running anything."""
     while hasattr(command, "commands"):
         assert words[0] in command.commands, where
-        command, words = command.commands[words[0]], words[1:]
+        found = command.get_command(typer.Context(command), words[0])
+        assert found is not None, where
+        command, words = found, words[1:]
     command.make_context(where, words)
 
 
