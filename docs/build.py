@@ -75,7 +75,9 @@ def build() -> None:
     """Let Zensical make the site. A warning, as of a page that does not exist, is an error."""
     shutil.rmtree(SITE, ignore_errors=True)
     zensical = Path(sys.executable).with_name("zensical")
-    subprocess.run([zensical, "build", "--strict", "-f", ROOT / "zensical.toml"], check=True)
+    subprocess.run(
+        [zensical, "build", "--clean", "--strict", "-f", ROOT / "zensical.toml"], check=True
+    )
 
 
 def broken_links() -> list[str]:

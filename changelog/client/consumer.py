@@ -87,16 +87,17 @@ class Consumer:
     Raises:
         InvalidConfig: An argument is out of range.
 
-    >>> from strandline.changelog.embedded.owner import Owner
-    >>> from strandline.changelog.client.producer import Producer
-    >>> from strandline.changelog.storage import MemoryStorage
-    >>> owner = Owner(MemoryStorage(), background=False)
-    >>> info = owner.create_topic("greetings")
-    >>> with Producer(owner) as producer, Consumer(owner) as consumer:
-    ...     where = producer.append("greetings", [{"value": b"hello"}, {"value": b"again"}])
-    ...     consumer.subscribe("greetings")
-    ...     [record.value for record in consumer.records(timeout=0)]
-    [b'hello', b'again']
+    Examples:
+        >>> from strandline.changelog.embedded.owner import Owner
+        >>> from strandline.changelog.client.producer import Producer
+        >>> from strandline.changelog.storage import MemoryStorage
+        >>> owner = Owner(MemoryStorage(), background=False)
+        >>> info = owner.create_topic("greetings")
+        >>> with Producer(owner) as producer, Consumer(owner) as consumer:
+        ...     where = producer.append("greetings", [{"value": b"hello"}, {"value": b"again"}])
+        ...     consumer.subscribe("greetings")
+        ...     [record.value for record in consumer.records(timeout=0)]
+        [b'hello', b'again']
     """
 
     def __init__(
