@@ -110,7 +110,7 @@ class Layers:
         with self._lock:
             if self._held is None and self._seal():
                 self.hold_count += 1
-                self._held = reduce(lambda newer, older: older.under(newer), self._sealed)
+                self._held = _merged(self._sealed)
                 self._sealed = (self._held,)
             return self._held
 
@@ -124,7 +124,7 @@ class Layers:
         """Merge everything into one layer without deletions, for a stack with no engine below it."""
         with self._lock:
             if self._seal():
-                merged = reduce(lambda newer, older: older.under(newer), self._sealed)
+                merged = _merged(self._sealed)
                 kept: dict[bytes, bytes | None] = {
                     key: value for key, value in merged.data.items() if value is not None
                 }
@@ -184,6 +184,11 @@ def between(index: list[bytes], lower: bytes, upper: bytes | None) -> list[bytes
     """Return the part of a sorted list in [lower, upper); an `upper` of None is no limit."""
     end = len(index) if upper is None else bisect_left(index, upper)
     return index[bisect_left(index, lower) : end]
+
+
+def _merged(layers: tuple[Layer, ...]) -> Layer:
+    """Return one layer with the changes of all, given newest first."""
+    return reduce(lambda newer, older: older.under(newer), layers)
 
 
 def _compacted(layers: tuple[Layer, ...], keep: Layer | None) -> tuple[Layer, ...]:

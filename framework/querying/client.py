@@ -81,16 +81,17 @@ def connect(
     """
     from strandline.changelog.flight import address  # not at the top, because it imports Flight
 
-    workers = Connections(token or token_of())
     if isinstance(log, str | os.PathLike):
         encrypted = is_encrypted(log)
-        workers = Connections(token or token_of(), encrypted=encrypted)
         if is_served(os.fspath(log)):
             served = address.parse_url(os.fspath(log))
             workers = Connections(token or served.token, served.ca, encrypted=encrypted)
+        else:
+            workers = Connections(token or token_of(), encrypted=encrypted)
         opened = changelog.open(log, role="attach_or_spawn", token=token, clock=clock, create=False)
         return Connection(opened.broker, workers, deadline, clock or SystemClock(), opened.close)
     broker = log.broker if isinstance(log, Log) else log
+    workers = Connections(token or token_of())
     return Connection(broker, workers, deadline, clock or SystemClock(), lambda: None)
 
 

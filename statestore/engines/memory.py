@@ -50,8 +50,9 @@ class MemoryEngine:
     def write(
         self, keys: Column[bytes], values: Column[bytes | None], position: StorePosition
     ) -> None:
-        self._layers.add(keys, values, 0)
-        self._deletions += sum(value is None for value in values)
+        listed = [*values]  # a column makes its objects anew each time that it is gone through
+        self._layers.add(keys, listed, 0)
+        self._deletions += listed.count(None)
         # A purge goes through all keys, so there is one for each time that half of them are deletions.
         if self._deletions > max(PURGE_DELETIONS, self._layers.num_changes() // 2):
             self._layers.purge()
