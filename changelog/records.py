@@ -11,7 +11,7 @@ A batch is an Arrow RecordBatch with these columns, on every kind of log:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from strandline.changelog.history import (
     Epochs,
     HistoryEpoch,
     LogPosition,
+    continues,
     epoch_before,
     is_cut_short,
     is_listed,
@@ -164,6 +165,25 @@ class Fetched:
     epochs: Epochs = ()
     """Epochs that name the positions from the fetched one to `next_offset`; later epochs may
     follow. See `changelog.history.continues`. Empty if the log lists none (Kafka, a pin)."""
+
+    def is_continued_by(self, later: Fetched) -> bool:
+        """Return True if a fetch at `next_offset` found the same history of the partition."""
+        if not self.epochs:
+            return True
+        before = epoch_before(self.epochs, self.next_offset)
+        return continues(later.epochs, self.next_offset, before.incarnation)
+
+    def joined(self, later: Fetched) -> Fetched:
+        """Return the result of this fetch and of `later`, which continues it, as of one fetch.
+
+        >>> epochs = (HistoryEpoch(0, 0, "a"), HistoryEpoch(1, 40, "b"))
+        >>> markers = Fetched([], 60, 0, 60, 60, epochs)
+        >>> markers.joined(Fetched([], 60, 0, 60, 60, epochs[1:])).epochs == epochs
+        True
+        """
+        earlier = (one for one in self.epochs if one.start < later.epochs[0].start)
+        epochs = (*earlier, *later.epochs) if later.epochs else self.epochs
+        return replace(later, batches=[*self.batches, *later.batches], epochs=epochs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import TypeVar
@@ -63,20 +62,18 @@ def fetch(partition: Partition, offset: int, *, max_bytes: int, isolation: Isola
 
     Raises OffsetOutOfRange, UnknownTopic, CorruptLog.
     """
-    storage, first = partition.environment.storage, offset
+    storage = partition.environment.storage
+    fetched: Fetched | None = None
     while True:
-        seen, fetched = _read(
+        seen, later = _read(
             partition,
             partial(view, partition, offset, max_bytes=max_bytes, isolation=isolation),
             lambda seen: seen.fetch(storage, max_bytes),
         )
+        fetched = fetched.joined(later) if fetched else later
         if fetched.batches or not seen.pieces:
-            if offset == first:
-                return fetched
-            # The markers and aborted records that were skipped may belong to earlier epochs.
-            epochs = epochs_within(partition.manifest.epochs, first, fetched.next_offset)
-            return replace(fetched, epochs=epochs)
-        offset = seen.limit
+            return fetched
+        offset = seen.limit  # there were only markers and aborted records
 
 
 def offset_for_time(partition: Partition, timestamp: int, *, isolation: Isolation) -> int | None:

@@ -153,16 +153,20 @@ class FlightBroker:
         timeout: float = 0.0,
     ) -> dict[TopicPartition, Fetched]:
         until = self._clock.monotonic() + timeout
-        request = FetchRequest(dict(positions), max_bytes, isolation, timeout)
-        while True:
-            fetched = self._reader.fetch(request)
+        at = dict(positions)
+        fetched = self._reader.fetch(FetchRequest(at, max_bytes, isolation, timeout))
+        # A fetch may return only markers and aborted records, which the caller does not see. Then
+        # it continues after them for the rest of the timeout.
+        while not any(one.batches for one in fetched.values()):
             following = {tp: one.next_offset for tp, one in fetched.items()}
-            if following == request.positions or any(one.batches for one in fetched.values()):
-                return fetched
-            # The fetch returned only markers and aborted records, which the caller does not see.
-            # So it continues after them for the rest of the timeout.
+            if following == at:
+                break
             left = max(0.0, until - self._clock.monotonic())
-            request = FetchRequest(following, max_bytes, isolation, left)
+            later = self._reader.fetch(FetchRequest(following, max_bytes, isolation, left))
+            if not all(fetched[tp].is_continued_by(one) for tp, one in later.items()):
+                break  # the log was replaced in between, which the caller's next fetch shows
+            at, fetched = following, {tp: fetched[tp].joined(one) for tp, one in later.items()}
+        return fetched
 
     def offsets(
         self, partitions: Collection[TopicPartition]

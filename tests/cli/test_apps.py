@@ -299,7 +299,7 @@ def test_reset_without_confirmation_shows_its_plan_and_does_nothing(
     outcome = strandline("reset", "shop")
     assert outcome.code == 1
     for step in (
-        "forget 2 committed offsets in orders",
+        "committed offsets in orders",
         "shop-totals-changelog",
         "state/shop",
         "--yes",

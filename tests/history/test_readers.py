@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +12,18 @@ from strandline.changelog.client.consumer import Consumer
 from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import OffsetOutOfRange
+from strandline.changelog.flight.client import FlightBroker
+from strandline.changelog.flight.connection import ConnectionTarget
 from strandline.changelog.flight.failover import FailoverBroker, LogLink
-from strandline.changelog.records import CommittedOffset, TopicPartition
-from strandline.changelog.storage import MemoryStorage
-from tests.log.kit import Client, World
+from strandline.changelog.flight.server import FlightEndpoint
+from strandline.changelog.history import continues, epoch_before
+from strandline.changelog.records import Append, CommittedOffset, TopicPartition
+from strandline.changelog.storage import LocalStorage, MemoryStorage
+from strandline.statestore.changelogged import Changelogged
+from strandline.statestore.engines.memory import MemoryEngine
+from strandline.statestore.restore import restore
+from tests.attach.conftest import TOKEN
+from tests.log.kit import Client, World, columns
 
 T0 = TopicPartition("t", 0)
 
@@ -168,3 +177,52 @@ def test_offsets_restored_without_their_partition_are_detected(world: Restorable
     assert "another history of the log" in finding.what
     assert values(consumer) == [b"a", b"x", b"y"]
     consumer.commit()
+
+
+def lives_of_markers(folder: Path) -> None:
+    """Write a log whose first opening has committed a record, and whose others only aborted."""
+    for opening in range(3):
+        owner = Owner(LocalStorage(folder), durability="os", background=False)
+        if opening == 0:
+            owner.create_topic("t")
+        producer = owner.init_producer(f"x{opening}")
+        owner.append([Append("t", 0, columns([b"a"], key=b"k"), producer, 0, True)])
+        owner.end_transaction(producer, commit=opening == 0)
+        owner.close()
+
+
+@pytest.mark.parametrize("reads_files", [True, False])
+@pytest.mark.parametrize("max_bytes", [1, 1 << 20])
+def test_a_fetch_that_skips_markers_names_the_epochs_from_its_first_offset(
+    tmp_path: Path, reads_files: bool, max_bytes: int
+) -> None:
+    """Otherwise a reader would take the epochs of the markers for another history."""
+    folder = tmp_path / "log"
+    lives_of_markers(folder)
+    owner = Owner(LocalStorage(folder), durability="os")
+    location = f"grpc+unix://{tmp_path}/s"
+    endpoint = FlightEndpoint(owner, location, token=TOKEN, locate=owner.locate)
+    target = ConnectionTarget(location, TOKEN, "the log", folder=folder if reads_files else None)
+    attached = FlightBroker(target, deadline=10)
+    try:
+        ends = attached.offsets([T0])[T0]
+        assert [epoch.start for epoch in ends.epochs] == [0, 2, 4]
+        for broker in (attached, owner):
+            for offset in range(ends.high_watermark):
+                fetched = broker.fetch({T0: offset}, max_bytes=max_bytes)[T0]
+                assert (fetched.next_offset > 1) is (offset > 0 or max_bytes > 1)
+                incarnation = ends.epoch_before(offset).incarnation
+                assert continues(fetched.epochs, offset, incarnation)
+                after = epoch_before(fetched.epochs, fetched.next_offset)
+                assert after == ends.epoch_before(fetched.next_offset)
+        state = Changelogged(MemoryEngine())
+        assert restore(state, attached, T0).position.offset == ends.high_watermark
+        assert restore(state, attached, T0).plan.action == "resume"
+        consumer = Consumer(attached, auto_offset_reset="earliest")
+        consumer.assign([T0])
+        assert values(consumer) == [b"a"]
+        assert consumer.position(T0) == ends.high_watermark
+    finally:
+        attached.close()
+        endpoint.close()
+        owner.close()
