@@ -130,7 +130,7 @@ def _watch(handled: Callable[[], int], count: int, worker: threading.Thread) -> 
 def _handled(app: sl.App) -> int:
     """Return the number of committed input records: `fill` uses no transactions, so offsets count
     them."""
-    committed = app.broker.committed(app.name, require_stable=False)
+    committed = app.broker().committed(app.name, require_stable=False)
     return sum(position.offset for position in committed.values())
 
 

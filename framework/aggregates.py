@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from strandline.framework.parts import Merge
+from strandline.framework.session import Session
 from strandline.framework.store import Store
 from strandline.statestore.aggregates import Aggregates, counter_spec
 from strandline.statestore.spec import UNSET
-
-if TYPE_CHECKING:
-    from strandline.framework.app import App
 
 K = TypeVar("K")
 
@@ -19,8 +17,8 @@ K = TypeVar("K")
 class Counter(Store[K, int]):
     """Counts per key, declared by `App.counter`. A key that was never counted reads as 0."""
 
-    def __init__(self, app: App, name: str, key: Any, **settings: Any) -> None:
-        super().__init__(app, counter_spec(name, key, **settings))
+    def __init__(self, session: Session, name: str, key: Any, **settings: Any) -> None:
+        super().__init__(session, counter_spec(name, key, **settings))
 
     def add(self, key: K, by: int = 1) -> int:
         """Add to the count of a key, inside a handler of the store's task.
@@ -51,9 +49,9 @@ class Grouped(Store[K, Any]):
     """Aggregates per key, declared by `App.aggregates`. Reading a key gives its figures."""
 
     def __init__(
-        self, app: App, name: str, key: Any, aggregates: Aggregates, **settings: Any
+        self, session: Session, name: str, key: Any, aggregates: Aggregates, **settings: Any
     ) -> None:
-        super().__init__(app, aggregates.spec(name, key, **settings))
+        super().__init__(session, aggregates.spec(name, key, **settings))
         self.aggregates = aggregates
 
     def add(self, key: K, row: Any = UNSET, /, **values: Any) -> Any:

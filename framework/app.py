@@ -8,24 +8,22 @@ end of the program.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack, overload
 
-from strandline.changelog import location
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock, SystemClock
-from strandline.changelog.closing import CloseOnce
+from strandline.changelog.errors import MissingDependency
 from strandline.framework.aggregates import Counter, Grouped
-from strandline.framework.container import running
-from strandline.framework.container.worker import Worker
+from strandline.framework.container.running import RunLimits, Runner, reset
 from strandline.framework.declarations import Declarations
 from strandline.framework.formats.choice import AnySerde, Name
 from strandline.framework.formats.registry import SchemaRegistry, registry_of
 from strandline.framework.formats.wire import SerdeForm
-from strandline.framework.options import Guarantee, Options
+from strandline.framework.options import Guarantee, Options, Until
 from strandline.framework.record import Record
-from strandline.framework.runnable import Runnable
+from strandline.framework.session import AppSettings, Durability, Session
 from strandline.framework.store import Store, StoreSettings
 from strandline.framework.task import OnError, TaskSpec, check_stores, dead_letter_topic
 from strandline.framework.topic import Topic
@@ -35,18 +33,20 @@ from strandline.statestore.spec import UNSET, StoreSpec
 
 if TYPE_CHECKING:
     from strandline.changelog.client.producer import Producer
+    from strandline.framework.container.restore import OnRestore
     from strandline.framework.query import StoreView
 
 K = TypeVar("K")
 V = TypeVar("V")
 H = TypeVar("H", bound=Callable[..., Any])
 
-
 DEFAULT_LOG = "./data"
 """Folder of the log if neither `log=` nor STRANDLINE_LOG is given."""
+COMMAND_LINE = "strandline.app"
+"""Group of the entry point that runs the command line of an app."""
 
 
-class App(Runnable):
+class App:
     """Stateful stream processing over one log.
 
     Declare topics, stores and tasks on the app, then call `run`. Processes that run the same app
@@ -124,33 +124,32 @@ class App(Runnable):
         standby_replicas: int = 0,
         application_server: str | None = None,
         state_dir: str | os.PathLike[str] | None = None,
-        durability: Literal["fsync", "os"] = "fsync",
+        durability: Durability = "fsync",
         registry: SchemaRegistry | str | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.declared = Declarations(name)
-        self.log = os.environ.get("STRANDLINE_LOG") or (DEFAULT_LOG if log is None else log)
-        if isinstance(self.log, str | os.PathLike):
-            location.check(self.log)
-        self.registry = registry_of(os.environ.get("STRANDLINE_SCHEMA_REGISTRY") or registry)
-        self.options = Options(
-            processing_guarantee=processing_guarantee,
-            commit_interval_ms=commit_interval_ms,
-            commit_records=commit_records,
-            transaction_timeout_ms=transaction_timeout_ms,
-            session_timeout_ms=session_timeout_ms,
-            max_poll_interval_ms=max_poll_interval_ms,
-            standby_replicas=standby_replicas,
-            application_server=application_server,
-            instance=os.environ.get("STRANDLINE_INSTANCE") or None,
+        settings = AppSettings(
+            Options(
+                processing_guarantee=processing_guarantee,
+                commit_interval_ms=commit_interval_ms,
+                commit_records=commit_records,
+                transaction_timeout_ms=transaction_timeout_ms,
+                session_timeout_ms=session_timeout_ms,
+                max_poll_interval_ms=max_poll_interval_ms,
+                standby_replicas=standby_replicas,
+                application_server=application_server,
+                instance=os.environ.get("STRANDLINE_INSTANCE") or None,
+            ),
+            clock or SystemClock(),
+            registry_of(os.environ.get("STRANDLINE_SCHEMA_REGISTRY") or registry),
+            state_dir,
+            durability,
         )
-        self.state_dir = state_dir
-        self.durability = durability
-        self.clock: Clock = clock or SystemClock()
-        self._opening = threading.RLock()
-        self._opened: running.OpenLog | None = None
-        self._worker: Worker | None = None
-        self.declared.is_running = lambda: self._worker is not None
+        where = os.environ.get("STRANDLINE_LOG") or (DEFAULT_LOG if log is None else log)
+        self.session = Session(name, where, settings, self.declared.prepare)
+        self.runner = Runner(self.session, self.declared)
+        self.declared.is_running = self.runner.is_running
 
     def __repr__(self) -> str:
         return f"App({self.name!r})"
@@ -159,6 +158,15 @@ class App(Runnable):
     def name(self) -> str:
         """Name of the app."""
         return self.declared.app
+
+    @property
+    def log(self) -> str | os.PathLike[str] | Broker:
+        """Folder or URL of the log, or an open log. It may be set until the log is opened."""
+        return self.session.log
+
+    @log.setter
+    def log(self, log: str | os.PathLike[str] | Broker) -> None:
+        self.session.use(log)
 
     # Declaring ------------------------------------------------------------------------
 
@@ -253,7 +261,7 @@ class App(Runnable):
             InvalidConfig: The declaration is not valid, or contradicts an earlier one of this name.
         """
         made = Topic[Any, Any](
-            self,
+            self.session,
             name,
             key=key,
             value=value,
@@ -343,7 +351,7 @@ class App(Runnable):
             default_factory=default_factory,
             **settings,
         )
-        return self.declared.add_store(Store(self, spec))
+        return self.declared.add_store(Store(self.session, spec))
 
     def counter(
         self, name: str, *, key: type[K] | Any = str, **settings: Unpack[StoreSettings]
@@ -361,7 +369,7 @@ class App(Runnable):
         Raises:
             InvalidConfig: The declaration is not valid.
         """
-        return self.declared.add_store(Counter(self, name, key, **settings))
+        return self.declared.add_store(Counter(self.session, name, key, **settings))
 
     def aggregates(
         self,
@@ -391,7 +399,9 @@ class App(Runnable):
             InvalidConfig: The declaration is not valid.
         """
         figures = Aggregates(**aggregates)
-        return self.declared.add_store(Grouped(self, name, key, figures, **(settings or {})))
+        return self.declared.add_store(
+            Grouped(self.session, name, key, figures, **(settings or {}))
+        )
 
     def task(
         self,
@@ -450,7 +460,7 @@ class App(Runnable):
             check_stores(title, stores)
             spec = TaskSpec(title, inputs, tuple(stores), handler, on_error, tombstones, window_ms)
             if on_error == "dead_letter":
-                spec.dead_letter = self.declared.add_topic(dead_letter_topic(self, spec))
+                spec.dead_letter = self.declared.add_topic(dead_letter_topic(self.session, spec))
             self.declared.add_task(spec)
             return handler
 
@@ -541,16 +551,95 @@ class App(Runnable):
         """
         from strandline.framework.repartition import declare
 
-        return declare(self, topic, key, name, key_type, partitions)
+        return declare(self.session, self.declared, topic, key, name, key_type, partitions)
+
+    # Running --------------------------------------------------------------------------
+
+    def run(
+        self,
+        until: Until | None = None,
+        *,
+        count: int | None = None,
+        timeout: float | None = None,
+        progress: bool | OnRestore = True,
+        metrics: str | None = None,
+    ) -> int:
+        """Run the tasks until a limit is reached, `stop` is called, or SIGINT or SIGTERM arrives.
+
+        The run ends with a commit. A second signal ends it without waiting for the commit. If
+        several limits are given, the first one that is reached ends the run. Inside a running
+        asyncio loop (a notebook) the app runs in a thread of its own and this call blocks; `await
+        app.run_async(...)` does not block the loop.
+
+        Args:
+            until: None, the default, runs on. "idle" ends the run when all records are handled and
+                committed; before that it calls each `window` whose task handled records since its
+                last call. "end" also ends the input: all timers in stream time fire in order of
+                time before the windows are called. Both are conditions on the whole app, in all
+                processes that run it.
+            count: Number of records to handle. None, the default, is no limit.
+            timeout: Seconds to run. None, the default, is no limit.
+            progress: True, the default, draws a bar while stores are restored if there is a
+                terminal and the restore takes a while. A function is called with a RestoreProgress
+                now and then. False does neither.
+            metrics: Address "host:port" at which Prometheus reads the metrics of this process; port
+                0 chooses a free one. By default there is none.
+
+        Returns:
+            Number of records handled.
+
+        Raises:
+            TaskFailed: A task instance has stopped at a record. The other instances have finished.
+            StorageFailed: The disk failed; committed results stay.
+            InvalidConfig: A declaration or an argument is not valid, or the address is in use.
+        """
+        limits = RunLimits(until, count, timeout)
+        return self.runner.run_blocking(limits, progress=progress, metrics=metrics)
+
+    async def run_async(
+        self,
+        until: Until | None = None,
+        *,
+        count: int | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - as in `run`; it ends with a commit
+        metrics: str | None = None,
+    ) -> int:
+        """Run the tasks as `run` does, without blocking the asyncio loop.
+
+        Cancelling it stops the app after a last commit.
+
+        Args:
+            until: None, "idle" or "end", as in `run`.
+            count: Number of records to handle. None, the default, is no limit.
+            timeout: Seconds to run. None, the default, is no limit.
+            metrics: Address "host:port" for Prometheus, as in `run`.
+
+        Returns:
+            Number of records handled.
+
+        Raises:
+            TaskFailed: A task instance has stopped at a record. The other instances have finished.
+        """
+        return await self.runner.run_async(RunLimits(until, count, timeout), metrics=metrics)
+
+    def stop(self) -> None:
+        """End `run` after a last commit. It may be called from any thread."""
+        self.runner.stop()
+
+    def main(self) -> None:
+        """Run the app's own command line: `run`, `describe`, `reset` and others.
+
+        Raises:
+            MissingDependency: The package is not installed, so its command line is not known.
+            SystemExit: Always, at the end.
+        """
+        _command_line()(self)
 
     # Closing --------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the log. Repeated calls have no effect."""
-        with self._opening:
-            if self._opened is not None:
-                self._closing()
-                self._opened = None
+        self.session.close()
 
     def __enter__(self) -> Self:
         return self
@@ -560,14 +649,14 @@ class App(Runnable):
 
     # Looking and administering --------------------------------------------------------
 
-    @property
     def broker(self) -> Broker:
-        """Broker of the log; the log is opened at the first access."""
-        with self._opening:
-            if self._opened is None:
-                self._opened = running.open_log(self)
-                self._closing = CloseOnce(self, self._opened.close)
-            return self._opened.broker
+        """Return the broker of the log, which is opened if it is not open.
+
+        Raises:
+            OwnerUnavailable: The process that owns the log does not answer.
+            InvalidConfig: There is no such log.
+        """
+        return self.session.broker()
 
     def producer(self, transactional_id: str | None = None) -> Producer:
         """Return a producer of bytes and columns, for use outside of tasks.
@@ -580,10 +669,7 @@ class App(Runnable):
         Returns:
             The producer. Close it, or use it in a `with` statement.
         """
-        from strandline.changelog.client.producer import Producer
-
-        self.prepare()
-        return Producer(self.broker, transactional_id=transactional_id, clock=self.clock)
+        return self.session.producer(transactional_id)
 
     def query(self, store: Store[K, V], *, partition: int | None = None) -> StoreView[K, V]:
         """Return a read-only view of the committed state of a store, read from its changelog.
@@ -604,11 +690,11 @@ class App(Runnable):
         from strandline.framework.query import view_of
 
         self.prepare()
-        return view_of(self, store, partition)
+        return view_of(store, partition)
 
     def describe(self) -> dict[str, Any]:
         """Return tasks with their inputs and stores, topics, and settings as plain data."""
-        return self.declared.described(self.options)
+        return self.declared.described(self.session.options)
 
     def reset(self) -> None:
         """Delete state, committed offsets and internal topics.
@@ -618,7 +704,7 @@ class App(Runnable):
         Raises:
             InvalidRequest: The app is running.
         """
-        running.reset(self)
+        reset(self.session, self.declared)
 
     def prepare(self) -> None:
         """Create the declared topics that do not exist.
@@ -626,4 +712,16 @@ class App(Runnable):
         Raises:
             InvalidConfig: A declared topic exists with other settings.
         """
-        self.declared.prepare(self.broker)
+        self.session.prepare()
+
+
+def _command_line() -> Callable[[App], NoReturn]:
+    """Return the function that runs an app's command line, an entry point of this package.
+
+    The command line imports the app, so the app does not import the command line.
+    """
+    for found in entry_points(group=COMMAND_LINE):
+        return found.load()  # type: ignore[no-any-return]
+    raise MissingDependency(
+        "app.main() needs the command line of the installed package: pip install strandline"
+    )

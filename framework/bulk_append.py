@@ -18,15 +18,15 @@ from strandline.changelog.times import to_ms
 from strandline.framework.codecs import UNENCODABLE, TypedCodec
 from strandline.framework.columns import batch_of, one_record, outgoing
 from strandline.framework.formats.wire import conform
-from strandline.framework.topic import Topic
+from strandline.framework.topic_declaration import TopicDeclaration
 
 APPEND_RECORDS = 65_536
 """Maximum number of records whose columns are built at a time, to bound memory."""
 
 
-def append_to(topic: Topic[Any, Any], data: Any, timestamp: int | dt.datetime | None) -> int:
+def append_to(topic: TopicDeclaration, data: Any, timestamp: int | dt.datetime | None) -> int:
     """Append data to a topic and return the number of records; see `Topic.append`."""
-    now = topic.app.clock.now_ms()
+    now = topic.session.clock.now_ms()
     if timestamp is not None:
         now = to_ms(timestamp, now)
     if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
@@ -39,8 +39,8 @@ def append_to(topic: Topic[Any, Any], data: Any, timestamp: int | dt.datetime | 
     return _append_records(topic, iter(data), now)
 
 
-def _append_table(topic: Topic[Any, Any], data: Any, now: int) -> int:
-    with topic.app.producer() as producer:
+def _append_table(topic: TopicDeclaration, data: Any, now: int) -> int:
+    with topic.session.producer() as producer:
         if topic.schema is not topic.stored_schema or topic.key_serde is not None:
             return _append_formed(topic, producer, data, now)
         times = topic.timestamp_column or now
@@ -48,9 +48,9 @@ def _append_table(topic: Topic[Any, Any], data: Any, now: int) -> int:
     return sum(batch.last_offset - batch.base_offset + 1 for batch in appended)
 
 
-def _append_formed(topic: Topic[Any, Any], producer: Producer, data: Any, now: int) -> int:
+def _append_formed(topic: TopicDeclaration, producer: Producer, data: Any, now: int) -> int:
     """Append a table to a topic whose values or keys have a serde of their own."""
-    info = topic.app.broker.topic(topic.name)
+    info = topic.session.broker().topic(topic.name)
     table, keys = _with_own_keys(topic, data)
     described = replace(info, schema=topic.schema, schema_id=0)
     total = 0
@@ -70,14 +70,14 @@ def _append_formed(topic: Topic[Any, Any], producer: Producer, data: Any, now: i
     return total
 
 
-def _formed(topic: Topic[Any, Any], values: pa.Array) -> pa.Array:
+def _formed(topic: TopicDeclaration, values: pa.Array) -> pa.Array:
     try:
         return topic.typed.from_columns(values)
     except InvalidRecord as error:
         raise type(error)(f"topic {topic.name!r}: {error}") from error
 
 
-def _with_own_keys(topic: Topic[Any, Any], data: Any) -> tuple[pa.Table, pa.Array | None]:
+def _with_own_keys(topic: TopicDeclaration, data: Any) -> tuple[pa.Table, pa.Array | None]:
     """Return a table and, if the topic has a `key_serde`, its keys encoded by it."""
     if type(data).__module__.partition(".")[0] == "pandas":
         # Otherwise pandas adds the index as a column.
@@ -96,10 +96,10 @@ def _with_own_keys(topic: Topic[Any, Any], data: Any) -> tuple[pa.Table, pa.Arra
     return kept, topic.keys.encode(items)
 
 
-def _append_records(topic: Topic[Any, Any], records: Any, now: int) -> int:
+def _append_records(topic: TopicDeclaration, records: Any, now: int) -> int:
     total = 0
-    with topic.app.producer() as producer:
-        info = topic.app.broker.topic(topic.name)
+    with topic.session.producer() as producer:
+        info = topic.session.broker().topic(topic.name)
         while piece := [_items(topic, record, now) for record in islice(records, APPEND_RECORDS)]:
             columns = _columns(topic, piece)
             producer.append_batches(outgoing(columns, info, producer))
@@ -107,7 +107,7 @@ def _append_records(topic: Topic[Any, Any], records: Any, now: int) -> int:
     return total
 
 
-def _items(topic: Topic[Any, Any], record: Any, now: int) -> tuple[Any, Any, int]:
+def _items(topic: TopicDeclaration, record: Any, now: int) -> tuple[Any, Any, int]:
     if isinstance(record, tuple) and len(record) in (2, 3):
         key, value, *rest = record
         return topic.checked_item(key, value, rest[0] if rest else None, now)
@@ -118,7 +118,7 @@ def _items(topic: Topic[Any, Any], record: Any, now: int) -> tuple[Any, Any, int
     )
 
 
-def _columns(topic: Topic[Any, Any], items: list[tuple[Any, Any, int]]) -> pa.RecordBatch:
+def _columns(topic: TopicDeclaration, items: list[tuple[Any, Any, int]]) -> pa.RecordBatch:
     """Return the columns of checked items; the error names the record that cannot be stored."""
     keys, values, timestamps = ([item[at] for item in items] for at in range(3))
     try:

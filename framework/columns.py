@@ -5,11 +5,10 @@ partition.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from strandline.changelog.client.producer import Producer
 from strandline.changelog.errors import InvalidRecord, SchemaMismatch
 from strandline.changelog.records import (
     HEADERS_TYPE,
@@ -20,14 +19,17 @@ from strandline.changelog.records import (
 )
 from strandline.changelog.schema import upgrade, value_type
 from strandline.framework.codecs import UNENCODABLE
-from strandline.framework.topic import Topic
+from strandline.framework.topic_declaration import TopicDeclaration
+
+if TYPE_CHECKING:
+    from strandline.changelog.client.producer import Producer
 
 Outgoing = tuple[TopicPartition, pa.RecordBatch, int]
 """A partition, the columns to append to it, and the id of their schema."""
 
 
 def batch_of(
-    topic: Topic[Any, Any],
+    topic: TopicDeclaration,
     keys: pa.Array,
     values: pa.Array,
     timestamps: Any,
@@ -43,7 +45,7 @@ def batch_of(
 
 
 def one_record(
-    topic: Topic[Any, Any], key: Any, value: Any, timestamp: int, headers: Headers = ()
+    topic: TopicDeclaration, key: Any, value: Any, timestamp: int, headers: Headers = ()
 ) -> pa.RecordBatch:
     """Return the columns of one record, given as items of the codecs. Raise InvalidRecord."""
     try:

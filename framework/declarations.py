@@ -113,7 +113,7 @@ class Declarations:
         for store in spec.stores:
             if self.stores.get(store.name) is not store:
                 raise InvalidConfig(
-                    f"task {spec.name!r}: store {store.name!r} belongs to app {store.app.name!r}, and "
+                    f"task {spec.name!r}: store {store.name!r} belongs to app {store.session.app!r}, and "
                     f"a task of app {self.app!r} has stores of its own app; declare it with "
                     f"app.store here, or read the other one with sl.connect(log).store(…)"
                 )
@@ -134,6 +134,13 @@ class Declarations:
                 f" drop_task({name!r}), or the task's on_timer"
             )
         self.dropped.add(name)
+
+    def check_tasks(self) -> None:
+        """Raise InvalidConfig if there is nothing to run."""
+        if not self.tasks:
+            raise InvalidConfig(
+                f"app {self.app!r} has no tasks to run; decorate a handler with @app.task(topic)"
+            )
 
     def task_of(self, task: Callable[..., Any] | str) -> TaskSpec:
         """Return the task with this handler or name. Raise InvalidConfig if there is none."""

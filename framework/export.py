@@ -12,7 +12,7 @@ from strandline.changelog.errors import InvalidRecord, MissingDependency
 from strandline.changelog.records import Batch, TopicPartition
 from strandline.changelog.schema import upgrade
 from strandline.framework.codecs import Codec, TypedCodec
-from strandline.framework.topic import Topic
+from strandline.framework.topic_declaration import TopicDeclaration
 
 if TYPE_CHECKING:
     import polars as pl
@@ -25,7 +25,7 @@ PLACE = {
 """Columns that place a record, and their types."""
 
 
-def topic_to_polars(topic: Topic[Any, Any], *, tombstones: bool) -> pl.DataFrame:
+def topic_to_polars(topic: TopicDeclaration, *, tombstones: bool) -> pl.DataFrame:
     """Return the committed records of a topic as a Polars DataFrame; see `Topic.to_polars`."""
     try:
         import polars as pl
@@ -36,14 +36,14 @@ def topic_to_polars(topic: Topic[Any, Any], *, tombstones: bool) -> pl.DataFrame
     return frame
 
 
-def topic_to_arrow(topic: Topic[Any, Any], *, tombstones: bool) -> pa.Table:
+def topic_to_arrow(topic: TopicDeclaration, *, tombstones: bool) -> pa.Table:
     """Return the committed records of a topic as a table: partition, offset, timestamp, key and
     value.
     """
-    topic.app.prepare()
+    topic.session.prepare()
     schema = pa.schema({**PLACE, "key": pa.binary(), "value": topic.values.arrow})
     stored = pa.Table.from_batches(
-        [_stored(batch, schema) for batch in committed_batches(topic.app.broker, topic.name)],
+        [_stored(batch, schema) for batch in committed_batches(topic.session.broker(), topic.name)],
         schema,
     )
     if not tombstones:
@@ -85,7 +85,7 @@ def _stored(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _named(
-    topic: Topic[Any, Any], values: pa.ChunkedArray, *, taken: Container[str]
+    topic: TopicDeclaration, values: pa.ChunkedArray, *, taken: Container[str]
 ) -> dict[str, pa.ChunkedArray]:
     """Return the value's columns, as `value_<name>` if the record has a column of that name."""
     if topic.schema is None:
@@ -94,7 +94,7 @@ def _named(
     return dict(zip(names, values.flatten(), strict=True))
 
 
-def _shown(topic: Topic[Any, Any], codec: Codec, stored: pa.Table, part: str) -> pa.ChunkedArray:
+def _shown(topic: TopicDeclaration, codec: Codec, stored: pa.Table, part: str) -> pa.ChunkedArray:
     """Return stored keys or values decoded; their bytes if the decoded values differ in type."""
     column = stored[part]
     call = codec.decode if codec.rows is None else cast("TypedCodec", codec).to_columns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -18,9 +18,6 @@ from strandline.statestore.keys import key_codec
 from strandline.statestore.restore import READERS_WAIT_S, restore_all
 from strandline.statestore.spec import UNSET
 from strandline.statestore.store import PartitionStore
-
-if TYPE_CHECKING:
-    from strandline.framework.app import App
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -164,8 +161,8 @@ class StoreView(Generic[K, V]):
         )
 
 
-def view_of(app: App, store: Store[K, V], partition: int | None = None) -> StoreView[K, V]:
-    """Return a view of a store of `app`: of all partitions, or of one.
+def view_of(store: Store[K, V], partition: int | None = None) -> StoreView[K, V]:
+    """Return a view of a store: of all partitions, or of one.
 
     Raises:
         InvalidConfig: The store belongs to no task, or its stored values have another type.
@@ -173,11 +170,12 @@ def view_of(app: App, store: Store[K, V], partition: int | None = None) -> Store
     """
     if store.task is None:
         raise InvalidConfig(f"store {store.name!r} belongs to no task, so it holds nothing")
-    broker, topic = app.broker, store.changelog_topic
+    session, topic = store.session, store.changelog_topic
+    broker = session.broker()
     info = broker.topic(topic)
-    declared = StoreDeclarations(app.name, [store.spec], {topic: info}, broker, app.clock)
+    declared = StoreDeclarations(session.app, [store.spec], {topic: info}, broker, session.clock)
     expiry = declared.check()[topic]
-    folders = StoreFolders(None, app.clock)
+    folders = StoreFolders(None, session.clock)
     numbers = partitions_asked(store.name, info.partitions, partition)
     parts = {n: folders.open(store.spec, n, expiry=expiry) for n in numbers}
     return StoreView(store, parts, broker)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from strandline.changelog.errors import InvalidConfig
+from strandline.framework.declarations import Declarations
 from strandline.framework.handlers import check_finished, check_handler
 from strandline.framework.record import Record
+from strandline.framework.session import Session
 from strandline.framework.task import TaskSpec
 from strandline.framework.topic import Topic
-
-if TYPE_CHECKING:
-    from strandline.framework.app import App
 
 KEEP_FOREVER = {"retention.ms": "-1"}
 """Settings of a repartition topic: retention would delete records before the task reads them."""
 
 
 def declare(
-    app: App,
+    session: Session,
+    declared: Declarations,
     source: Topic[Any, Any],
     key: str | Callable[[Any], Any],
     name: str | None,
@@ -34,15 +34,15 @@ def declare(
     if not isinstance(key, str):
         check_handler(f"the key function of repartition {name!r}", key, may_be_async=False)
     topic = Topic[Any, Any](
-        app,
-        f"{app.name}-{name}-repartition",
+        session,
+        f"{session.app}-{name}-repartition",
         key=key if isinstance(key, str) else (key_type or str),
         value=source.kind,
         partitions=partitions if partitions is not None else source.partitions,
         serde=source.serde,
         config=KEEP_FOREVER,
     )
-    app.declared.add_topic(topic)
+    declared.add_topic(topic)
     chosen = _by_column if isinstance(key, str) else key
 
     def forward(record: Record[Any, Any]) -> None:
@@ -50,7 +50,7 @@ def declare(
         check_finished(chosen_key, "the key function")
         topic.send(chosen_key, record.value, headers=record.headers)
 
-    app.declared.add_task(TaskSpec(name, (source,), (), forward))
+    declared.add_task(TaskSpec(name, (source,), (), forward))
     return topic
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, overload
+from typing import Any, Generic, Literal, TypedDict, TypeVar, overload
 
 from strandline.changelog.errors import NotInTask
 from strandline.framework.handlers import check_handler
 from strandline.framework.parts import Merge
+from strandline.framework.session import Session
 from strandline.statestore.edit import Edit
 from strandline.statestore.no_len import NoLen
 from strandline.statestore.spec import UNSET, StoreLimits, StoreSpec
 from strandline.statestore.store import PartitionStore
-
-if TYPE_CHECKING:
-    from strandline.framework.app import App
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -47,12 +45,12 @@ class Store(NoLen, Generic[K, V]):
     copy: use `edit`, or store it again. There is no `len()`; see `approximate_num_entries`.
     """
 
-    def __init__(self, app: App, spec: StoreSpec[K, V]) -> None:
+    def __init__(self, session: Session, spec: StoreSpec[K, V]) -> None:
         if spec.default_factory is not None:
             what = f"the default_factory of store {spec.name!r}"
             check_handler(what, spec.default_factory, may_be_async=False)
-        self.app = app
-        """The app that declared the store."""
+        self.session = session
+        """Session of the app that declared the store."""
         self.spec = spec
         self.task: str | None = None
         """Name of the task that the store belongs to; None until a task lists it."""
@@ -70,7 +68,7 @@ class Store(NoLen, Generic[K, V]):
     @property
     def changelog_topic(self) -> str:
         """Name of the topic that every change of the store is written to."""
-        return self.spec.changelog_topic(self.app.name)
+        return self.spec.changelog_topic(self.session.app)
 
     # `get`, `put` and `__getitem__` repeat the fast path of PartitionStore, because each call
     # that is saved makes a handler 60 ns faster. All other cases go to the PartitionStore.

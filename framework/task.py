@@ -5,18 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.settings import check_number
 from strandline.framework.handlers import check_handler, check_methods, is_async
+from strandline.framework.session import Session
 from strandline.framework.store import Store
 from strandline.framework.timers import TimerKey
 from strandline.framework.topic import Topic
 from strandline.statestore.spec import AnySpec, StoreSpec
-
-if TYPE_CHECKING:
-    from strandline.framework.app import App
 
 OnError = Literal["fail", "skip", "dead_letter"]
 """Policy for a record whose handler raises."""
@@ -128,7 +126,7 @@ def check_stores(name: str, stores: Sequence[Store[Any, Any]]) -> None:
             )
 
 
-def dead_letter_topic(app: App, spec: TaskSpec) -> Topic[Any, Any]:
+def dead_letter_topic(session: Session, spec: TaskSpec) -> Topic[Any, Any]:
     """Return the topic for records that the task's handler cannot handle, in their stored form."""
     schemas = [topic.stored_schema for topic in spec.inputs]
     if any(schema != schemas[0] for schema in schemas):
@@ -137,4 +135,4 @@ def dead_letter_topic(app: App, spec: TaskSpec) -> Topic[Any, Any]:
             " alike, for they share one dead-letter topic; split the task"
         )
     value = bytes if schemas[0] is None else schemas[0]
-    return Topic(app, f"{app.name}-{spec.name}-dead-letter", key=bytes, value=value)
+    return Topic(session, f"{session.app}-{spec.name}-dead-letter", key=bytes, value=value)

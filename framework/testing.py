@@ -246,7 +246,7 @@ class TestDriver:
         declared, folders = self.app.declared, StoreFolders(self._state_root(), self.clock)
         self._infos = declared.prepare(self.owner)
         self.worker = worker_on(
-            self.owner, declared, self.clock, self.app.options, folders, alone=True
+            self.owner, declared, self.clock, self.app.session.options, folders, alone=True
         )
         self.worker.start()
 

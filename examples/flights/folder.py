@@ -34,7 +34,7 @@ def clean(log: str, console: Console, *, fresh: bool) -> None:
 def _clean_cluster(log: str, console: Console, *, fresh: bool) -> None:
     job.app.log = log
     with job.app as app:
-        broker = app.broker
+        broker = app.broker()
         present = {info.name for info in broker.topics()} & {
             job.flights.name,
             job.carrier_delays.name,

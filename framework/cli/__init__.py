@@ -1,6 +1,7 @@
 """Command line: `strandline`, and `app.main()` for one app.
 
-    application.py   assembly of the commands; errors, closed pipes and Ctrl-C
+    application.py   assembly of the commands
+    reporting.py     errors, closed pipes and Ctrl-C
     lazy.py          group of commands that are imported when they run
     options.py       options that many commands share
     loading.py       the app of module:app, and the log of --log

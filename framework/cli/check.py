@@ -29,7 +29,7 @@ def check(folder: FolderArgument, json: JsonOption = False) -> None:
     It changes nothing. Exit code 0: nothing found; 1: only findings that opening the log or
     `repair` corrects; 2: damage; 3: not checked.
     """
-    from strandline.framework.cli.application import reporting_errors
+    from strandline.framework.cli.reporting import reporting_errors
 
     with reporting_errors(UNCHECKED), held(folder) as storage:
         report = checked(storage, Path(folder))[0].report

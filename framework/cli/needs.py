@@ -52,12 +52,10 @@ def ask(target: str, options: Sequence[str] = ()) -> AppNeeds:
 
 def needs(target: Annotated[str, typer.Argument(metavar="MODULE:APP")]) -> None:
     """Print the needs of an app as JSON."""
-    from strandline.framework.container.running import check_tasks
-
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of the module must not mix with the answer
     app = load_app(target)
-    check_tasks(app)
+    app.declared.check_tasks()
     log = str(app.log) if isinstance(app.log, str | Path) else None
     with answer:
-        answer.write(msgspec.json.encode(AppNeeds(app.name, log, app.durability)))
+        answer.write(msgspec.json.encode(AppNeeds(app.name, log, app.session.durability)))

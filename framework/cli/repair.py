@@ -29,7 +29,7 @@ def repair(folder: FolderArgument, yes: YesOption = False, json: JsonOption = Fa
     Shows the plan and asks before it changes anything. Every file that it changes or removes is
     first copied to DIR/repaired/<time>/.
     """
-    from strandline.framework.cli.application import reporting_errors
+    from strandline.framework.cli.reporting import reporting_errors
 
     with reporting_errors(UNCHECKED), held(folder) as storage:
         log, stores = checked(storage, Path(folder))

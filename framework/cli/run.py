@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -102,9 +101,8 @@ def _run_supervised(
     target: str, until: RunBound | None, metrics: str | None, descriptor: int
 ) -> None:
     """Run a worker for the supervisor at the other end of the socket `descriptor`."""
-    from strandline.framework.cli.application import FAILED, debug_option
+    from strandline.framework.cli.reporting import FAILED, debug_option
     from strandline.framework.container.outage import patiently
-    from strandline.framework.container.running import readings
     from strandline.framework.supervisor.reporter import FOR_GOOD, Reporter
 
     with Reporter(descriptor) as reporter:
@@ -114,11 +112,11 @@ def _run_supervised(
             reporter.failed(error)
             raise
         try:
-            serving = serving_metrics(metrics, partial(readings, app))
+            serving = serving_metrics(metrics, app.runner.metrics)
             with serving, app:
                 with reporter.opening():
-                    patiently(lambda: app.broker)
-                with reporter.following(app):
+                    patiently(app.broker)
+                with reporter.following(app.runner):
                     app.run(_limit(until), progress=reporter.restoring)
         except FOR_GOOD as error:
             reporter.failed(error)
@@ -163,10 +161,8 @@ def run_app(
     metrics: str | None,
 ) -> None:
     """Run an app within limits and print how many records it handled."""
-    from strandline.framework.container.running import readings
-
     begun = time.perf_counter()
-    with serving_metrics(metrics, partial(readings, app)), app:
+    with serving_metrics(metrics, app.runner.metrics), app:
         output.note(f"app {app.name} runs on {shown(str(app.log))}; Ctrl-C commits and ends it")
         handled = app.run(_limit(until), count=count, timeout=timeout, progress=_Restoring())
     seconds = time.perf_counter() - begun

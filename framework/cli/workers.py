@@ -22,10 +22,10 @@ from strandline.changelog.flight.background import environment
 from strandline.changelog.location import is_url, shown
 from strandline.changelog.metrics import measured
 from strandline.framework.cli import logs, output
-from strandline.framework.cli.application import FAILED, INTERRUPTED, debug_option
 from strandline.framework.cli.metrics import metrics_options_of_workers, serving_metrics
 from strandline.framework.cli.needs import COMMAND, AppNeeds, ask
 from strandline.framework.cli.offline import taking_over
+from strandline.framework.cli.reporting import FAILED, INTERRUPTED, debug_option
 from strandline.framework.supervisor.logs import LogFiles
 from strandline.framework.supervisor.metrics import Workers
 from strandline.framework.supervisor.process import WorkerProcess

@@ -17,35 +17,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from strandline.changelog.broker import Broker
 from strandline.changelog.client.asking_again import commit_until_known
 from strandline.changelog.client.producer import BatchMetadata, Producer
 from strandline.changelog.groups import GroupMember
-from strandline.changelog.records import CommittedOffset, TopicInfo, TopicPartition
+from strandline.changelog.records import CommittedOffset, TopicPartition
 from strandline.framework.columns import Outgoing, outgoing
+from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.instance import TaskInstance
-from strandline.framework.container.outbox import columns_of
 from strandline.framework.container.positions import InputProgress, to_commit
 from strandline.framework.options import Guarantee
-from strandline.framework.topic import Topic
+from strandline.framework.outbox import columns_of
 from strandline.statestore.store import AnyStore
 
 
 @dataclass
 class Committing:
-    """Broker, producer, member and topics of one commit."""
+    """Context, producer and member of one commit."""
 
-    broker: Broker
+    context: ContainerContext
     producer: Producer
     member: GroupMember
     """Member in whose name offsets are committed; its group has the name of the app."""
-    topics: Sequence[Topic[Any, Any]]
-    """All topics to which the app sends."""
-    infos: Mapping[str, TopicInfo]
-    """The log's description of each topic, by name."""
-    now_ms: Callable[[], int]
 
 
 def exactly_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
@@ -91,7 +84,7 @@ COMMITS: Mapping[Guarantee, Callable[[Committing, Sequence[TaskInstance]], None]
 
 def _changes(work: Committing, instances: Sequence[TaskInstance]) -> list[Outgoing]:
     """Drain the changes of each store into a batch for its changelog partition."""
-    now = work.now_ms()
+    now = work.context.clock.now_ms()
     changes = []
     for instance in instances:
         instance.before_commit()
@@ -105,10 +98,10 @@ def _changes(work: Committing, instances: Sequence[TaskInstance]) -> list[Outgoi
 
 def _outputs(work: Committing, instances: Sequence[TaskInstance]) -> list[Outgoing]:
     batches: list[Outgoing] = []
-    for topic in work.topics:
+    for topic in work.context.topics:
         columns = columns_of(topic, (instance.outboxes[topic] for instance in instances))
         if columns is not None:
-            batches += outgoing(columns, work.infos[topic.name], work.producer)
+            batches += outgoing(columns, work.context.infos[topic.name], work.producer)
     return batches
 
 
@@ -142,7 +135,7 @@ def _commit_offsets(
     """Commit the input offsets outside a transaction."""
     member = work.member
     offsets = offsets_of(instances, placed=placed)
-    work.broker.commit_offsets(member.group, offsets, member_id=member.member_id)
+    work.context.broker.commit_offsets(member.group, offsets, member_id=member.member_id)
 
 
 def offsets_of(

@@ -17,11 +17,11 @@ from strandline.framework.container.failures import (
     task_failed,
 )
 from strandline.framework.container.metrics import TaskCounters
-from strandline.framework.container.outbox import Outbox
-from strandline.framework.container.trial import LAST_LEVEL, StepId, Trial
+from strandline.framework.outbox import Outbox
 from strandline.framework.record import Record
 from strandline.framework.task import TaskSpec
 from strandline.framework.topic import Topic
+from strandline.framework.trial import LAST_LEVEL, StepId, Trial
 
 _log = logging.getLogger("strandline")
 

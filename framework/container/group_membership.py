@@ -10,13 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-from strandline.changelog.broker import Broker
 from strandline.changelog.client.membership import Membership, program
-from strandline.changelog.clock import Clock
 from strandline.changelog.groups import GroupMember, Subscription
 from strandline.changelog.records import TopicPartition
-from strandline.framework.options import Options
-from strandline.framework.task import TaskSpec
+from strandline.framework.container.container_context import ContainerContext
 
 
 class GroupMembership(Protocol):
@@ -75,19 +72,13 @@ class SoleMember:
         """Do nothing, because there is no group."""
 
 
-def member_of(
-    app: str,
-    tasks: Sequence[TaskSpec],
-    broker: Broker,
-    clock: Clock,
-    options: Options,
-    servers: Sequence[str] = (),
-) -> Join:
+def member_of(context: ContainerContext, servers: Sequence[str] = ()) -> Join:
     """Return a function that joins the app's group.
 
     `servers` are the URLs at which the worker answers queries; the group lists them for clients.
     """
-    together = [[topic.name for topic in task.inputs] for task in tasks]
+    options = context.options
+    together = [[topic.name for topic in task.inputs] for task in context.tasks]
     subscription = Subscription(
         sorted({topic for topics in together for topic in topics}),
         session_timeout_ms=options.session_timeout_ms,
@@ -100,10 +91,10 @@ def member_of(
 
     def join() -> Membership:
         return Membership(
-            broker,
-            app,
+            context.broker,
+            context.app,
             subscription,
-            clock,
+            context.clock,
             max_poll_interval_ms=options.max_poll_interval_ms,
         )
 

@@ -11,10 +11,10 @@ An error is logged, a metric counts them, and the next start of the app is refus
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from strandline.changelog.broker import Broker
 from strandline.changelog.records import TopicInfo, TopicPartition
+from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.task import TaskSpec
 
 _log = logging.getLogger("strandline")
@@ -22,32 +22,24 @@ _log = logging.getLogger("strandline")
 Partitions = frozenset[TopicPartition]
 
 
-def input_partitions(
-    tasks: Sequence[TaskSpec], infos: MutableMapping[str, TopicInfo]
-) -> Partitions:
-    """Return all partitions of all inputs of these tasks."""
+def input_partitions(context: ContainerContext) -> Partitions:
+    """Return all partitions of all inputs of the app's tasks."""
     return frozenset(
         TopicPartition(topic.name, number)
-        for task in tasks
+        for task in context.tasks
         for topic in task.inputs
-        for number in range(infos[topic.name].partitions)
+        for number in range(context.infos[topic.name].partitions)
     )
 
 
 class PartitionGrowth:
     """Decides whether one app reads the new partitions of its inputs. Not thread-safe."""
 
-    def __init__(
-        self,
-        app: str,
-        tasks: Sequence[TaskSpec],
-        infos: MutableMapping[str, TopicInfo],
-        broker: Broker,
-    ) -> None:
-        self._app = app
-        self._tasks = tasks
-        self._infos = infos
-        self._broker = broker
+    def __init__(self, context: ContainerContext) -> None:
+        self._app = context.app
+        self._tasks = context.tasks
+        self._infos = context.infos
+        self._broker = context.broker
         self._checked: Partitions = frozenset()
         self.unread: dict[str, int] = {}
         """Number of partitions that the app does not read, by topic."""

@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from strandline.changelog.broker import Broker
-from strandline.changelog.clock import Clock
 from strandline.changelog.records import CommittedOffset, TopicPartition
+from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.driving import Steps
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.manager import TaskManager
@@ -47,12 +47,12 @@ class TimerTurn(NamedTuple):
 class Completion:
     """Work left in the app, as seen by one worker. Not thread-safe."""
 
-    def __init__(self, app: str, broker: Broker, clock: Clock, tasks: TaskManager) -> None:
+    def __init__(self, context: ContainerContext, tasks: TaskManager) -> None:
         self.others_are_busy = False
         """True if the run waits for other workers."""
-        self._app = app
-        self._broker = broker
-        self._clock = clock
+        self._app = context.app
+        self._broker = context.broker
+        self._clock = context.clock
         self._tasks = tasks
         self._elsewhere: list[PendingAtEnd] = []
         """Timers and windows pending in partitions of other workers, as of the last check."""

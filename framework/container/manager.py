@@ -12,40 +12,34 @@ Named after the TaskManager of Kafka Streams.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from strandline.changelog.broker import Broker
-from strandline.changelog.clock import Clock
 from strandline.changelog.copartition import CopartitionGroups
 from strandline.changelog.errors import Retriable, StorageFailed
-from strandline.changelog.metrics import MetricReading
 from strandline.changelog.records import (
     CommittedOffset,
     PartitionOffsets,
-    TopicInfo,
     TopicPartition,
 )
+from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.event_loop import EventLoop
 from strandline.framework.container.folders import StoreFolders
-from strandline.framework.container.gauges import StableEnds, gauges
 from strandline.framework.container.growth import PartitionGrowth, input_partitions
 from strandline.framework.container.inputs import Input
 from strandline.framework.container.instance import TaskInstance
-from strandline.framework.container.metrics import WorkerCounters
 from strandline.framework.container.outage import patiently
 from strandline.framework.container.placing import Placed
 from strandline.framework.container.positions import placed_of, waiting_of
 from strandline.framework.container.restore import OnRestore, RestoreMonitor
 from strandline.framework.container.standbys import Standbys
 from strandline.framework.container.starting import check_history, starting_offset
-from strandline.framework.container.trial import Trial
 from strandline.framework.querying.endpoint import QueryEndpoint
 from strandline.framework.store_declarations import StoreDeclarations
 from strandline.framework.task import TaskSpec
-from strandline.framework.topic import Topic
+from strandline.framework.trial import Trial
 from strandline.statestore.restore import ReplayProgress
 from strandline.statestore.spec import AnySpec
 from strandline.statestore.store import AnyStore
@@ -110,17 +104,10 @@ class TaskManager:
 
     def __init__(
         self,
-        app: str,
-        tasks: Sequence[TaskSpec],
-        topics: Sequence[Topic[Any, Any]],
-        infos: MutableMapping[str, TopicInfo],
-        broker: Broker,
-        clock: Clock,
+        context: ContainerContext,
         folders: StoreFolders,
-        counters: WorkerCounters,
-        *,
         declarations: StoreDeclarations,
-        restore_threads: int,
+        *,
         in_background: bool,
         queries: QueryEndpoint | None = None,
         on_restore: OnRestore | None = None,
@@ -129,30 +116,25 @@ class TaskManager:
         """Running instances: their stores are restored."""
         self.committed: dict[TopicPartition, CommittedOffset] = {}
         """Offsets of the running instances' inputs as of the last commit."""
-        self.input_partitions: Partitions = input_partitions(tasks, infos)
+        self.input_partitions: Partitions = input_partitions(context)
         """All input partitions of the app, except those that it cannot read (see `growth`)."""
-        self.growth = PartitionGrowth(app, tasks, infos, broker)
+        self.growth = PartitionGrowth(context)
         self.standby_partitions: Partitions = NO_PARTITIONS
         """Input partitions of other workers of whose stores this worker keeps copies."""
-        self._app = app
-        self._tasks = tasks
-        self._topics = topics
-        self._infos = infos
-        self._broker = broker
-        self._clock = clock
+        self._context = context
+        self._app = context.app
+        self._tasks = context.tasks
         self._folders = folders
-        self._restoring = RestoreMonitor(clock, on_restore)
+        self._restoring = RestoreMonitor(context.clock, on_restore)
         self._openings: list[OpeningInstances] = []
         self._copartition_groups = CopartitionGroups(
-            [topic.name for topic in task.inputs] for task in tasks
+            [topic.name for topic in task.inputs] for task in self._tasks
         )
-        self._pool = (
-            ThreadPoolExecutor(restore_threads, "strandline-restore") if in_background else None
-        )
-        self._standbys = Standbys(broker, clock, folders)
-        self.counters = counters
+        threads = context.options.restore_threads
+        self._pool = ThreadPoolExecutor(threads, "strandline-restore") if in_background else None
+        self._standbys = Standbys(context.broker, context.clock, folders)
+        self.counters = context.counters
         """Counters of the worker and its tasks."""
-        self._ends = StableEnds(broker, clock)
         self.trial = Trial()
         """Limits how many steps the next commit may cover."""
         self.loop = EventLoop()
@@ -192,14 +174,14 @@ class TaskManager:
         """
         unknown = allowed - self.input_partitions
         if unknown and self.growth.check_new(unknown):
-            self.input_partitions = input_partitions(self._tasks, self._infos)
+            self.input_partitions = input_partitions(self._context)
         return allowed & self.input_partitions if unknown else allowed
 
     def open(self, partitions: Collection[TopicPartition]) -> None:
         """Begin to restore the tasks of these partitions; each partition number is one restore."""
         self.counters.rebalances["assigned"].add()
         self._log_partitions("app %s takes up %s", partitions)
-        deadline = self._clock.monotonic() + LOCK_TIMEOUT_S
+        deadline = self._context.clock.monotonic() + LOCK_TIMEOUT_S
         openings = [
             OpeningInstances(unit, deadline) for unit in self._copartition_groups.split(partitions)
         ]
@@ -225,10 +207,6 @@ class TaskManager:
     def standby_offsets(self) -> dict[TopicPartition, int]:
         """Changelog offset up to which each standby copy is restored, by changelog partition."""
         return self._standbys.positions()
-
-    def metrics(self) -> list[MetricReading]:
-        """Return counters and gauges of the worker. May be called from any thread."""
-        return [*self.counters.readings(), *gauges(self._app, self, self._ends)]
 
     def wait(self, seconds: float) -> None:
         """Wait at most `seconds` until all restores have ended."""
@@ -351,9 +329,10 @@ class TaskManager:
         # The last owner may have a transaction with offsets of these partitions open. The broker
         # raises Retriable until it has ended, so that no offset is read that is replaced at once.
         committed = patiently(
-            lambda: self._broker.committed(self._app, opening.partitions), lambda: opening.abandoned
+            lambda: self._context.broker.committed(self._app, opening.partitions),
+            lambda: opening.abandoned,
         )
-        ends = self._broker.offsets(opening.partitions)
+        ends = self._context.broker.offsets(opening.partitions)
         check_history(committed, ends)
         changelogs = self._changelogs(opening.partitions)
         # Only after that: the last owner can no longer change what it recorded and wrote.
@@ -367,7 +346,7 @@ class TaskManager:
         return [
             (spec, number)
             for spec in self._tasks
-            for number in range(self._infos[spec.inputs[0].name].partitions)
+            for number in range(self._context.infos[spec.inputs[0].name].partitions)
             if TopicPartition(spec.inputs[0].name, number) in partitions
         ]
 
@@ -389,7 +368,7 @@ class TaskManager:
         expiry: Mapping[str, Expiry],
     ) -> InstanceParts:
         def opened(store: AnySpec) -> AnyStore:
-            left = max(0.0, deadline - self._clock.monotonic())
+            left = max(0.0, deadline - self._context.clock.monotonic())
             has_expiry = expiry[store.changelog_topic(self._app)]
             return self._folders.open(store, number, left, has_expiry)
 
@@ -419,7 +398,7 @@ class TaskManager:
             for store in part.all_stores:
                 changelog = TopicPartition(store.spec.changelog_topic(self._app), part.number)
                 with self.counters.restores.timed():
-                    done = store.restore(self._broker, changelog, report)
+                    done = store.restore(self._context.broker, changelog, report)
                     self._declarations.finish(store, changelog)
                 self.counters.restored.add(done.records)
 
@@ -475,10 +454,10 @@ class TaskManager:
             parts.inputs,
             parts.stores,
             parts.timer_store,
-            self._topics,
-            self._clock,
+            self._context.topics,
+            self._context.clock,
             self.counters.task(parts.spec.name),
-            Placed(parts.number, self._infos[first.topic].partitions, parts.stores, placed),
+            Placed(parts.number, self._context.infos[first.topic].partitions, parts.stores, placed),
             self.trial,
         )
 

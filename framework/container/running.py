@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
@@ -24,9 +22,8 @@ from strandline.changelog.errors import (
     UnknownTopic,
     out_of_memory,
 )
-from strandline.changelog.location import is_encrypted, is_url
-from strandline.changelog.metrics import MetricReading, measured
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.metrics import MetricReading
+from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.folders import StoreFolders
 from strandline.framework.container.group_membership import SoleMember, member_of
 from strandline.framework.container.manager import TaskManager
@@ -40,10 +37,8 @@ from strandline.framework.left_timers import check_timers
 from strandline.framework.options import UNTIL, Options, Until
 from strandline.framework.querying.endpoint import QueryEndpoint
 from strandline.framework.querying.provider import StoreProvider
+from strandline.framework.session import Session
 from strandline.framework.store_declarations import StoreDeclarations
-
-if TYPE_CHECKING:
-    from strandline.framework.app import App
 
 T = TypeVar("T")
 
@@ -68,105 +63,111 @@ class RunLimits:
             raise InvalidConfig(f'run(until=...) is None, "idle" or "end", got {self.until!r}')
 
 
-@dataclass
-class OpenLog:
-    """A log that an app uses."""
+class Runner:
+    """Runs the tasks of an app in this process, one run at a time."""
 
-    broker: Broker
-    owned: bool
-    """True if the log was opened for the app, which then closes it."""
+    def __init__(self, session: Session, declared: Declarations) -> None:
+        self.session = session
+        self.declared = declared
+        self.worker: Worker | None = None
+        """Worker of the current run; None while there is none."""
 
-    def close(self) -> None:
-        if self.owned:
-            self.broker.close()
+    def run(
+        self, limits: RunLimits, *, progress: bool | OnRestore = False, metrics: str | None = None
+    ) -> int:
+        """Start a worker, run it within the limits, and close it.
+
+        Args:
+            limits: Limits at which the run ends.
+            progress: True for a progress bar of the restore, or a callback for its progress.
+            metrics: Address at which metrics are served during the run; None for none.
+
+        Returns:
+            Number of records handled.
+        """
+        if self.worker is not None:
+            raise InvalidRequest(f"app {self.session.app!r} is running already, in another thread")
+        if metrics is None:
+            return self._run(limits, progress)
+        from strandline.framework.metrics import served
+
+        with served(metrics, self.metrics):
+            return self._run(limits, progress)
+
+    def run_blocking(
+        self, limits: RunLimits, *, progress: bool | OnRestore, metrics: str | None
+    ) -> int:
+        """Run as `run` does, but in a thread of its own if an asyncio loop runs in this one."""
+        run = partial(self.run, limits, progress=progress, metrics=metrics)
+        return in_thread(run, self.stop) if inside_event_loop() else run()
+
+    async def run_async(self, limits: RunLimits, *, metrics: str | None) -> int:
+        """Run in a thread; a cancellation stops the run and waits for its last commit."""
+        work = asyncio.ensure_future(asyncio.to_thread(self.run, limits, metrics=metrics))
+        # A thread cannot be cancelled. The shield keeps the future alive after a cancellation, so
+        # that the worker can be stopped and its last commit awaited.
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            while not work.done():  # `stop` has no effect before the thread has made the worker
+                self.stop()
+                await asyncio.wait([work], timeout=STOP_INTERVAL_S)
+            work.result()
+            raise
+
+    def stop(self) -> None:
+        """End the current run after a last commit. May be called from any thread."""
+        worker = self.worker
+        if worker is not None:
+            worker.stop()
+
+    def is_running(self) -> bool:
+        """Return True during a run."""
+        return self.worker is not None
+
+    def metrics(self) -> list[MetricReading]:
+        """Return the metrics of the worker, and those of the log if this process owns it."""
+        worker = self.worker
+        return [*([] if worker is None else worker.metrics()), *self.session.metrics()]
+
+    def _run(self, limits: RunLimits, progress: bool | OnRestore) -> int:
+        worker = self.worker = worker_for(self.session, self.declared, progress=progress)
+        try:
+            with _stopped_by_signals(worker):
+                worker.start()
+                handled = worker.run(until=limits.until, count=limits.count, timeout=limits.timeout)
+            worker.checkpoint_all()
+            raise_failures(worker)
+            return handled
+        except StrandlineError:
+            raise
+        except MemoryError as error:
+            name = self.session.app
+            raise out_of_memory(error, f"go on with app {name!r}, which lost nothing") from error
+        finally:
+            self.worker = None
+            worker.close()
 
 
-def open_log(app: App) -> OpenLog:
-    """Open the log that the app's `log` names; use a log that is open already as it is."""
-    if not isinstance(app.log, str | Path):
-        return OpenLog(getattr(app.log, "broker", app.log), owned=False)  # type: ignore[arg-type]
-    from strandline import changelog
-
-    log = changelog.open(str(app.log), durability=app.durability, clock=app.clock)
-    return OpenLog(log.broker, owned=True)
-
-
-def run(
-    app: App, limits: RunLimits, *, progress: bool | OnRestore, metrics: str | None = None
-) -> int:
-    """Start a worker, run it within the limits, and close it.
-
-    Args:
-        app: The app to run.
-        limits: Limits at which the run ends.
-        progress: True for a progress bar of the restore, or a callback for its progress.
-        metrics: Address at which metrics are served during the run; None for none.
-
-    Returns:
-        Number of records handled.
-    """
-    if app._worker is not None:
-        raise InvalidRequest(f"app {app.name!r} is running already, in another thread")
-    if metrics is None:
-        return _run(app, limits, progress)
-    from strandline.framework.metrics import served
-
-    with served(metrics, partial(readings, app)):
-        return _run(app, limits, progress)
-
-
-def readings(app: App) -> list[MetricReading]:
-    """Return the metrics of the app's worker, and those of the log if this process owns it."""
-    worker, log = app._worker, app._opened
-    found = [] if worker is None else worker.metrics()
-    return found if log is None else [*found, *measured(log.broker)]
-
-
-def _run(app: App, limits: RunLimits, progress: bool | OnRestore) -> int:
-    worker = worker_for(app, progress=progress)
-    app._worker = worker
-    try:
-        with _stopped_by_signals(worker):
-            worker.start()
-            handled = worker.run(until=limits.until, count=limits.count, timeout=limits.timeout)
-        worker.checkpoint_all()
-        raise_failures(worker)
-        return handled
-    except StrandlineError:
-        raise
-    except MemoryError as error:
-        raise out_of_memory(error, f"go on with app {app.name!r}, which lost nothing") from error
-    finally:
-        app._worker = None
-        worker.close()
-
-
-def worker_for(app: App, *, progress: bool | OnRestore = False) -> Worker:
+def worker_for(
+    session: Session, declared: Declarations, *, progress: bool | OnRestore = False
+) -> Worker:
     """Return a worker for all tasks of the app, which is not started. Raises InvalidConfig."""
-    check_tasks(app)
-    broker, folders = app.broker, StoreFolders(state_root(app), app.clock)
-    token = token_of()
+    declared.check_tasks()
+    broker, folders = session.broker(), StoreFolders(session.state_folder(), session.clock)
     queries = QueryEndpoint(
-        *(_folder_of(app), app.options.application_server, token),
-        encrypted=isinstance(app.log, str | os.PathLike) and is_encrypted(app.log),
+        *(session.folder(), session.options.application_server, token_of()),
+        encrypted=session.is_encrypted(),
     )
     try:
         return worker_on(
-            *(broker, app.declared, app.clock, app.options, folders),
+            *(broker, declared, session.clock, session.options, folders),
             queries=queries,
             on_restore=RestoreBar() if progress is True else progress or None,
         )
     except BaseException:
         queries.close()
         raise
-
-
-def check_tasks(app: App) -> None:
-    """Raise InvalidConfig if there is nothing to run."""
-    if not app.declared.tasks:
-        raise InvalidConfig(
-            f"app {app.name!r} has no tasks to run; decorate a handler with @app.task(topic)"
-        )
 
 
 def worker_on(
@@ -194,22 +195,13 @@ def worker_on(
     """
     infos = declared.prepare(broker)
     check_timers(declared, broker)
-    specs, topics = list(declared.tasks.values()), list(declared.topics.values())
-    stores = [store for spec in specs for store in spec.all_stores]
+    counters = WorkerCounters(declared.app, folders.counters)
+    context = ContainerContext(declared, infos, broker, clock, options, counters)
+    stores = [store for spec in context.tasks for store in spec.all_stores]
     declarations = StoreDeclarations(declared.app, stores, infos, broker, clock)
     patiently(declarations.record)
-    counters = WorkerCounters(declared.app, folders.counters)
     tasks = TaskManager(
-        declared.app,
-        specs,
-        topics,
-        infos,
-        broker,
-        clock,
-        folders,
-        counters,
-        declarations=declarations,
-        restore_threads=options.restore_threads,
+        *(context, folders, declarations),
         in_background=not alone,
         queries=queries,
         on_restore=on_restore,
@@ -217,32 +209,15 @@ def worker_on(
     join = (
         partial(SoleMember, declared.app, tasks.input_partitions)
         if alone
-        else member_of(declared.app, specs, broker, clock, options, queries.urls if queries else ())
+        else member_of(context, queries.urls if queries else ())
     )
-    session = WorkerSession(declared.app, topics, infos, broker, clock, options, join, counters)
+    session = WorkerSession(context, join)
     if queries is not None:
-        provider = StoreProvider(declared.app, specs, lambda: tasks.instances, session.is_certain)
+        provider = StoreProvider(
+            declared.app, context.tasks, lambda: tasks.instances, session.is_certain
+        )
         queries.start(provider.answer)
-    return Worker(declared.app, broker, clock, options, tasks, session)
-
-
-def _folder_of(app: App) -> Path | None:
-    """Return the folder of the app's log; None if it is not known or on another machine."""
-    if not isinstance(app.log, str | Path) or is_url(app.log):
-        return None
-    return Path(app.log)
-
-
-def state_root(app: App) -> Path | None:
-    """Return the folder of the files of the app's stores; None if they are in memory."""
-    if app.state_dir is not None:
-        return Path(app.state_dir) / app.name
-    if not isinstance(app.log, str | Path):
-        return None
-    folder = _folder_of(app) or Path()
-    # Raises if a part of the path is a symbolic link, which RocksDB would follow.
-    LocalStorage(folder).exists(f"state/{app.name}/")
-    return folder / "state" / app.name
+    return Worker(context, tasks, session)
 
 
 def raise_failures(worker: Worker) -> None:
@@ -254,7 +229,7 @@ def raise_failures(worker: Worker) -> None:
         raise failures[0]
 
 
-def reset(app: App) -> None:
+def reset(session: Session, declared: Declarations) -> None:
     """Delete the stores' files, the internal topics and the committed offsets of an app.
 
     Raises:
@@ -263,19 +238,19 @@ def reset(app: App) -> None:
     """
     from strandline.statestore.engines.folders import remove_all  # it imports RocksDB
 
-    broker = app.broker
-    check_at_rest(broker, app.name)
-    root = state_root(app)
+    broker = session.broker()
+    check_at_rest(broker, session.app)
+    root = session.state_folder()
     if root is not None and root.exists():
         remove_all(root)  # first, because it fails if a store is open
-    for name in app.declared.internal_topics():
+    for name in declared.internal_topics():
         try:
             broker.delete_topic(name)
         except UnknownTopic:
             continue
-    committed = broker.committed(app.name)
+    committed = broker.committed(session.app)
     if committed:
-        broker.commit_offsets(app.name, dict.fromkeys(committed))
+        broker.commit_offsets(session.app, dict.fromkeys(committed))
 
 
 def check_at_rest(broker: Broker, app: str) -> None:

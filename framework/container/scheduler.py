@@ -23,7 +23,7 @@ from strandline.framework.container.slices import (
     shares,
     slice_seconds,
 )
-from strandline.framework.container.trial import Trial
+from strandline.framework.trial import Trial
 
 
 class SliceScheduler:

@@ -8,23 +8,17 @@ A worker that was suspended while another one got its slot is fenced twice: as m
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pyarrow as pa
 
-from strandline.changelog.broker import Broker
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.client.transaction_state import ProducerPhase
-from strandline.changelog.clock import Clock
 from strandline.changelog.errors import Fenced, InvalidTxnState, Retriable
-from strandline.changelog.records import TopicInfo
 from strandline.framework.container.commit import COMMITS, Committing
+from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.group_membership import GroupMembership, Join
 from strandline.framework.container.instance import TaskInstance
-from strandline.framework.container.metrics import WorkerCounters
-from strandline.framework.options import Options
-from strandline.framework.topic import Topic
 
 _log = logging.getLogger("strandline")
 
@@ -38,27 +32,11 @@ class WorkerSession:
     All methods raise the broker's errors.
     """
 
-    def __init__(
-        self,
-        app: str,
-        topics: Sequence[Topic[Any, Any]],
-        infos: Mapping[str, TopicInfo],
-        broker: Broker,
-        clock: Clock,
-        options: Options,
-        join: Join,
-        counters: WorkerCounters,
-    ) -> None:
+    def __init__(self, context: ContainerContext, join: Join) -> None:
         self.membership: GroupMembership | None = None
         """Membership in the app's group; None before `acquire` and after `leave`."""
-        self._app = app
-        self._topics = topics
-        self._infos = infos
-        self._broker = broker
-        self._clock = clock
-        self._options = options
+        self._context = context
         self._join = join
-        self._counters = counters
         self._producer: Producer | None = None
 
     def acquire(self) -> GroupMembership:
@@ -79,16 +57,9 @@ class WorkerSession:
         """Commit the work of these instances with the app's processing guarantee."""
         assert self.membership is not None
         assert self._producer is not None
-        work = Committing(
-            self._broker,
-            self._producer,
-            self.membership.member,
-            self._topics,
-            self._infos,
-            self._clock.now_ms,
-        )
-        with self._counters.committing():
-            COMMITS[self._options.processing_guarantee](work, instances)
+        work = Committing(self._context, self._producer, self.membership.member)
+        with self._context.counters.committing():
+            COMMITS[self._context.options.processing_guarantee](work, instances)
 
     def check(self, topic: str, columns: pa.RecordBatch) -> None:
         """Raise InvalidRecord if the log would refuse this record."""
@@ -119,13 +90,13 @@ class WorkerSession:
 
     def fenced(self, error: Fenced, dropped: int) -> None:
         """Log that the worker was fenced and dropped this many records, and leave the group."""
-        self._counters.fenced(error)
+        self._context.counters.fenced(error)
         member = "" if self.membership is None else self.membership.member.member_id
         _log.warning(
             "app %s: this worker was fenced; it drops what it had not committed (%d records) and "
             "joins again: %s",
-            *(self._app, dropped, error),
-            extra={"app": self._app, "member": member, "records": dropped, "error": error},
+            *(self._context.app, dropped, error),
+            extra={"app": self._context.app, "member": member, "records": dropped, "error": error},
         )
         self.leave()
 
@@ -145,9 +116,9 @@ class WorkerSession:
 
     def _producer_at(self, place: GroupMembership) -> Producer:
         return Producer(
-            self._broker,
-            transactional_id=f"{self._app}-{place.member.slot}",
-            transaction_timeout_ms=self._options.transaction_timeout_ms,
+            self._context.broker,
+            transactional_id=f"{self._context.app}-{place.member.slot}",
+            transaction_timeout_ms=self._context.options.transaction_timeout_ms,
             batch_bytes=FRAME_BYTES,
-            clock=self._clock,
+            clock=self._context.clock,
         )

@@ -17,8 +17,6 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from strandline.changelog.broker import Broker
-from strandline.changelog.clock import Clock
 from strandline.changelog.errors import (
     DiskFull,
     InvalidRecord,
@@ -31,7 +29,8 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.metrics import MetricReading
 from strandline.framework.container.commit import checkpoint_if_due, offsets_of
-from strandline.framework.container.gauges import WAITING
+from strandline.framework.container.container_context import ContainerContext
+from strandline.framework.container.gauges import WAITING, StableEnds, gauges
 from strandline.framework.container.group_membership import GroupMembership
 from strandline.framework.container.idle import Bound, Completion
 from strandline.framework.container.inputs import Input, groups
@@ -42,7 +41,6 @@ from strandline.framework.container.positions import position_of
 from strandline.framework.container.scheduler import SliceScheduler
 from strandline.framework.container.session import WorkerSession
 from strandline.framework.container.status import WorkerStatus, positions_of, state_of
-from strandline.framework.options import Options
 
 _log = logging.getLogger("strandline")
 
@@ -54,17 +52,12 @@ class Worker:
     """Runs the tasks of an app on the partitions that are assigned to it."""
 
     def __init__(
-        self,
-        app: str,
-        broker: Broker,
-        clock: Clock,
-        options: Options,
-        tasks: TaskManager,
-        session: WorkerSession,
+        self, context: ContainerContext, tasks: TaskManager, session: WorkerSession
     ) -> None:
-        self.app = app
-        self.options = options
-        self._broker = broker
+        clock = context.clock
+        self.app = context.app
+        self.options = context.options
+        self._broker = context.broker
         self._clock = clock
         self._tasks = tasks
         self._trial = tasks.trial
@@ -74,12 +67,13 @@ class Worker:
         """Partitions last reported as owned, and the membership to which they were reported."""
         self._turns = SliceScheduler(tasks.trial, tasks.loop, clock, guarded=tasks.in_background)
         self._outage = Outage(clock)
+        self._ends = StableEnds(context.broker, clock)
         self._intact = False
         """True if every engine accepts writes, so that a failure can be rewound in place."""
         self._since_commit = 0
         self._next_commit = 0.0
         self._aborted_in_a_row = 0
-        self._completion = Completion(app, broker, clock, tasks)
+        self._completion = Completion(context, tasks)
         self.handled = 0
         """Number of records handled since the worker was created, without the rewound ones."""
 
@@ -269,7 +263,11 @@ class Worker:
 
     def metrics(self) -> list[MetricReading]:
         """Return the worker's counters and gauges. May be called from any thread."""
-        return [MetricReading(WAITING, (self.app,), bool(self.waits_for)), *self._tasks.metrics()]
+        return [
+            MetricReading(WAITING, (self.app,), bool(self.waits_for)),
+            *self._tasks.counters.readings(),
+            *gauges(self.app, self._tasks, self._ends),
+        ]
 
     @property
     def commit_is_due(self) -> bool:

@@ -153,7 +153,7 @@ class Connection:
             InvalidConfig: The stored data cannot be read as `key` and `value`.
         """
         if isinstance(name, Store):
-            name, value = f"{name.app.name}/{name.name}", name
+            name, value = f"{name.session.app}/{name.name}", name
         return ReadOnlyStore(name, self.committed(name), key, value, partition)
 
     def committed(self, name: str) -> CommittedSource:

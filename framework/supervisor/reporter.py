@@ -34,7 +34,7 @@ from strandline.framework.supervisor.lag import SILENT_SECONDS, LagMonitor, Posi
 from strandline.framework.supervisor.report import RestoringStatus, WorkerReport, encoded
 
 if TYPE_CHECKING:
-    from strandline.framework.app import App
+    from strandline.framework.container.running import Runner
     from strandline.framework.container.worker import Worker
 
 _log = logging.getLogger("strandline")
@@ -73,7 +73,7 @@ class Reporter:
         self._socket = socket.socket(fileno=descriptor)
         self._clock = SystemClock()
         self._over = threading.Event()
-        self._app: App | None = None
+        self._runner: Runner | None = None
         self._worker: Worker | None = None
         self._restoring: RestoringStatus | None = None
         self._lag_monitor: LagMonitor | None = None
@@ -94,11 +94,14 @@ class Reporter:
         self._end()
 
     @contextmanager
-    def following(self, app: App) -> Iterator[None]:
-        """Report on this app within `with`; its log must stay open that long."""
-        self._app = app
-        inputs = [TopicPartition(task.inputs[0].name, 0) for task in app.declared.tasks.values()]
-        self._lag_monitor = LagMonitor(app.broker, self._positions, inputs[:1], self._clock)
+    def following(self, runner: Runner) -> Iterator[None]:
+        """Report on this app's runs within `with`; its log must stay open that long."""
+        self._runner = runner
+        tasks = runner.declared.tasks.values()
+        inputs = [TopicPartition(task.inputs[0].name, 0) for task in tasks]
+        self._lag_monitor = LagMonitor(
+            runner.session.broker(), self._positions, inputs[:1], self._clock
+        )
         try:
             yield
         finally:
@@ -136,7 +139,7 @@ class Reporter:
 
     def _find_worker(self) -> None:
         """Remember the app's worker, which the app has only while it runs."""
-        self._worker = (self._app and self._app._worker) or self._worker
+        self._worker = (self._runner and self._runner.worker) or self._worker
 
     # The end of the supervisor --------------------------------------------------------
 
@@ -155,8 +158,8 @@ class Reporter:
         )
         pause = threading.Event()
         for _ in range(round(ORPHAN_SECONDS / STOP_SECONDS)):
-            if self._app is not None:
-                self._app.stop()  # repeatedly, because it may not run yet
+            if self._runner is not None:
+                self._runner.stop()  # repeatedly, because it may not run yet
             pause.wait(STOP_SECONDS)
         os._exit(STOPPED_LATE)
 
@@ -181,12 +184,11 @@ class Reporter:
         return True
 
     def _now(self) -> WorkerReport:
-        app = self._app
         self._find_worker()
         over = self._over.is_set()
         silent = 0.0 if over else self._silent()
         waits = WAITING if silent else ""
-        if app is None or self._lag_monitor is None or self._worker is None:
+        if self._lag_monitor is None or self._worker is None:
             return WorkerReport(waits or "starting", silent=silent, error=self._error)
         status = self._worker.status()
         if status.state == "waiting for disk":

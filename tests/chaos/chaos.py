@@ -109,7 +109,7 @@ def differences(on: Field, state: Path, committed: Mapping[TopicPartition, int])
         found = compare(made, made.per_word, stages["figures"].given)
         found += compare(made, made.per_letter, stages["letters"].given)
         found += compare(made, made.recent, on.scribe.recent)
-        after = made.app.broker.committed("pipeline", require_stable=True)
+        after = made.app.broker().committed("pipeline", require_stable=True)
         if {tp: offset.offset for tp, offset in after.items()} != committed:
             found.append(f"committed were {committed}, and are {after}")
     return found

@@ -160,12 +160,12 @@ class Field:
         every = [
             TopicPartition(topic, number)
             for topic in (*INPUTS, *OUTPUTS)
-            for number in range(self.made.app.broker.topic(topic).partitions)
+            for number in range(self.made.app.broker().topic(topic).partitions)
         ]
-        return {tp: e.high_watermark for tp, e in self.made.app.broker.offsets(every).items()}
+        return {tp: e.high_watermark for tp, e in self.made.app.broker().offsets(every).items()}
 
     def committed(self) -> dict[TopicPartition, int]:
-        found = self.made.app.broker.committed("pipeline", require_stable=False)
+        found = self.made.app.broker().committed("pipeline", require_stable=False)
         return {tp: offset.offset for tp, offset in found.items()}
 
     def is_far_behind(self) -> bool:
@@ -187,7 +187,7 @@ class Field:
 
     def left_open(self) -> list[str]:
         """Return partitions with a transaction that was never ended."""
-        broker = self.made.app.broker
+        broker = self.made.app.broker()
         every = [
             TopicPartition(info.name, number)
             for info in broker.topics()
@@ -201,7 +201,7 @@ class Field:
 
     def delete_read(self) -> int:
         """Delete committed input and read output. Return the number of records deleted."""
-        broker, committed = self.made.app.broker, self.committed()
+        broker, committed = self.made.app.broker(), self.committed()
         before = {tp: min(committed.get(tp, 0), at) for tp, at in self.scribe.positions.items()}
         deleted = 0
         for tp, at in before.items():

@@ -46,7 +46,7 @@ class FolderField(Field):
     def prepare(self) -> None:
         for topic in (*INPUTS, *OUTPUTS):
             self.attached.alter_topic(topic, config={"segment.bytes": str(1 << 20)})
-        self.sweeps = Sweeps(self.made.app.broker, self.log)
+        self.sweeps = Sweeps(self.made.app.broker(), self.log)
 
     def machine(self, slot: int) -> Path:
         """Return a folder: odd slots have a disk of their own, even ones share one."""
@@ -112,12 +112,12 @@ class FolderField(Field):
     def changelogs(self) -> dict[TopicPartition, int]:
         """Return the end of each changelog from which keys are deleted."""
         recent = [TopicPartition("pipeline-recent-changelog", n) for n in range(PARTITIONS)]
-        return {tp: e.high_watermark for tp, e in self.made.app.broker.offsets(recent).items()}
+        return {tp: e.high_watermark for tp, e in self.made.app.broker().offsets(recent).items()}
 
     def is_purged(self, ends: Mapping[TopicPartition, int]) -> bool:
         """Return True if tombstones up to these ends have been removed."""
         with contextlib.suppress(StrandlineError):
-            now = self.made.app.broker.offsets(list(ends))
+            now = self.made.app.broker().offsets(list(ends))
             return all(now[tp].purged_end >= end for tp, end in ends.items())
         return False
 

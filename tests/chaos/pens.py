@@ -32,7 +32,7 @@ class Pen:
         self.repeats = 0
         """Number of transactions that were aborted and written again."""
         self._made = made
-        self._broker: Broker = made.app.broker
+        self._broker: Broker = made.app.broker()
         self._id = f"pen-{number}"
         self._first = number * 10**9
         self._chance = random.Random(f"{seed}/{number}")
@@ -68,7 +68,7 @@ class Pen:
     def _try(self, producer: Producer, words: list[str], values: list[int]) -> bool:
         """Write one transaction. Return True if it is committed, False if it never will be."""
         topic = self._made.words
-        now = self._made.app.clock.now_ms()
+        now = self._made.app.session.clock.now_ms()
         keys = topic.keys.encode([topic.keys.item(word) for word in words]).to_pylist()
         items = topic.values.encode([topic.values.item(value) for value in values]).to_pylist()
         try:

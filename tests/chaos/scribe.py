@@ -91,7 +91,7 @@ class Scribe:
             "figures": made.figures,
             "letters": made.letters,
         }
-        self._broker: Broker = made.app.broker
+        self._broker: Broker = made.app.broker()
         self._stop = threading.Event()
         for topic in self._topics:
             for number in range(self._broker.topic(topic).partitions):

@@ -15,7 +15,7 @@ import pytest
 from strandline import changelog
 from strandline.changelog import signals
 from strandline.changelog.log import Log
-from strandline.framework.cli.application import without_debug
+from strandline.framework.cli.reporting import without_debug
 from tests.cli.conftest import Command
 
 STRANDLINE = [sys.executable, "-m", "strandline"]

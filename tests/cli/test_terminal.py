@@ -14,7 +14,7 @@ import strandline as sl
 from strandline.changelog.errors import InvalidRequest
 from strandline.changelog.log import Log
 from strandline.framework.cli import output
-from strandline.framework.cli.application import reporting_errors
+from strandline.framework.cli.reporting import reporting_errors
 from strandline.framework.container.restore import RestoreBar, RestoreProgress
 from strandline.framework.terminal import printable
 from tests.cli.conftest import Command

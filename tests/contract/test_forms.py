@@ -54,7 +54,7 @@ def test_typed_values_without_a_serde_are_columns_or_json_on_kafka(
 ) -> None:
     flights = app.topic(name, value=Flight, key="carrier")
     flights.append(FLIGHTS[:1])
-    schema, stored = app.broker.topic(name).schema, log.read(name)
+    schema, stored = app.broker().topic(name).schema, log.read(name)
     if system.name == "embedded":
         assert schema == flights.schema
         assert stored["value"].to_pylist()[0]["carrier"] == "AA"

@@ -77,7 +77,7 @@ def test_the_command_line_reads_by_the_declaration(shop: Program, strandline: Co
 
 def test_spark_reads_by_the_declaration(shop: Program) -> None:
     with program(str(shop.app.log), value=bytes) as made:
-        broker = made.app.broker
+        broker = made.app.broker()
         options = SourceOptions.parse({"path": "/log", "store": "shop/totals"})
         target = store_schema(broker, options)
         assert target.field("value").type == pa.binary()
@@ -92,7 +92,7 @@ def test_spark_reads_by_the_declaration(shop: Program) -> None:
 def test_types_given_to_a_connection_are_compared_with_the_declaration(tmp_path: Path) -> None:
     with program(tmp_path, value=Total, handle=totals) as made:
         made.run(("york", 1))
-        with sl.connect(made.app.broker) as connection:
+        with sl.connect(made.app.broker()) as connection:
             assert connection.store("shop/totals", value=Wider)["york"] == Wider(1)
             assert connection.store("shop/totals", value=Narrow)["york"] == Narrow()
             assert connection.store("shop/totals")["york"] == {"n": 1}
@@ -111,7 +111,7 @@ def test_figures_are_shown_as_figures_while_no_worker_runs(tmp_path: Path) -> No
 
     with program(tmp_path, store=store, handle=add) as made:
         made.run(("york", 1), ("york", 2))
-        with sl.connect(made.app.broker) as connection:
+        with sl.connect(made.app.broker()) as connection:
             found = connection.store("shop/totals")["york"]
             assert (found.n, found.mean) == (2, 1.5)
 

@@ -61,7 +61,7 @@ class Shop:
             self.totals[record.key] = kind(record.value)
 
     def recorded(self) -> DeclarationLog:
-        return DeclarationLog(self.app.broker, self.name, SystemClock())
+        return DeclarationLog(self.app.broker(), self.name, SystemClock())
 
 
 def test_a_wider_program_can_run_next_to_an_older_one(

@@ -60,7 +60,7 @@ def test_an_old_log_is_read_as_it_was_written(old_log: Path) -> None:
     assert app.query(shop.later).to_dict() == {"york": {"v": 3}, "hull": {"v": 2}}
     blobs = {("york", 1): b"\xc1\x01", ("hull", 2): b"\xc1\x02", ("york", 3): b"\xc1\x03"}
     assert app.query(shop.blobs).to_dict() == blobs
-    recorded = DeclarationLog(app.broker, "shop", SystemClock()).read()
+    recorded = DeclarationLog(app.broker(), "shop", SystemClock()).read()
     assert {name: one.expiry for name, one in recorded.stores.items()} == {
         "shop-totals-changelog": "marked",
         "shop-counts-changelog": "marked",
@@ -83,13 +83,13 @@ def test_a_declaration_that_contradicts_the_content_is_refused(
         shop.app.run(until="idle", progress=False)
     with pytest.raises(sl.InvalidConfig, match="'totals'"):
         shop.app.query(shop.totals)
-    assert DeclarationLog(shop.app.broker, "shop", SystemClock()).read().stores == {}
+    assert DeclarationLog(shop.app.broker(), "shop", SystemClock()).read().stores == {}
     shop.app.close()
 
 
 def forget_declarations(log: Path) -> None:
     with program(log, value=int) as made:
-        made.app.broker.delete_topic("shop-declarations")
+        made.app.broker().delete_topic("shop-declarations")
 
 
 def test_only_current_values_of_a_store_are_compared(tmp_path: Path) -> None:

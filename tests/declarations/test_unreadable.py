@@ -59,7 +59,7 @@ def test_an_undecodable_store_stops_its_task_under_every_error_policy(
     with program(tmp_path, value=int, handle=handle, on_error=on_error) as made:
         with pytest.raises(sl.CorruptLog, match="store 'totals'.*cannot be decoded as int"):
             made.run(("york", "b"))
-        offsets = made.app.broker.committed("shop")
+        offsets = made.app.broker().committed("shop")
         assert sum(offset.offset for offset in offsets.values()) <= 2, "it is still to be handled"
 
 

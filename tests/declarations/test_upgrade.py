@@ -123,7 +123,7 @@ def test_an_upgrade_continues_where_it_died(
         made.run()
         assert made.content() == EXPECTED
         assert (
-            not DeclarationLog(made.app.broker, "shop", SystemClock())
+            not DeclarationLog(made.app.broker(), "shop", SystemClock())
             .read()
             .unfinished(CHANGELOG, 2)
         )
@@ -138,22 +138,22 @@ def test_a_half_rewritten_store_cannot_be_read(log: Path, monkeypatch: pytest.Mo
         with pytest.raises(sl.InvalidConfig, match="older declaration.*run it first"):
             made.content()
         with (
-            sl.connect(made.app.broker) as connection,
+            sl.connect(made.app.broker()) as connection,
             pytest.raises(sl.InvalidConfig, match="older declaration"),
         ):
             connection.store("shop/totals").get("k000")
         options = SourceOptions.parse({"path": "/log", "store": "shop/totals"})
         with pytest.raises(sl.InvalidConfig, match="older declaration"):
-            plan_store(made.app.broker, options)
+            plan_store(made.app.broker(), options)
         made.run()
         assert made.content() == EXPECTED
-        with sl.connect(made.app.broker) as connection:
+        with sl.connect(made.app.broker()) as connection:
             assert connection.store("shop/totals")["k007"] == {"euros": 0.07, "n": 7}
-        target = store_schema(made.app.broker, options)
+        target = store_schema(made.app.broker(), options)
         tables = [
             batch
-            for each in plan_store(made.app.broker, options)
-            for batch in read_store(made.app.broker, each, target, options)
+            for each in plan_store(made.app.broker(), options)
+            for batch in read_store(made.app.broker(), each, target, options)
         ]
         rows = [row for batch in tables for row in batch.to_pylist()]
         assert {row["key"]: row["value"]["euros"] for row in rows} == {
@@ -228,7 +228,7 @@ def test_an_upgrade_overtaken_by_another_worker_changes_nothing(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Program(log, **NEW)
-    broker, clock = made.app.broker, SystemClock()
+    broker, clock = made.app.broker(), SystemClock()
     infos = made.app.declared.prepare(broker)
     spec = made.store.spec
     declared = StoreDeclarations("shop", [spec], infos, broker, clock)
@@ -264,7 +264,7 @@ def _memory() -> Any:
 
 def test_an_upgrade_is_refused_while_an_older_worker_runs(log: Path) -> None:
     with program(log, value=int) as older:
-        broker = older.app.broker
+        broker = older.app.broker()
         member = broker.join_group("shop", _subscription())
         with program(log, **NEW) as newer:
             newer.app.log = broker  # type: ignore[assignment]
@@ -297,7 +297,7 @@ def _stored(made: Program) -> list[bytes]:
     last: dict[bytes, bytes] = {}
     for partition in range(2):
         at = {TopicPartition(CHANGELOG, partition): 0}
-        for fetched in made.app.broker.fetch(at).values():
+        for fetched in made.app.broker().fetch(at).values():
             for batch in fetched.batches:
                 keys, values = (batch.columns.column(n).to_pylist() for n in ("key", "value"))
                 last |= dict(zip(keys, values, strict=True))

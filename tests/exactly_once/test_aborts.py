@@ -45,7 +45,7 @@ class Story:
 
     def __init__(self, made: Totals) -> None:
         self.made = made
-        self.flaky = Flaky(made.app.broker)
+        self.flaky = Flaky(made.app.broker())
         self._chapters = 0
 
     def run_chapter(self, plan: Plan) -> None:
@@ -97,7 +97,7 @@ def test_work_of_init_is_committed_once_across_failures(system: System, plan: Pl
 
     with app:
         app.prepare()
-        flaky = Flaky(app.broker)
+        flaky = Flaky(app.broker())
         words.append([("a", b""), ("a", b"")])
         flaky.will(plan)
         app.run(until="idle", progress=False, timeout=60)

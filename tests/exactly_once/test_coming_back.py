@@ -62,7 +62,7 @@ def held_up(
         dead.begin_transaction()
         dead.append("app-seen-changelog", [{"key": b"Qdead", "value": b"x"}], partition=1)
         app = counting(path, partitions, on_record)
-        app.options = replace(app.options, **options)
+        app.session.options = replace(app.session.options, **options)
         yield app, dead.abort_transaction
         app.log.close()  # type: ignore[union-attr]
 
@@ -139,7 +139,7 @@ def test_a_progress_function_that_raises_leaves_no_member_behind(tmp_path: Path)
         with pytest.raises(BrokenPipeError) as raised:
             app.run(timeout=60, progress=broken)
         assert raised.value  # the exception keeps the worker alive
-        assert not app.broker.describe_group("app").members
+        assert not app.broker().describe_group("app").members
 
 
 def test_a_progress_function_that_raises_at_the_end_does_not_keep_stores_open(
@@ -171,7 +171,13 @@ def test_a_progress_function_is_called_by_one_thread_at_a_time(tmp_path: Path) -
 
     app = counting(tmp_path)
     worker = worker_on(
-        *(app.broker, app.declared, app.clock, app.options, StoreFolders(None, app.clock)),
+        *(
+            app.broker(),
+            app.declared,
+            app.session.clock,
+            app.session.options,
+            StoreFolders(None, app.session.clock),
+        ),
         on_restore=progress,
     )
     for number in range(2):

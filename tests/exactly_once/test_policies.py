@@ -44,7 +44,7 @@ def test_a_record_is_skipped_in_the_commit_of_its_neighbours(system: System, on_
     """The commit is repeated with some errors, and still skips the record."""
     with picky(system, on_error) as made:
         made.words.append(GIVEN)
-        flaky = Flaky(made.app.broker)
+        flaky = Flaky(made.app.broker())
         flaky.will({"end_transaction": [sl.TransactionAborted("once")]})
         made.app.run(until="idle", progress=False)
         assert flaky.is_done
@@ -63,7 +63,7 @@ def test_a_task_stops_before_a_record_and_continues_with_it(system: System) -> N
                 made.app.run(until="idle", progress=False)
             made.judge(GIVEN[:1])
             first = TopicPartition(made.words.name, 0)
-            assert made.app.broker.committed(made.app.name)[first].offset == 1
+            assert made.app.broker().committed(made.app.name)[first].offset == 1
     with picky(system, "fail", refused=0) as made:
         made.app.run(until="idle", progress=False)
         made.judge(GIVEN)

@@ -44,7 +44,7 @@ def test_one_refused_record_is_one_dead_letter(system: System, what: str) -> Non
 
     with app:
         app.prepare()
-        app.broker.alter_topic(f"{app.name}-blobs-changelog", {"max.message.bytes": "2000"})
+        app.broker().alter_topic(f"{app.name}-blobs-changelog", {"max.message.bytes": "2000"})
         words.append([("k", n) for n in range(40)])
         assert app.run(until="idle", progress=False) == 40
         rows: Any = out.to_polars()

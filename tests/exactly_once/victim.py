@@ -47,7 +47,7 @@ def sleep() -> None:
 
 def strike(made: Totals, when: str, step: str, *, fate: Callable[[], None]) -> None:
     """Call `fate` before or after the first time that the worker takes this step."""
-    on: Any = worker if step == "checkpoint" else made.app.broker
+    on: Any = worker if step == "checkpoint" else made.app.broker()
     name = "checkpoint_if_due" if step == "checkpoint" else step
     take = checkpoint if step == "checkpoint" else getattr(on, name)
 

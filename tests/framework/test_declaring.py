@@ -107,21 +107,21 @@ def test_inputs_must_be_copartitioned(app: sl.App) -> None:
 
 
 def test_an_existing_topic_must_be_as_declared(app: sl.App) -> None:
-    app.broker.create_topic("words", 3)
+    app.broker().create_topic("words", 3)
     app.task(app.topic("words", partitions=4))(nothing)
     with pytest.raises(sl.InvalidConfig, match="has 3 partitions, but is declared with 4"):
         app.run("idle")
 
 
 def test_a_topic_of_bytes_is_not_taken_for_a_typed_one(app: sl.App) -> None:
-    app.broker.create_topic("flights", 1)
+    app.broker().create_topic("flights", 1)
     app.task(app.topic("flights", value=Flight))(nothing)
     with pytest.raises(sl.InvalidRecord, match="holds bytes, but is declared with struct"):
         app.run("idle")
 
 
 def test_a_changelog_must_have_the_inputs_partitions(app: sl.App) -> None:
-    app.broker.create_topic("app-totals-changelog", 3, config={"cleanup.policy": "compact"})
+    app.broker().create_topic("app-totals-changelog", 3, config={"cleanup.policy": "compact"})
     app.task(app.topic("words", partitions=2), stores=[app.store("totals")])(nothing)
     with pytest.raises(sl.InvalidConfig, match="has 3 partitions, but the input"):
         app.run("idle")
@@ -130,12 +130,12 @@ def test_a_changelog_must_have_the_inputs_partitions(app: sl.App) -> None:
 def test_a_topic_that_gained_a_field_is_extended(app: sl.App) -> None:
     import pyarrow as pa
 
-    app.broker.create_topic(
+    app.broker().create_topic(
         "flights", 1, schema=pa.schema([pa.field("carrier", pa.string(), nullable=False)])
     )
     app.topic("flights", value=Flight)
     app.prepare()
-    schema = app.broker.topic("flights").schema
+    schema = app.broker().topic("flights").schema
     assert schema is not None
     assert schema.names == ["carrier", "delay"]
 
@@ -182,7 +182,7 @@ def test_a_store_that_begins_empty_next_to_a_continuing_task_is_logged(
     assert "begins empty" not in caplog.text, "it is the app's first start"
     app.run(until="idle")
     assert "begins empty" not in caplog.text
-    app.broker.delete_topic("app-totals-changelog")
+    app.broker().delete_topic("app-totals-changelog")
     app.run(until="idle")
     [told] = [one for one in caplog.records if "begins empty" in one.getMessage()]
     assert told.levelname == "WARNING"

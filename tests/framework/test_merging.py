@@ -18,7 +18,7 @@ def merging(log: Any = None, partitions: int = 1) -> tuple[sl.App, list[Any], li
     """Return an app with three inputs, fetched a batch at a time, and the list of handled
     records."""
     app = sl.App("app", log=log)
-    app.options = replace(app.options, fetch_bytes=1)
+    app.session.options = replace(app.session.options, fetch_bytes=1)
     topics = [app.topic(name, value=int, partitions=partitions) for name in ("c", "a", "b")]
     seen: list[Any] = []
 

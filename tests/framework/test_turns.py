@@ -33,7 +33,7 @@ class Slow:
         self.app.task(self.words, name="slow")(self.handle)
 
     def handle(self, record: sl.Record[str, int]) -> None:
-        committed = sum(at.offset for at in self.app.broker.committed("app").values())
+        committed = sum(at.offset for at in self.app.broker().committed("app").values())
         self.uncommitted.append(len(self.handled) - committed)
         self.handled.append(record.partition)
         self.clock.advance(30)

@@ -90,7 +90,7 @@ def test_an_app_whose_input_is_deleted_raises(
         worker = InThread(made.app, "count")
         made.words.append(some(0))
         eventually(lambda: is_handled(made, 60), timeout=60)
-        made.app.broker.delete_topic(f"{name}-words")
+        made.app.broker().delete_topic(f"{name}-words")
         eventually(lambda: worker.error is not None, timeout=60, what="the end")
         assert isinstance(worker.error, UnknownTopic)
         assert f"{name}-words" in str(worker.error)
@@ -105,7 +105,7 @@ def test_an_app_continues_after_records_deleted_by_retention_and_logs_it(
         made.app.run(until="idle")
         made.words.append(some(60))
         for number in range(2):
-            made.app.broker.delete_records(TopicPartition(f"{name}-words", number), -1)
+            made.app.broker().delete_records(TopicPartition(f"{name}-words", number), -1)
         made.words.append(some(120))
         assert made.app.run(until="idle") == 60
         made.judge([*some(0), *some(120)])

@@ -195,7 +195,7 @@ def test_skipped_records_count_once_although_a_commit_was_aborted(
     on_error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Picky(on_error)
-    commit, seen = made.app.broker.end_transaction, []
+    commit, seen = made.app.broker().end_transaction, []
 
     def refuse_once(producer: Any, *, commit: bool, ended: Any = commit) -> Any:
         if commit and not seen:
@@ -204,7 +204,7 @@ def test_skipped_records_count_once_although_a_commit_was_aborted(
             raise TransactionAborted("not this time")
         return ended(producer, commit=commit)
 
-    monkeypatch.setattr(made.app.broker, "end_transaction", refuse_once)
+    monkeypatch.setattr(made.app.broker(), "end_transaction", refuse_once)
     worker = worker_for(made.app)
     worker.start()
     worker.run(until="idle")
@@ -224,7 +224,7 @@ def test_skipped_records_count_once_although_a_commit_was_aborted(
 def test_waiting_for_room_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outage, "FIRST_PAUSE_S", 0.0)
     made = Picky("skip")
-    end, scraped = made.app.broker.end_transaction, []
+    end, scraped = made.app.broker().end_transaction, []
 
     def refuse_twice(producer: Any, *, commit: bool) -> Any:
         if commit:
@@ -233,7 +233,7 @@ def test_waiting_for_room_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
                 raise DiskFull("no room")
         return end(producer, commit=commit)
 
-    monkeypatch.setattr(made.app.broker, "end_transaction", refuse_twice)
+    monkeypatch.setattr(made.app.broker(), "end_transaction", refuse_twice)
     worker = worker_for(made.app)
     worker.start()
     worker.run(until="idle")

@@ -693,12 +693,12 @@ def test_a_worker_on_another_machine_is_queried_over_tcp(
     monkeypatch.setenv("STRANDLINE_TOKEN", TOKEN)
     running = Running(str(tmp_path / "log"), application_server="127.0.0.1:0")
     running.made.sales.append([("york", 3)])
-    with sl.connect(running.made.app.broker) as connection:
+    with sl.connect(running.made.app.broker()) as connection:
         monkeypatch.setattr(sockets, "is_reachable", lambda url: not url.startswith("unix"))
         totals = connection.store("shop/totals", value=Total)
         eventually(lambda: totals.get("york") == Total(1, 3), what="the sale counted")
         assert {url[:6] for url in totals._committed._fleet._urls} == {"tcp://"}
-    stranger = sl.connect(running.made.app.broker, token="not this one at all")
+    stranger = sl.connect(running.made.app.broker(), token="not this one at all")
     with stranger, pytest.raises(Unauthenticated):
         stranger.store("shop/totals", value=Total).get("york")
     running.stop()

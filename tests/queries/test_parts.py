@@ -75,11 +75,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Words]:
     """Two running workers, each with two of the partitions, which have counted all records."""
     folder = tmp_path_factory.mktemp("running")
     first = Words(str(folder / "log"), durability="os", session_timeout_ms=2_000)
-    second = Words(first.app.broker, state_dir=folder / "state", session_timeout_ms=2_000)
+    second = Words(first.app.broker(), state_dir=folder / "state", session_timeout_ms=2_000)
     workers = [InThread(words.app, "count") for words in (first, second)]
     wait_for(lambda: [len(one.numbers) for one in workers] == [2, 2])
     first.heard.append(first.records())
-    with sl.connect(first.app.broker) as connection:
+    with sl.connect(first.app.broker()) as connection:
         by_input = connection.store("words/by-input")
         wait_for(lambda: len(list(by_input.all())) == RECORDS)
     yield first
@@ -148,7 +148,7 @@ def test_a_view_of_one_partition_shows_its_part(counted: Words) -> None:
 def test_a_query_refuses_a_store_that_it_cannot_merge(
     running: Words, read: Callable[[Any], Any]
 ) -> None:
-    with sl.connect(running.app.broker) as connection:
+    with sl.connect(running.app.broker()) as connection:
         with pytest.raises(sl.KeyInSeveralPartitions, match=REFUSED):
             read(connection.store("words/plain"))
         with pytest.raises(sl.KeyInSeveralPartitions, match=REFUSED):
@@ -156,7 +156,7 @@ def test_a_query_refuses_a_store_that_it_cannot_merge(
 
 
 def test_a_query_merges_counters_and_aggregates(running: Words) -> None:
-    with sl.connect(running.app.broker) as connection:
+    with sl.connect(running.app.broker()) as connection:
         for counter in (
             connection.store("words/counter"),
             connection.store("words/counter", key=str, value=int),
@@ -172,7 +172,7 @@ def test_a_query_merges_counters_and_aggregates(running: Words) -> None:
 
 
 def test_a_query_of_one_partition_returns_its_part(running: Words) -> None:
-    with sl.connect(running.app.broker) as connection:
+    with sl.connect(running.app.broker()) as connection:
         stores = [connection.store("words/plain", partition=n) for n in range(PARTITIONS)]
         parts = [store["x"] for store in stores]
         assert sum(parts) == COUNT
@@ -186,7 +186,7 @@ def test_a_query_of_one_partition_returns_its_part(running: Words) -> None:
 def test_a_query_without_workers_refuses_a_store_that_it_may_not_be_able_to_merge(
     counted: Words,
 ) -> None:
-    with sl.connect(counted.app.broker) as connection:
+    with sl.connect(counted.app.broker()) as connection:
         for name in ("plain", "counter"):
             with pytest.raises(sl.KeyInSeveralPartitions, match=REFUSED):
                 connection.store(f"words/{name}").get("x")
@@ -194,7 +194,7 @@ def test_a_query_without_workers_refuses_a_store_that_it_may_not_be_able_to_merg
 
 
 def test_a_store_that_is_keyed_as_its_input_is_read_normally(running: Words) -> None:
-    with sl.connect(running.app.broker) as connection:
+    with sl.connect(running.app.broker()) as connection:
         store = connection.store("words/by-input")
         assert dict(store.all()) == store.get_many(map(str, range(RECORDS)))
         assert store["7"] == 1
@@ -292,7 +292,7 @@ def asked(store: Any, key: str, monkeypatch: pytest.MonkeyPatch) -> set[int]:
 def test_a_get_reads_one_partition_if_all_keys_are_placed_by_the_partitioner(
     running: Words, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with sl.connect(running.app.broker) as connection:
+    with sl.connect(running.app.broker()) as connection:
         kept, counter = (connection.store(f"words/{name}") for name in ("by-input", "counter"))
         assert asked(kept, "7", monkeypatch) == {likely_partition("7", PARTITIONS)}
         assert asked(counter, "x", monkeypatch) == set(range(PARTITIONS))
@@ -308,7 +308,7 @@ def test_the_first_key_in_another_partition_is_detected(
     elsewhere = ("99", next(w for w in map(str, range(9)) if _homes(w) != _homes("99")))
     one = InThread(words.app, "count")
     eventually(lambda: len(one.numbers) == PARTITIONS, what="at work")
-    with sl.connect(words.app.broker) as connection:
+    with sl.connect(words.app.broker()) as connection:
         counter = connection.store("words/counter")
         words.heard.append(at_home)
         eventually(lambda: len(list(counter.all())) == len(at_home), what="counted")
@@ -317,11 +317,11 @@ def test_the_first_key_in_another_partition_is_detected(
         eventually(lambda: counter[elsewhere[1]] == 2, what="the part elsewhere counted too")
         assert asked(counter, "7", monkeypatch) == set(range(PARTITIONS))
     one.stop()
-    again = Words(words.app.broker, state_dir=tmp_path / "state")
+    again = Words(words.app.broker(), state_dir=tmp_path / "state")
     two = InThread(again.app, "count")
     eventually(lambda: len(two.numbers) == PARTITIONS, what="at work")
     again.heard.append(at_home)
-    with sl.connect(words.app.broker) as connection:
+    with sl.connect(words.app.broker()) as connection:
         counter = connection.store("words/counter")
         eventually(lambda: counter[elsewhere[1]] == 3, what="counted again")
         assert asked(counter, "7", monkeypatch) == set(range(PARTITIONS))
@@ -336,7 +336,7 @@ def test_committed_offsets_record_the_placement_unless_changes_may_outlive_them(
     words = Words(str(tmp_path / "log"), durability="os", processing_guarantee=guarantee)
     words.heard.append(words.records())
     words.app.run(until="idle", progress=False)
-    offsets = words.app.broker.committed("words").values()
+    offsets = words.app.broker().committed("words").values()
     found = {offset.metadata for offset in offsets}
     assert found == {"" if guarantee == "at_least_once" else '{"placed":{"by-input":4}}'}
     words.app.close()

@@ -28,7 +28,7 @@ class World:
         self.path = folder / "log"
         self.made: Shop = shop(str(self.path))
         self.made.app.prepare()
-        self.connection = sl.connect(self.made.app.broker)
+        self.connection = sl.connect(self.made.app.broker())
         self.totals = self.connection.store("shop/totals", value=Total)
         self.processes: list[Process] = []
         self.sold = 0
@@ -44,7 +44,7 @@ class World:
         """Wait until `among` members own all partitions."""
 
         def is_shared() -> bool:
-            members = self.made.app.broker.describe_group("shop").members
+            members = self.made.app.broker().describe_group("shop").members
             return len(members) == among and sum(len(m.held) for m in members) == PARTITIONS
 
         self._eventually(is_shared, what=f"sharing among {among}")
@@ -108,12 +108,12 @@ def test_a_stalled_worker_is_named_while_the_others_answer(
     frozen, other = world.start(), world.start()
     world.shared(2)
     world.sell()
-    members = world.made.app.broker.describe_group("shop").members
+    members = world.made.app.broker().describe_group("shop").members
     [held] = [m.held for m in members if m.client.endswith(f"-{other.pid}")]
     numbers = {tp.partition for tp in held}
     there = [name for name in NAMES if likely_partition(name, PARTITIONS) in numbers]
     frozen.freeze()
-    with sl.connect(world.made.app.broker, deadline=0.5) as connection:
+    with sl.connect(world.made.app.broker(), deadline=0.5) as connection:
         totals = connection.store("shop/totals", value=Total)
         assert set(totals.get_many(there)) == set(there) != set(NAMES)
         named = rf"worker \S+-{frozen.pid} does not answer \(.*unix://"
@@ -130,12 +130,12 @@ def test_a_worker_stopped_past_its_session_returns_nothing_old(
     frozen, _ = world.start(), world.start()
     world.shared(2)
     world.sell()
-    members = world.made.app.broker.describe_group("shop").members
+    members = world.made.app.broker().describe_group("shop").members
     before = {tuple(member.servers): {tp.partition for tp in member.held} for member in members}
     frozen.freeze()
     world.shared(1)
     world.sell()
-    [left] = {tuple(m.servers) for m in world.made.app.broker.describe_group("shop").members}
+    [left] = {tuple(m.servers) for m in world.made.app.broker().describe_group("shop").members}
     [(url,)] = before.keys() - {left}
     frozen.thaw()
     # Query it directly, without the positions that a client has seen.

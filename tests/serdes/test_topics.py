@@ -37,7 +37,7 @@ SALES = [Sale("york", AT, 1.5), Sale("leeds", AT + dt.timedelta(days=1), 2.5, 3,
 
 def stored(app: sl.App, topic: str) -> list[bytes | None]:
     """Return the values as they are in the log."""
-    batches = committed_batches(app.broker, topic)
+    batches = committed_batches(app.broker(), topic)
     found: list[bytes | None] = []
     for batch in batches:
         assert batch.columns.schema.field("value").type == pa.binary()
@@ -204,8 +204,8 @@ def test_the_variable_names_the_registry(monkeypatch: pytest.MonkeyPatch, name: 
     topic = app.topic("sales", value=Sale, serde="avro")
     [data] = topic.values.encode([topic.values.item(SALES[0])]).to_pylist()
     assert data[:5] == b"\x00\x00\x00\x00\x01"
-    assert app.registry is not None
-    assert app.registry.client.get_subjects() == ["sales-value"]
+    assert app.session.registry is not None
+    assert app.session.registry.client.get_subjects() == ["sales-value"]
 
 
 @pytest.mark.parametrize("call", ["schema", "id_of"])

@@ -131,7 +131,7 @@ class World:
     def worker(self, made: Pipeline, broker: Any) -> Worker:
         folders = StoreFolders(None, self.clock)
         worker = worker_on(
-            broker, made.app.declared, self.clock, made.app.options, folders, alone=True
+            broker, made.app.declared, self.clock, made.app.session.options, folders, alone=True
         )
         worker._session._join = lambda: Seated(broker)
         return worker

@@ -61,14 +61,14 @@ class Cluster:
         self._eventually(is_shared, what=f"sharing among {among}")
 
     def members(self) -> list[changelog.groups.MemberInfo]:
-        return list(self.made.app.broker.describe_group(self.made.app.name).members)
+        return list(self.made.app.broker().describe_group(self.made.app.name).members)
 
     def handled(self) -> None:
         """Wait until all written records are committed."""
         self._eventually(self.is_done, timeout=60, what="all records committed")
 
     def is_done(self) -> bool:
-        broker = self.made.app.broker
+        broker = self.made.app.broker()
         try:
             every = [
                 changelog.TopicPartition(topic, number)

@@ -86,7 +86,7 @@ class Supervised:
 
     def pids(self) -> list[int]:
         """Return the process ids of the workers that are members of the app's group."""
-        members = self.made.app.broker.describe_group(self.made.app.name).members
+        members = self.made.app.broker().describe_group(self.made.app.name).members
         return [int(member.client.rpartition("-")[2]) for member in members if member.held]
 
     def at_work(self, count: int, *, but: int = 0) -> list[int]:
@@ -337,7 +337,7 @@ def test_a_handler_may_print_when_the_supervisor_is_gone(
     supervisor.kill()
     last = supervised.start("--workers", "1", "--until", "idle", target=target)
     eventually(lambda: not last.is_running, timeout=60, what="the rest")
-    done = Log(supervised.made.app.broker).to_polars("done")
+    done = Log(supervised.made.app.broker()).to_polars("done")
     assert done.height == len(supervised.given)
 
 

@@ -51,9 +51,9 @@ def main() -> None:
     with changelog.open(folder) as log:
         deadly = Deadly(log.broker, at_offsets=guarantee == "at_least_once")
         app.log = cast("Broker", deadly)
-        app.state_dir = f"{folder}/state"
-        app.options = replace(
-            app.options,
+        app.session.state_dir = f"{folder}/state"
+        app.session.options = replace(
+            app.session.options,
             processing_guarantee=cast("Guarantee", guarantee),
             commit_interval_ms=50,
             session_timeout_ms=2_000,

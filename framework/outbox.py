@@ -15,10 +15,10 @@ from strandline.changelog.errors import InvalidRecord, SchemaMismatch
 from strandline.changelog.records import Headers
 from strandline.framework.codecs import UNENCODABLE
 from strandline.framework.columns import batch_of, one_record
-from strandline.framework.container.trial import Trial
 from strandline.framework.context import TaskContext
 from strandline.framework.record import Record
-from strandline.framework.topic import Topic
+from strandline.framework.topic_declaration import TopicDeclaration
+from strandline.framework.trial import Trial
 
 
 class Outbox:
@@ -57,7 +57,7 @@ class Outbox:
         self.timestamps.append(timestamp)
 
     def check(
-        self, topic: Topic[Any, Any], key: Any, value: Any, timestamp: int, headers: Headers
+        self, topic: TopicDeclaration, key: Any, value: Any, timestamp: int, headers: Headers
     ) -> None:
         """Encode one record; raise InvalidRecord if the log would refuse it."""
         self._trial.check(topic.name, one_record(topic, key, value, timestamp, headers))
@@ -78,7 +78,7 @@ class Outbox:
         self.headers = {at: pairs for at, pairs in self.headers.items() if at < length}
 
 
-def columns_of(topic: Topic[Any, Any], boxes: Iterable[Outbox]) -> pa.RecordBatch | None:
+def columns_of(topic: TopicDeclaration, boxes: Iterable[Outbox]) -> pa.RecordBatch | None:
     """Return all records sent to `topic` as one batch of columns, in order; None if there are none.
 
     Raises:

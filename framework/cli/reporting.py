@@ -1,0 +1,98 @@
+"""Errors, closed pipes and Ctrl-C of the command line.
+
+Exit codes: 0 success; 1 an error of Strandline's, reported in one line; 2 a wrong command line;
+130 Ctrl-C. (`check` and `repair` have codes of their own: docs/reliability.md.) A reader that goes
+away (`| head`) ends a command quietly. With `--debug`, anywhere on the command line, errors have a
+traceback. With `--log-format json`, errors and everything else on stderr are JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import typer
+from rich.text import Text
+from typer.core import TyperGroup
+
+from strandline.changelog.errors import StrandlineError
+from strandline.framework.cli import logs, output
+from strandline.framework.terminal import printable
+
+FAILED, INTERRUPTED = 1, 130
+DEBUG = "--debug"
+
+
+class ErrorGuardedGroup(TyperGroup):
+    """Group of commands that reports Strandline's errors in one line instead of a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with reporting_errors():
+            return super().invoke(ctx)
+
+
+def without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
+    """Return the command line without `--debug`, and True if it was there.
+
+    >>> without_debug(["topics", "list", "--debug"])
+    (['topics', 'list'], True)
+    """
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    head = [argument for argument in arguments[:end] if argument != DEBUG]
+    return [*head, *arguments[end:]], len(head) < end
+
+
+@contextlib.contextmanager
+def reporting_errors(code: int = FAILED) -> Iterator[None]:
+    """Report Strandline's errors in one line and exit with `code`; be quiet if a pipe is closed."""
+    try:
+        yield
+        sys.stdout.flush()
+    except StrandlineError as error:
+        if _debug and not logs.are_json():
+            sys.stderr.write(printable(traceback.format_exc()))
+        else:
+            report_error(error)
+        raise typer.Exit(code) from None
+    except BrokenPipeError:
+        # The interpreter flushes stdout again when it exits, which would fail on the closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def report_error(error: StrandlineError) -> None:
+    """Print an error on stderr, on one line."""
+    message = " ".join(str(error).split()) or type(error).__name__
+    if logs.are_json():
+        logs.fail(error, message, traceback=_debug)
+        return
+    text = Text(printable(message))
+    hint = f" ({DEBUG} shows the traceback)" if error.__cause__ is not None else ""
+    output.console(stderr=True).print(
+        Text.assemble((f"{type(error).__name__}: ", "bold red"), text, (hint, "dim")),
+        soft_wrap=True,
+    )
+
+
+_debug = False
+
+
+def debug_option() -> list[str]:
+    """Return `--debug` if it was given, for a process that is started for the same purpose."""
+    return [DEBUG] if _debug else []
+
+
+@contextlib.contextmanager
+def debugging(on: bool) -> Iterator[None]:
+    global _debug  # noqa: PLW0603 - a process has one command line
+    before, _debug = _debug, on
+    try:
+        yield
+    finally:
+        _debug = before

@@ -1,0 +1,158 @@
+"""What the handles of an app share: its name, its log, and the settings that concern both."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
+
+from strandline.changelog import location
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock
+from strandline.changelog.closing import CloseOnce
+from strandline.changelog.errors import InvalidRequest
+from strandline.changelog.metrics import MetricReading, measured
+from strandline.changelog.storage import LocalStorage
+from strandline.framework.formats.registry import SchemaRegistry
+from strandline.framework.options import Options
+
+if TYPE_CHECKING:
+    from strandline.changelog.client.producer import Producer
+
+Durability = Literal["fsync", "os"]
+
+
+@dataclass(frozen=True)
+class AppSettings:
+    """Settings of an app besides its name, its log and the options of its workers."""
+
+    options: Options
+    clock: Clock
+    registry: SchemaRegistry | None = None
+    state_dir: str | os.PathLike[str] | None = None
+    durability: Durability = "fsync"
+
+
+class Session:
+    """An app's use of its log, which is opened when it is first needed.
+
+    `App` makes the session, and topics, stores and runs of the app hold it. It knows none of them.
+
+    Args:
+        app: Name of the app.
+        log: A folder, a URL, or an open log.
+        settings: Settings of the app.
+        prepare: Function that creates the declared topics that do not exist.
+    """
+
+    def __init__(
+        self,
+        app: str,
+        log: str | os.PathLike[str] | Broker,
+        settings: AppSettings,
+        prepare: Callable[[Broker], object],
+    ) -> None:
+        self.app = app
+        self.log: str | os.PathLike[str] | Broker
+        self.options = settings.options
+        self.clock = settings.clock
+        self.registry = settings.registry
+        self.state_dir = settings.state_dir
+        self.durability = settings.durability
+        self._prepare = prepare
+        self._opening = threading.RLock()
+        self._opened: _OpenLog | None = None
+        self.use(log)
+
+    def use(self, log: str | os.PathLike[str] | Broker) -> None:
+        """Set the log. Raises InvalidRequest if a log is open, and InvalidConfig for a wrong URL."""
+        if isinstance(log, str | os.PathLike):
+            location.check(log)
+        if self._opened is not None:
+            raise InvalidRequest(
+                f"app {self.app!r} has its log open at {location.shown(str(self.log))}; close the app first"
+            )
+        self.log = log
+
+    def broker(self) -> Broker:
+        """Return the broker of the log, which is opened if it is not open."""
+        with self._opening:
+            if self._opened is None:
+                self._opened = _open(self.log, self.durability, self.clock)
+                self._close = CloseOnce(self, self._opened.close)
+            return self._opened.broker
+
+    def prepare(self) -> None:
+        """Create the declared topics that do not exist. Raises InvalidConfig."""
+        self._prepare(self.broker())
+
+    def producer(self, transactional_id: str | None = None) -> Producer:
+        """Return a producer of bytes and columns; the declared topics exist then."""
+        from strandline.changelog.client.producer import Producer
+
+        self.prepare()
+        return Producer(self.broker(), transactional_id=transactional_id, clock=self.clock)
+
+    def metrics(self) -> list[MetricReading]:
+        """Return the metrics of the log if it is open and this process owns it."""
+        opened = self._opened
+        return [] if opened is None else measured(opened.broker)
+
+    def folder(self) -> Path | None:
+        """Return the log's folder; None if it is not known or on another machine."""
+        if not isinstance(self.log, str | Path) or location.is_url(self.log):
+            return None
+        return Path(self.log)
+
+    def is_encrypted(self) -> bool:
+        """Return True if the log's URL asks for an encrypted connection."""
+        return isinstance(self.log, str | os.PathLike) and location.is_encrypted(self.log)
+
+    def state_folder(self) -> Path | None:
+        """Return the folder of the files of the app's stores; None if they are in memory."""
+        if self.state_dir is not None:
+            return Path(self.state_dir) / self.app
+        if not isinstance(self.log, str | Path):
+            return None
+        folder = self.folder() or Path()
+        # Raises if a part of the path is a symbolic link, which RocksDB would follow.
+        LocalStorage(folder).exists(f"state/{self.app}/")
+        return folder / "state" / self.app
+
+    def close(self) -> None:
+        """Close the log if the session has opened it. Repeated calls have no effect."""
+        with self._opening:
+            if self._opened is not None:
+                self._close()
+                self._opened = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+@dataclass
+class _OpenLog:
+    """A log in use."""
+
+    broker: Broker
+    owned: bool
+    """True if the session has opened the log, and closes it."""
+
+    def close(self) -> None:
+        if self.owned:
+            self.broker.close()
+
+
+def _open(log: str | os.PathLike[str] | Broker, durability: Durability, clock: Clock) -> _OpenLog:
+    """Open the log of this name; use a log that is open already as it is."""
+    if not isinstance(log, str | Path):
+        return _OpenLog(getattr(log, "broker", log), owned=False)  # type: ignore[arg-type]
+    from strandline import changelog
+
+    return _OpenLog(changelog.open(str(log), durability=durability, clock=clock).broker, owned=True)

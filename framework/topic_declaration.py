@@ -1,0 +1,168 @@
+"""Declaration of a topic: its types and settings, and the codecs of its keys and values."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import Any, TypedDict, Unpack, cast
+
+import pyarrow as pa
+
+from strandline.changelog.errors import InvalidConfig, InvalidRecord
+from strandline.changelog.times import to_ms
+from strandline.framework.codecs import Codec, RowCodec, TypedCodec
+from strandline.framework.formats.choice import AnySerde, holds_columns, key_codec, value_codec
+from strandline.framework.formats.wire import SerdeUse
+from strandline.framework.schema import RowType
+from strandline.framework.session import Session
+
+
+class TopicSettings(TypedDict, total=False):
+    """Settings of a topic besides its types; `App.topic` describes them."""
+
+    timestamp: str | None
+    partitions: int | None
+    serde: AnySerde | None
+    key_serde: AnySerde | None
+    config: Mapping[str, str] | None
+
+
+class TopicDeclaration:
+    """A topic as an app declares it. `Topic` is the handle that users get.
+
+    Raises:
+        InvalidConfig: The types and settings contradict each other.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        name: str,
+        *,
+        key: Any,
+        value: Any,
+        **settings: Unpack[TopicSettings],
+    ) -> None:
+        self.session = session
+        """Session of the app that declared the topic."""
+        self.name = name
+        """Name of the topic in the log."""
+        self.partitions = settings.get("partitions")
+        """Declared number of partitions; None takes those of the existing topic, or one."""
+        self.config = dict(settings.get("config") or {})
+        self.serde = settings.get("serde")
+        self.key_serde = settings.get("key_serde")
+        columns = holds_columns(session.log)
+        place = SerdeUse(name, "value", session.registry)
+        self.values: Codec = value_codec(value, self.serde, place, columns=columns)
+        self.key_column: str | None = key if isinstance(key, str) else None
+        """Column of the value that holds the key; None if the key is no column."""
+        self.timestamp_column = settings.get("timestamp")
+        self.kind = value
+        """Declared type of the values."""
+        key_kind = self._column_kind("key", key) if isinstance(key, str) else key
+        place = SerdeUse(name, "key", session.registry)
+        self.keys: Codec = key_codec(key_kind, self.key_serde, place)
+        self._key_at = self._column_at("key", self.key_column)
+        self._timestamp_at = self._column_at("timestamp", self.timestamp_column)
+        takes_columns = self._key_at is not None or self._timestamp_at is not None
+        self._row_of = self.typed.row if takes_columns else None
+
+    @property
+    def rows(self) -> RowType | None:
+        """Conversion of typed values to columns; None if values are not typed."""
+        return self.values.rows
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Arrow schema of typed values; None if values are not typed."""
+        return None if self.rows is None else self.rows.schema
+
+    @property
+    def stored_schema(self) -> pa.Schema | None:
+        """Arrow schema of the topic in the log; None if the log holds its values as bytes."""
+        return self.schema if isinstance(self.values, RowCodec) else None
+
+    @property
+    def typed(self) -> TypedCodec:
+        """Codec of the values of a typed topic."""
+        assert self.rows is not None
+        return cast("TypedCodec", self.values)
+
+    def checked_item(
+        self, key: Any, value: Any, timestamp: int | dt.datetime | None, default: int
+    ) -> tuple[Any, Any, int]:
+        """Return key, value and timestamp as items of the topic's columns. Raise InvalidRecord."""
+        try:
+            item = self.values.item(value)
+            at = default if timestamp is None else to_ms(timestamp, default)
+            if self._row_of is not None and item is not None:
+                row = self._row_of(item)
+                if timestamp is None and self._timestamp_at is not None:
+                    at = self._time_in(row[self._timestamp_at], default)
+                if self._key_at is not None:
+                    key = self._key_in(key, row[self._key_at])
+            if at < 0:
+                raise InvalidRecord(
+                    f"a timestamp is in milliseconds since 1970, got {at}; leave it out to take that"
+                    " of the record being handled"
+                )
+            return None if key is None else self.keys.item(key), item, at
+        except InvalidRecord as error:
+            raise InvalidRecord(f"topic {self.name!r}: {error}") from error.__cause__
+
+    def same_as(self, other: TopicDeclaration) -> bool:
+        """Return True if another declaration has the same types and settings."""
+        return self._declared() == other._declared()
+
+    def _declared(self) -> tuple[Any, ...]:
+        forms = map(_serde_identity, (self.serde, self.key_serde))
+        codecs = (type(self.keys), self.keys.exact, type(self.values), *forms)
+        return (self.kind, self.key_column, self.partitions, self.config, *codecs)
+
+    def _key_in(self, key: Any, column: Any) -> Any:
+        if key is not None and key != column:
+            raise InvalidRecord(
+                f"the key is {key!r}, but the column {self.key_column!r} of the value holds"
+                f" {column!r}; they must be equal (or send key=None)"
+            )
+        return column
+
+    def _time_in(self, moment: Any, default: int) -> int:
+        return default if moment is None else to_ms(moment, default)
+
+    def _column_at(self, what: str, column: str | None) -> int | None:
+        if column is None:
+            return None
+        if self.schema is None or column not in self.schema.names:
+            names = (
+                "none, as its values are not typed" if self.schema is None else self.schema.names
+            )
+            raise InvalidConfig(
+                f"topic {self.name!r}: {what}={column!r} names a column, but its columns are"
+                f" {names}; to declare the type of keys, pass the type: key=str"
+            )
+        return int(self.schema.get_field_index(column))
+
+    def _column_kind(self, what: str, column: str) -> Any:
+        at = self._column_at(what, column)
+        assert at is not None
+        assert self.schema is not None
+        return _KEY_KINDS.get(self.schema.field(at).type, Any)
+
+
+def _serde_identity(serde: AnySerde | None) -> Any:
+    """Return a value that is equal for two serdes of the same kind and schema."""
+    if serde is None or isinstance(serde, str):
+        return serde
+    return type(serde), getattr(serde, "schema", None), getattr(serde, "message", None)
+
+
+_KEY_KINDS: dict[pa.DataType, Any] = {
+    pa.string(): str,
+    pa.large_string(): str,
+    pa.int64(): int,
+    pa.int32(): int,
+    pa.float64(): float,
+    pa.binary(): bytes,
+}
