@@ -24,12 +24,12 @@ import pyarrow as pa
 from benchmarks.harness import Figure, Stopwatch, compare, folder
 from strandline import changelog
 from strandline.changelog.clock import SystemClock
-from strandline.changelog.embedded.context import Durability
 from strandline.changelog.flight import endpoint as endpoints
 from strandline.changelog.flight.client import FlightBroker
 from strandline.changelog.flight.connection import ConnectionTarget
 from strandline.changelog.log import Log
 from strandline.changelog.records import TopicPartition, columns_schema
+from strandline.changelog.storage import Durability
 
 PARTITIONS = 4
 CALL_BYTES = 8 << 20

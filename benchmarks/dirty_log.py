@@ -15,7 +15,7 @@ from benchmarks.harness import Stopwatch, folder
 from benchmarks.keyed_records import SEGMENT_BYTES, SEGMENT_MS, KeyedRecords
 from strandline import changelog
 from strandline.changelog.broker import Broker
-from strandline.changelog.embedded.names import partition_folder
+from strandline.changelog.layout import partition_folder
 from strandline.changelog.records import Batch, TopicPartition
 from strandline.statestore import StoreSpec, open_store
 from strandline.statestore.serdes import Bytes

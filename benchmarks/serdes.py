@@ -25,11 +25,11 @@ import polars as pl
 import pyarrow as pa
 
 from benchmarks.harness import Figure, compare
-from strandline.framework.codecs import TypedCodec
 from strandline.framework.container.inputs import DECODE
 from strandline.framework.formats import avro_schema, protobuf_messages
 from strandline.framework.formats.choice import value_codec
-from strandline.framework.schema import RowType
+from strandline.framework.formats.codecs import TypedCodec
+from strandline.framework.formats.schema import RowType
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from strandline.changelog.backups import BackupReport, RestoreReport
     from strandline.changelog.broker import Broker
     from strandline.changelog.clock import Clock
-    from strandline.changelog.embedded.context import Durability
     from strandline.changelog.flight.attach import Role
     from strandline.changelog.log import Log
+    from strandline.changelog.storage import Durability
 
 __all__ = [
     "Batch",

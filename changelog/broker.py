@@ -37,6 +37,18 @@ from strandline.changelog.snapshots import Snapshots
 class Broker(Protocol):
     """Topics, appends and fetches, producers and transactions, committed offsets."""
 
+    # What kind of log it is -----------------------------------------------------------
+
+    @property
+    def holds_columns(self) -> bool:
+        """True if typed topics store a column per field; False if all values are bytes (Kafka)."""
+        ...
+
+    @property
+    def earliest_ms(self) -> int:
+        """Earliest timestamp of a record, in milliseconds since the epoch."""
+        ...
+
     # Topics ---------------------------------------------------------------------------
 
     def create_topic(

@@ -15,14 +15,19 @@ Membership is not stored on disk: members join again when another process takes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from strandline.changelog.records import TopicPartition
+from strandline.changelog.config import check_client_name
+from strandline.changelog.errors import InvalidRequest
+from strandline.changelog.records import CommittedOffset, TopicPartition
 
 Assignor = Literal["cooperative-sticky", "range", "roundrobin"]
 
+MAX_METADATA = 32_768
+"""Maximum number of characters of the metadata of a committed offset."""
+_MAX_OFFSET = 2**63 - 1
 MAX_STANDBY_REPLICAS = 100
 """Maximum of `Subscription.standby_replicas`."""
 MAX_SUBSCRIBED = 10_000
@@ -104,3 +109,31 @@ class GroupInfo(NamedTuple):
     """Number of the current assignment; it grows with each rebalance."""
     assignor: str
     members: Sequence[MemberInfo]
+
+
+def check_commit(group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]) -> None:
+    """Raise InvalidConfig or InvalidRequest unless the group may commit these offsets.
+
+    None deletes an offset.
+    """
+    given = {tp: offset for tp, offset in offsets.items() if offset is not None}
+    if given:
+        check_client_name("a group", group)
+    for tp, offset in given.items():
+        if not 0 <= offset.offset <= _MAX_OFFSET:
+            raise InvalidRequest(
+                f"an offset to commit is a number from 0 to {_MAX_OFFSET}, got {offset.offset} for {tp}"
+            )
+        if len(offset.metadata) > MAX_METADATA or not _is_text(offset.metadata):
+            raise InvalidRequest(
+                f"the metadata of an offset is text of at most {MAX_METADATA} characters, got "
+                f"{offset.metadata[:40]!r}… ({len(offset.metadata)} characters) for {tp}"
+            )
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+    return True

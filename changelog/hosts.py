@@ -1,8 +1,50 @@
-"""Host names in addresses."""
+"""Hosts and ports in addresses."""
 
 from __future__ import annotations
 
 import ipaddress
+import re
+from typing import NamedTuple
+
+from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.secret import masked
+
+_HOST_PORT = re.compile(r"(?:\[([^\]@]+)\]|([^:\[\]@/?#\s]*))(?::(\d{1,5}))?")
+HIGHEST_PORT = 65_535
+
+
+class HostPort(NamedTuple):
+    """A host and a port."""
+
+    host: str
+    """Name or address; an IPv6 address is without brackets."""
+    port: int
+
+    def __str__(self) -> str:
+        return f"{bracketed(self.host)}:{self.port}"
+
+
+def parse_host_port(text: str, *, host: str = "", port: int | None = None) -> HostPort:
+    """Return the host and the port in a text.
+
+    Args:
+        text: "host:port", an IPv6 address in brackets.
+        host: Host if the text has none; without it, a host is required.
+        port: Port if the text has none; without it, a port is required.
+
+    Raises:
+        InvalidConfig: The text is something else.
+
+    >>> parse_host_port("[::1]:80"), str(parse_host_port("db", port=7361))
+    (HostPort(host='::1', port=80), 'db:7361')
+    """
+    found = _HOST_PORT.fullmatch(text)
+    if found is not None and (found[3] or found[1] or found[2]):
+        there = found[1] or found[2] or host
+        number = port if found[3] is None else int(found[3])
+        if there and number is not None and number <= HIGHEST_PORT:
+            return HostPort(there, number)
+    raise InvalidConfig(f"expected host:port, got {masked(text)!r}")
 
 
 def is_loopback(host: str) -> bool:

@@ -16,8 +16,8 @@ import re
 from pathlib import Path
 from urllib.parse import unquote
 
-from strandline.changelog.embedded.names import FOLDER_META
 from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.layout import FOLDER_META
 
 KAFKA = "kafka"
 KAFKA_VARIABLE = "STRANDLINE_KAFKA"

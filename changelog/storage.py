@@ -16,7 +16,7 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from strandline.changelog.directory import (
     Directory,
@@ -29,6 +29,9 @@ from strandline.changelog.directory import (
 from strandline.changelog.errors import LogLocked, from_failed_sync, from_os_error
 from strandline.changelog.local_file import Bytes, LocalFile, allow_many_files, sync_folder
 from strandline.changelog.lock import FileLock
+
+Durability = Literal["fsync", "os"]
+"""An acknowledged append survives a power cut ("fsync"), or only a kill of the process ("os")."""
 
 
 class File(Protocol):

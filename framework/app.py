@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack, overload
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock, SystemClock
-from strandline.changelog.errors import MissingDependency
+from strandline.changelog.errors import InvalidConfig, MissingDependency
+from strandline.changelog.storage import Durability
 from strandline.framework.aggregates import Counter, Grouped
 from strandline.framework.container.running import RunLimits, Runner, reset
 from strandline.framework.declarations import Declarations
@@ -23,7 +24,7 @@ from strandline.framework.formats.registry import SchemaRegistry, registry_of
 from strandline.framework.formats.wire import SerdeForm
 from strandline.framework.options import Guarantee, Options, Until
 from strandline.framework.record import Record
-from strandline.framework.session import AppSettings, Durability, Session
+from strandline.framework.session import AppSettings, LogPlace, Session
 from strandline.framework.store import Store, StoreSettings
 from strandline.framework.task import OnError, TaskSpec, check_stores, dead_letter_topic
 from strandline.framework.topic import Topic
@@ -34,7 +35,7 @@ from strandline.statestore.spec import UNSET, StoreSpec
 if TYPE_CHECKING:
     from strandline.changelog.client.producer import Producer
     from strandline.framework.container.restore import OnRestore
-    from strandline.framework.query import StoreView
+    from strandline.framework.querying.client import Connection, ReadOnlyStore
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -114,7 +115,7 @@ class App:
         self,
         name: str,
         *,
-        log: str | os.PathLike[str] | Broker | None = None,
+        log: LogPlace | None = None,
         processing_guarantee: Guarantee = "exactly_once",
         commit_interval_ms: int = 100,
         commit_records: int = 100_000,
@@ -150,6 +151,8 @@ class App:
         self.session = Session(name, where, settings, self.declared.prepare)
         self.runner = Runner(self.session, self.declared)
         self.declared.is_running = self.runner.is_running
+        self._connection: Connection | None = None
+        """Connection to the app's workers for `query`; None before its first call."""
 
     def __repr__(self) -> str:
         return f"App({self.name!r})"
@@ -160,12 +163,12 @@ class App:
         return self.declared.app
 
     @property
-    def log(self) -> str | os.PathLike[str] | Broker:
+    def log(self) -> LogPlace:
         """Folder or URL of the log, or an open log. It may be set until the log is opened."""
         return self.session.log
 
     @log.setter
-    def log(self, log: str | os.PathLike[str] | Broker) -> None:
+    def log(self, log: LogPlace) -> None:
         self.session.use(log)
 
     # Declaring ------------------------------------------------------------------------
@@ -639,6 +642,9 @@ class App:
 
     def close(self) -> None:
         """Close the log. Repeated calls have no effect."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
         self.session.close()
 
     def __enter__(self) -> Self:
@@ -671,26 +677,28 @@ class App:
         """
         return self.session.producer(transactional_id)
 
-    def query(self, store: Store[K, V], *, partition: int | None = None) -> StoreView[K, V]:
-        """Return a read-only view of the committed state of a store, read from its changelog.
+    def query(self, store: Store[K, V], *, partition: int | None = None) -> ReadOnlyStore[K, V]:
+        """Return the committed state of a store, for reading outside of its task.
+
+        The workers of the app are asked, in this process or another one. While none runs, the
+        store is read from its changelog. Keep the result for several questions.
 
         Args:
             store: A store of this app.
             partition: Partition to read alone. By default all partitions are combined, and a key
-                that several partitions hold is merged or refused, as `StoreView` describes.
+                that several partitions hold is merged or refused, as `ReadOnlyStore` describes.
 
         Returns:
-            A view of the state as it is now; `refresh` updates it.
+            The store as `Connection.store` returns it: each call reads the state of that moment.
 
         Raises:
             InvalidConfig: The store belongs to no task, or its stored values have another type.
             InvalidRequest: There is no such partition.
-            RequestTimedOut: A transaction stays open before a record that is already committed.
         """
-        from strandline.framework.query import view_of
-
+        if store.task is None:
+            raise InvalidConfig(f"store {store.name!r} belongs to no task, so it holds nothing")
         self.prepare()
-        return view_of(store, partition)
+        return self._queries().store(store, partition=partition)
 
     def describe(self) -> dict[str, Any]:
         """Return tasks with their inputs and stores, topics, and settings as plain data."""
@@ -713,6 +721,14 @@ class App:
             InvalidConfig: A declared topic exists with other settings.
         """
         self.session.prepare()
+
+    def _queries(self) -> Connection:
+        if self._connection is None:
+            from strandline.framework.querying.client import Connection, connections_at
+
+            workers = connections_at(self.log)
+            self._connection = Connection(self.broker(), workers, clock=self.session.clock)
+        return self._connection
 
 
 def _command_line() -> Callable[[App], NoReturn]:

@@ -15,8 +15,8 @@ from strandline.changelog.client.producer import Producer
 from strandline.changelog.errors import InvalidRecord, SchemaMismatch
 from strandline.changelog.records import columns_schema
 from strandline.changelog.times import to_ms
-from strandline.framework.codecs import UNENCODABLE, TypedCodec
 from strandline.framework.columns import batch_of, one_record, outgoing
+from strandline.framework.formats.codecs import UNENCODABLE, TypedCodec
 from strandline.framework.formats.wire import conform
 from strandline.framework.topic_declaration import TopicDeclaration
 

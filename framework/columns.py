@@ -18,7 +18,7 @@ from strandline.changelog.records import (
     columns_schema,
 )
 from strandline.changelog.schema import upgrade, value_type
-from strandline.framework.codecs import UNENCODABLE
+from strandline.framework.formats.codecs import UNENCODABLE
 from strandline.framework.topic_declaration import TopicDeclaration
 
 if TYPE_CHECKING:

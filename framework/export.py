@@ -10,8 +10,9 @@ import pyarrow as pa
 from strandline.changelog.broker import Broker
 from strandline.changelog.errors import InvalidRecord, MissingDependency
 from strandline.changelog.records import Batch, TopicPartition
+from strandline.changelog.scan import scan_batches
 from strandline.changelog.schema import upgrade
-from strandline.framework.codecs import Codec, TypedCodec
+from strandline.framework.formats.codecs import Codec, TypedCodec
 from strandline.framework.topic_declaration import TopicDeclaration
 
 if TYPE_CHECKING:
@@ -59,17 +60,10 @@ def topic_to_arrow(topic: TopicDeclaration, *, tombstones: bool) -> pa.Table:
 def committed_batches(broker: Broker, topic: str) -> list[Batch]:
     """Return all batches that a read_committed reader sees, partition by partition."""
     partitions = [TopicPartition(topic, n) for n in range(broker.topic(topic).partitions)]
-    ends = broker.offsets(partitions)
-    found: list[Batch] = []
-    for tp in partitions:
-        position = ends[tp].log_start
-        while position < ends[tp].last_stable_offset:
-            fetched = broker.fetch({tp: position})[tp]
-            if fetched.next_offset == position:
-                break
-            found += fetched.batches
-            position = fetched.next_offset
-    return found
+    now = broker.offsets(partitions)
+    starts = {tp: ends.log_start for tp, ends in now.items()}
+    stable = {tp: ends.last_stable_offset for tp, ends in now.items()}
+    return list(scan_batches(broker, starts, stable))
 
 
 def _stored(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:

@@ -14,10 +14,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from urllib.parse import urlsplit
 
 from strandline.changelog.errors import InvalidConfig
-from strandline.changelog.hosts import bracketed
+from strandline.changelog.hosts import HostPort, bracketed, parse_host_port
 from strandline.changelog.metrics import CONTENT_TYPE, MetricReading, exposition
 from strandline.changelog.secret import masked
 from strandline.framework.peers import Admission, Deadline, receive, send_all
@@ -28,7 +27,6 @@ DEFAULT_HOST = "127.0.0.1"
 """Host if the address has none: only this machine can connect."""
 DEFAULT_PORT = 9464
 """Port if the address has none: that of OpenTelemetry's Prometheus exporter."""
-HIGHEST_PORT = 65_535
 PATH = "/metrics"
 CLIENT_TIMEOUT_S = 5.0
 """Seconds that a client may take to send its request, and again to receive the response."""
@@ -143,23 +141,19 @@ def served(address: str | None, collect: Collect) -> Iterator[str]:
         endpoint.close()
 
 
-def parse(address: str) -> tuple[str, int]:
+def parse(address: str) -> HostPort:
     """Return host and port of "host:port"; the defaults are 127.0.0.1 and 9464.
 
-    >>> [parse(text) for text in ("0.0.0.0:9000", "[::1]:9000", "localhost", ":9000")]
+    >>> [tuple(parse(text)) for text in ("0.0.0.0:9000", "[::1]:9000", "localhost", ":9000")]
     [('0.0.0.0', 9000), ('::1', 9000), ('localhost', 9464), ('127.0.0.1', 9000)]
     """
     text = f":{address}" if address.isdecimal() else address
     try:
-        parts = urlsplit(f"//{text}")
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        parts, host, port = urlsplit(""), None, None
-    if not text or parts.netloc != text or "@" in text or (host is None and port is None):
+        return parse_host_port(text, host=DEFAULT_HOST, port=DEFAULT_PORT)
+    except InvalidConfig:
         raise InvalidConfig(
             f"metrics are served at HOST:PORT, as {DEFAULT_HOST}:{DEFAULT_PORT}; got {masked(address)!r}"
-        )
-    return host or DEFAULT_HOST, DEFAULT_PORT if port is None else port
+        ) from None
 
 
 def _request(client: socket.socket) -> bytes | None:

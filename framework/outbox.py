@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from strandline.changelog.errors import InvalidRecord, SchemaMismatch
 from strandline.changelog.records import Headers
-from strandline.framework.codecs import UNENCODABLE
 from strandline.framework.columns import batch_of, one_record
 from strandline.framework.context import TaskContext
+from strandline.framework.formats.codecs import UNENCODABLE
 from strandline.framework.record import Record
 from strandline.framework.topic_declaration import TopicDeclaration
 from strandline.framework.trial import Trial

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from strandline.changelog import location
 from strandline.changelog.broker import Broker
@@ -15,14 +15,16 @@ from strandline.changelog.clock import Clock
 from strandline.changelog.closing import CloseOnce
 from strandline.changelog.errors import InvalidRequest
 from strandline.changelog.metrics import MetricReading, measured
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.storage import Durability, LocalStorage
 from strandline.framework.formats.registry import SchemaRegistry
 from strandline.framework.options import Options
 
 if TYPE_CHECKING:
     from strandline.changelog.client.producer import Producer
+    from strandline.changelog.log import Log
 
-Durability = Literal["fsync", "os"]
+LogPlace: TypeAlias = "str | os.PathLike[str] | Log | Broker"
+"""Folder or URL of a log, or an open log."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,12 @@ class Session:
     def __init__(
         self,
         app: str,
-        log: str | os.PathLike[str] | Broker,
+        log: LogPlace,
         settings: AppSettings,
         prepare: Callable[[Broker], object],
     ) -> None:
         self.app = app
-        self.log: str | os.PathLike[str] | Broker
+        self.log: LogPlace
         self.options = settings.options
         self.clock = settings.clock
         self.registry = settings.registry
@@ -67,7 +69,7 @@ class Session:
         self._opened: _OpenLog | None = None
         self.use(log)
 
-    def use(self, log: str | os.PathLike[str] | Broker) -> None:
+    def use(self, log: LogPlace) -> None:
         """Set the log. Raises InvalidRequest if a log is open, and InvalidConfig for a wrong URL."""
         if isinstance(log, str | os.PathLike):
             location.check(log)
@@ -101,9 +103,15 @@ class Session:
         opened = self._opened
         return [] if opened is None else measured(opened.broker)
 
+    def holds_columns(self) -> bool:
+        """Return True if typed topics of the log store columns. Nothing is opened."""
+        if isinstance(self.log, str | os.PathLike):
+            return not location.is_kafka(self.log)
+        return _broker_of(self.log).holds_columns
+
     def folder(self) -> Path | None:
         """Return the log's folder; None if it is not known or on another machine."""
-        if not isinstance(self.log, str | Path) or location.is_url(self.log):
+        if not isinstance(self.log, str | os.PathLike) or location.is_url(self.log):
             return None
         return Path(self.log)
 
@@ -115,7 +123,7 @@ class Session:
         """Return the folder of the files of the app's stores; None if they are in memory."""
         if self.state_dir is not None:
             return Path(self.state_dir) / self.app
-        if not isinstance(self.log, str | Path):
+        if not isinstance(self.log, str | os.PathLike):
             return None
         folder = self.folder() or Path()
         # Raises if a part of the path is a symbolic link, which RocksDB would follow.
@@ -149,10 +157,16 @@ class _OpenLog:
             self.broker.close()
 
 
-def _open(log: str | os.PathLike[str] | Broker, durability: Durability, clock: Clock) -> _OpenLog:
+def _open(log: LogPlace, durability: Durability, clock: Clock) -> _OpenLog:
     """Open the log of this name; use a log that is open already as it is."""
-    if not isinstance(log, str | Path):
-        return _OpenLog(getattr(log, "broker", log), owned=False)  # type: ignore[arg-type]
+    if not isinstance(log, str | os.PathLike):
+        return _OpenLog(_broker_of(log), owned=False)
     from strandline import changelog
 
-    return _OpenLog(changelog.open(str(log), durability=durability, clock=clock).broker, owned=True)
+    return _OpenLog(changelog.open(log, durability=durability, clock=clock).broker, owned=True)
+
+
+def _broker_of(log: Log | Broker) -> Broker:
+    from strandline.changelog.log import Log
+
+    return log.broker if isinstance(log, Log) else log

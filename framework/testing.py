@@ -20,9 +20,9 @@ from typing import Any, Final, Self, TypeVar
 
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.clock import ManualClock
-from strandline.changelog.embedded.names import STATE
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import InvalidRequest
+from strandline.changelog.layout import STATE
 from strandline.changelog.storage import LocalStorage, Lock, MemoryStorage
 from strandline.framework.app import App
 from strandline.framework.columns import batch_of, outgoing

@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from strandline.changelog.errors import InvalidConfig, InvalidRecord
 from strandline.changelog.times import to_ms
-from strandline.framework.codecs import Codec, RowCodec, TypedCodec
-from strandline.framework.formats.choice import AnySerde, holds_columns, key_codec, value_codec
+from strandline.framework.formats.choice import AnySerde, key_codec, value_codec
+from strandline.framework.formats.codecs import Codec, RowCodec, TypedCodec
+from strandline.framework.formats.schema import RowType
 from strandline.framework.formats.wire import SerdeUse
-from strandline.framework.schema import RowType
 from strandline.framework.session import Session
 
 
@@ -52,7 +52,7 @@ class TopicDeclaration:
         self.config = dict(settings.get("config") or {})
         self.serde = settings.get("serde")
         self.key_serde = settings.get("key_serde")
-        columns = holds_columns(session.log)
+        columns = session.holds_columns()
         place = SerdeUse(name, "value", session.registry)
         self.values: Codec = value_codec(value, self.serde, place, columns=columns)
         self.key_column: str | None = key if isinstance(key, str) else None

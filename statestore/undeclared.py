@@ -16,6 +16,7 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
 from strandline.changelog.errors import StrandlineError
 from strandline.changelog.records import TopicPartition
+from strandline.changelog.scan import scan_batches
 from strandline.statestore.declaration import declaration_of, undeclared
 from strandline.statestore.keys import KeyCodec, key_codec
 from strandline.statestore.restore import READERS_WAIT_S
@@ -80,15 +81,9 @@ def _sample(broker: Broker, tp: TopicPartition) -> Iterator[tuple[bytes, bytes]]
 def _entries(
     broker: Broker, tp: TopicPartition, start: int, end: int
 ) -> Iterator[tuple[bytes, bytes]]:
-    while start < end:
-        fetched = broker.fetch({tp: start}, max_bytes=FETCH_BYTES, timeout=0.0)[tp]
-        for batch in fetched.batches:
-            columns = batch.columns
-            keys, values = (columns.column(name).to_pylist() for name in ("key", "value"))
-            yield from ((k, v) for k, v in zip(keys, values, strict=True) if v is not None)
-        if fetched.next_offset <= start:
-            return
-        start = fetched.next_offset
+    for batch in scan_batches(broker, {tp: start}, {tp: end}, max_bytes=FETCH_BYTES):
+        keys, values = (batch.columns.column(name).to_pylist() for name in ("key", "value"))
+        yield from ((k, v) for k, v in zip(keys, values, strict=True) if v is not None)
 
 
 def _reason_in_all(

@@ -51,7 +51,6 @@ if typing.TYPE_CHECKING:
     from strandline.framework.formats.protobuf import ProtobufSerde
     from strandline.framework.formats.registry import SchemaRegistry
     from strandline.framework.logs import JsonFormatter
-    from strandline.framework.query import StoreView
     from strandline.framework.querying.client import Connection, ReadOnlyStore, connect
     from strandline.framework.record import Record
     from strandline.framework.store import Store
@@ -84,7 +83,6 @@ __all__ = [
     "StorageFailed",
     "Store",
     "StoreLimits",
-    "StoreView",
     "StrandlineError",
     "TaskContext",
     "TaskFailed",
@@ -126,7 +124,6 @@ _HOMES = {
     "ProtobufSerde": "strandline.framework.formats.protobuf",
     "SchemaRegistry": "strandline.framework.formats.registry",
     "JsonFormatter": "strandline.framework.logs",
-    "StoreView": "strandline.framework.query",
     "Connection": "strandline.framework.querying.client",
     "ReadOnlyStore": "strandline.framework.querying.client",
     "connect": "strandline.framework.querying.client",

@@ -10,11 +10,11 @@ import pytest
 
 from strandline.changelog.embedded.checking.findings import CheckReport, Severity
 from strandline.changelog.embedded.checking.folder import check_log
-from strandline.changelog.embedded.names import FOLDER_META, LOCK
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import LogLocked
+from strandline.changelog.layout import FOLDER_META, LOCK
 from strandline.changelog.storage import LocalStorage, Storage
-from strandline.statestore.checking import check_stores
+from strandline.statestore.checking.stores import check_stores
 
 AT_MOST = 20
 """Maximum number of logs checked per test: the last ones opened."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,47 @@ MAY_IMPORT = {
     "pyspark_strandline.py": {"framework"},
 }
 """Packages that each package may import. Imports point down only."""
+
+FRONTS = {
+    "changelog/__init__.py": "changelog front",
+    "changelog/log.py": "changelog front",
+    "framework/app.py": "framework front",
+    "framework/testing.py": "framework front",
+}
+"""Modules that make a package's parts available as a whole, and stand above its rooms."""
+
+LOG, STATE, APP = "changelog", "statestore", "framework"
+ROOMS = {
+    LOG: set(),
+    "changelog/client": {LOG},
+    "changelog/embedded": {LOG},
+    "changelog/flight": {LOG, "changelog/embedded"},
+    "changelog/kafka": {LOG},
+    "changelog/moving": {LOG, "changelog/client", "changelog/kafka"},
+    "changelog/backups": {LOG, "changelog/embedded", "changelog/flight"},
+    "changelog front": {
+        *(LOG, "changelog/client", "changelog/flight", "changelog/kafka", "changelog/backups"),
+    },
+    STATE: {LOG, "changelog/client", "statestore/engines"},
+    "statestore/engines": {LOG, STATE},
+    "statestore/checking": {LOG, "changelog/embedded", STATE, "statestore/engines"},
+    APP: {LOG, "changelog/client", "changelog front", STATE, "framework/formats"},
+    "framework/formats": {LOG, "changelog/client", STATE},
+    "framework/querying": {LOG, "changelog front", "changelog/flight", STATE, APP},
+    "framework/container": {
+        *(LOG, "changelog/client", STATE, "statestore/engines", APP, "framework/querying"),
+    },
+    "framework/supervisor": {LOG, APP, "framework/container"},
+    "framework/spark": {LOG, "changelog front", STATE, APP, "framework/querying"},
+    "framework front": {
+        *(LOG, "changelog/client", "changelog/embedded", STATE),
+        *(APP, "framework/formats", "framework/container", "framework/querying"),
+    },
+}
+"""Rooms (folders, and fronts), and the other rooms that each may import.
+
+`framework/cli` is missing because the command line may import everything.
+"""
 
 OURS = {"strandline", "pyspark_strandline", "tests", "examples", "benchmarks"}
 
@@ -96,6 +138,38 @@ def importing_upward(module: Path) -> set[str]:
     return found - {"strandline"} if module.parts[0] != "pyspark_strandline.py" else found
 
 
+def room_of(module: Path) -> str:
+    """Return the room of a module: its front, or its first two folders."""
+    return FRONTS.get(str(module)) or "/".join(module.parts[:-1][:2])
+
+
+def modules_imported(module: Path) -> set[Path]:
+    """Return the modules of this project that `module` imports, for types only or not."""
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / module).read_text())):
+        if isinstance(node, ast.Import):
+            found |= {path_of(alias.name) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            package = path_of(node.module)
+            found |= {path_of(f"{node.module}.{alias.name}") or package for alias in node.names}
+    return {path for path in found if path is not None} - {module}
+
+
+def path_of(name: str) -> Path | None:
+    """Return the path of a module of this project by its absolute name; None if there is none."""
+    top, *rest = name.split(".")
+    paths = [Path(*rest).with_suffix(".py"), Path(*rest) / "__init__.py"] if rest else []
+    return next((path for path in paths if top == "strandline" and (ROOT / path).is_file()), None)
+
+
+def importing_another_room(module: Path) -> set[str]:
+    """Return the rooms that `module` imports and its own room may not."""
+    room = room_of(module)
+    if room not in ROOMS:
+        return set()
+    return {room_of(other) for other in modules_imported(module)} - ROOMS[room] - {room}
+
+
 def importing_an_edge(module: Path) -> set[str]:
     """Return the imports of `module` that belong in another adapter's folder."""
     return {
@@ -141,6 +215,17 @@ def offenders(rule: Callable[[Path], set[str]]) -> dict[str, set[str]]:
 
 def test_imports_point_down_only() -> None:
     assert offenders(importing_upward) == {}
+
+
+def test_a_room_imports_only_the_rooms_below_it() -> None:
+    assert offenders(importing_another_room) == {}
+    rooms = {room_of(module) for module in MODULES if module.parts[0] in PACKAGES}
+    assert rooms == {*ROOMS, "framework/cli"}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports for types only count too, because a reader follows them as well."""
+    TopologicalSorter({module: modules_imported(module) for module in MODULES}).prepare()
 
 
 def test_a_package_at_the_edge_is_imported_in_its_adapter_only() -> None:
@@ -267,6 +352,10 @@ def test_the_rules_can_be_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "strandline.framework.app",
     }
     assert importing_an_edge(Path("changelog/bad.py")) == {"faust.sensors"}
+    (tmp_path / "framework").mkdir()
+    (tmp_path / "framework/app.py").touch()
+    assert importing_another_room(Path("changelog/bad.py")) == {"framework front"}
+    (tmp_path / "framework/app.py").unlink()
     (tmp_path / "changelog/bad.py").write_text("msgspec.json.decode(data, type=Entry)\n")
     assert decoding_by_itself(Path("changelog/bad.py")) == {"line 1: msgspec.json.decode"}
     (tmp_path / "changelog/bad.py").write_text("class Large:\n" + "    x = 1\n    # y\n" * 300)

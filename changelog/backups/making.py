@@ -12,10 +12,10 @@ from strandline.changelog.backups.report import BackupReport, Progress
 from strandline.changelog.backups.store import BLOCK_BYTES, Backup, BackupFile, BackupStore
 from strandline.changelog.clock import Clock
 from strandline.changelog.embedded.folder import lock_note
-from strandline.changelog.embedded.names import CATALOG, FOLDER_META, snapshot_folder
 from strandline.changelog.embedded.snapshots import Snapshot, SnapshotFile
 from strandline.changelog.errors import CorruptLog, InvalidConfig, StorageFailed, StrandlineError
 from strandline.changelog.flight import attach
+from strandline.changelog.layout import CATALOG, FOLDER_META, snapshot_folder
 from strandline.changelog.snapshots import in_folder
 from strandline.changelog.storage import LocalStorage, Storage
 

@@ -18,8 +18,8 @@ from strandline.changelog.embedded.checking.findings import Severity
 from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.embedded.filesystem import check_local
 from strandline.changelog.embedded.folder import FOLDER_KIND, FolderMeta, lock_note
-from strandline.changelog.embedded.names import CATALOG, FOLDER_META, LOCK, LOG_CONFIG, TOPIC_ID
 from strandline.changelog.errors import CorruptLog, InvalidConfig, StorageFailed
+from strandline.changelog.layout import CATALOG, FOLDER_META, LOCK, LOG_CONFIG, TOPIC_ID
 from strandline.changelog.storage import LocalStorage, Lock, Storage
 
 MARK = "restoring"

@@ -23,8 +23,8 @@ import msgspec
 from strandline.changelog.embedded import document
 from strandline.changelog.embedded.folder import FolderMeta
 from strandline.changelog.embedded.manifest import Count
-from strandline.changelog.embedded.names import LOCK
 from strandline.changelog.errors import CorruptLog, InvalidConfig
+from strandline.changelog.layout import LOCK
 from strandline.changelog.storage import Lock, Storage
 
 KIND = "backups"

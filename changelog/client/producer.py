@@ -555,7 +555,7 @@ class Producer:
             return known
         info = self._broker.topic(topic)
         if known is None or known.info != info:
-            earliest_ms = getattr(self._broker, "earliest_ms", 0)
+            earliest_ms = self._broker.earliest_ms
             known = TopicTarget(info, self._batch_bytes, self._seed, earliest_ms=earliest_ms)
         self._targets[topic] = (known, now)
         return known

@@ -27,7 +27,6 @@ import pyarrow as pa
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
-from strandline.changelog.embedded.producer_state import REMEMBERED, advance
 from strandline.changelog.errors import (
     NO_EFFECT_ERRORS,
     InvalidRequest,
@@ -37,6 +36,7 @@ from strandline.changelog.errors import (
     StrandlineError,
 )
 from strandline.changelog.groups import GroupMember
+from strandline.changelog.producer_state import REMEMBERED, advance
 from strandline.changelog.records import (
     Append,
     Appended,

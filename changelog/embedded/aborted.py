@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
-from strandline.changelog.embedded.producer_state import EndedTransaction
+from strandline.changelog.producer_state import EndedTransaction
 
 
 class AbortedTransactions:

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.changelog.embedded.frame import FramePayload, encode
-from strandline.changelog.embedded.producer_state import SEQUENCES
 from strandline.changelog.embedded.topic import OpenTopic
 from strandline.changelog.errors import InvalidRecord, RecordTooLarge, SchemaMismatch
+from strandline.changelog.producer_state import SEQUENCES
 from strandline.changelog.records import Append, ProducerIdentity
 from strandline.changelog.schema import BYTES
 

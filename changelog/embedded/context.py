@@ -7,15 +7,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from strandline.changelog.clock import Clock
 from strandline.changelog.embedded.metrics import LogCounters
 from strandline.changelog.embedded.traffic import Traffic
 from strandline.changelog.log_config import LogConfig
-from strandline.changelog.storage import Storage
+from strandline.changelog.storage import Durability, Storage
 
-Durability = Literal["fsync", "os"]
 SYNC_THREADS = 8
 """Maximum number of fsyncs that run at the same time."""
 

@@ -3,7 +3,7 @@
     strandline <kind> <version> <CRC-32C of the body, 8 hex digits>
     …body…
 
-The table in changelog/embedded/names.py lists the kinds. Most bodies are JSON, so that a person can
+The table in changelog/layout.py lists the kinds. Most bodies are JSON, so that a person can
 read them. A document is written by temporary file, fsync, rename, fsync of the folder.
 
 Files beside a segment have version 2. Their checksum also covers the path "<topic

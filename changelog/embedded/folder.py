@@ -11,7 +11,6 @@ import msgspec
 from strandline.changelog.directory import Identity
 from strandline.changelog.embedded import document
 from strandline.changelog.embedded.context import LogContext
-from strandline.changelog.embedded.names import CATALOG, CLEAN, FOLDER_META, LOCK, LOG_CONFIG
 from strandline.changelog.errors import (
     REPAIR,
     CorruptLog,
@@ -19,6 +18,7 @@ from strandline.changelog.errors import (
     InvalidConfig,
     StorageFailed,
 )
+from strandline.changelog.layout import CATALOG, CLEAN, FOLDER_META, LOCK, LOG_CONFIG
 from strandline.changelog.log_config import LogConfig
 from strandline.changelog.storage import Storage
 

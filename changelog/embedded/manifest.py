@@ -10,8 +10,8 @@ from typing import Annotated
 import msgspec
 
 from strandline.changelog.embedded import document
-from strandline.changelog.embedded.names import MANIFEST, SegmentName
 from strandline.changelog.history import FIRST, HistoryEpoch
+from strandline.changelog.layout import MANIFEST, SegmentName
 from strandline.changelog.storage import Storage
 
 KIND = "manifest"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import crc32c
 
 from strandline.changelog.embedded.format import HEADER_SIZE
-from strandline.changelog.embedded.names import TOPICS, partition_folder, place_of, topic_folder
 from strandline.changelog.embedded.scanning import BrokenFrame
 from strandline.changelog.embedded.segment import Segment
+from strandline.changelog.layout import TOPICS, partition_folder, place_of, topic_folder
 
 
 def folder_of(segment: Segment, broken: BrokenFrame) -> str | None:

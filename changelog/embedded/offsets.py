@@ -13,9 +13,7 @@ from typing import Any, TypeGuard
 
 import msgspec
 
-from strandline.changelog.config import check_client_name
 from strandline.changelog.decoding import msgpack_decoder
-from strandline.changelog.embedded.names import CONSUMER_OFFSETS
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.transaction_log import append_pairs, read_records
 from strandline.changelog.errors import (
@@ -23,10 +21,10 @@ from strandline.changelog.errors import (
     UNREADABLE,
     CoordinatorLoading,
     CorruptLog,
-    InvalidRequest,
     OffsetOutOfRange,
 )
 from strandline.changelog.history import UNKNOWN_EPOCH
+from strandline.changelog.layout import CONSUMER_OFFSETS
 from strandline.changelog.records import (
     CommittedOffset,
     ConsumerRecord,
@@ -36,10 +34,6 @@ from strandline.changelog.records import (
 )
 
 GroupPartition = tuple[str, TopicPartition]
-
-MAX_METADATA = 32_768
-"""Maximum number of characters of the metadata of a committed offset."""
-_MAX_OFFSET = 2**63 - 1
 
 
 class OffsetValue(msgspec.Struct, array_like=True, frozen=True):
@@ -211,26 +205,6 @@ class GroupOffsets:
             raise CoordinatorLoading("committed offsets are still being read; try again")
 
 
-def check_commit(group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]) -> None:
-    """Raise InvalidConfig or InvalidRequest unless the group may commit these offsets.
-
-    None deletes an offset.
-    """
-    given = {tp: offset for tp, offset in offsets.items() if offset is not None}
-    if given:
-        check_client_name("a group", group)
-    for tp, offset in given.items():
-        if not 0 <= offset.offset <= _MAX_OFFSET:
-            raise InvalidRequest(
-                f"an offset to commit is a number from 0 to {_MAX_OFFSET}, got {offset.offset} for {tp}"
-            )
-        if len(offset.metadata) > MAX_METADATA or not _is_text(offset.metadata):
-            raise InvalidRequest(
-                f"the metadata of an offset is text of at most {MAX_METADATA} characters, got "
-                f"{offset.metadata[:40]!r}… ({len(offset.metadata)} characters) for {tp}"
-            )
-
-
 def located(tp: TopicPartition, offset: CommittedOffset, ends: PartitionOffsets) -> CommittedOffset:
     """Return an offset with the id of its topic and the name of its history.
 
@@ -265,14 +239,6 @@ def parsed(record: ConsumerRecord) -> tuple[GroupPartition, OffsetValue | None]:
             f"{CONSUMER_OFFSETS} at offset {record.offset}: not an offset record: {error}; {REPAIR}"
         ) from error
     return (group, TopicPartition(topic, number)), value
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a lone surrogate
-        return False
-    return True
 
 
 def _value(offset: CommittedOffset | None, now_ms: int) -> OffsetValue | None:

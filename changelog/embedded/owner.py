@@ -22,19 +22,12 @@ from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.embedded import folder, reading, retention
 from strandline.changelog.embedded.admission import admitted, identity_of
 from strandline.changelog.embedded.cleaning.schedule import Cleaners
-from strandline.changelog.embedded.context import Durability, LogContext
+from strandline.changelog.embedded.context import LogContext
 from strandline.changelog.embedded.coordinator import Coordinator
 from strandline.changelog.embedded.folder_watch import FolderWatch
 from strandline.changelog.embedded.groups.groups import GroupCoordinator
 from strandline.changelog.embedded.maintenance import LogMaintenance, sync_quietly
-from strandline.changelog.embedded.names import (
-    CLEAN,
-    CONSUMER_OFFSETS,
-    LOCK,
-    SYSTEM_TOPICS,
-    TRANSACTION_STATE,
-)
-from strandline.changelog.embedded.offsets import GroupOffsets, check_commit, located
+from strandline.changelog.embedded.offsets import GroupOffsets, located
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.pins import KeptPins
 from strandline.changelog.embedded.readings import log_readings
@@ -52,7 +45,20 @@ from strandline.changelog.errors import (
     InvalidTopic,
     OwnerUnavailable,
 )
-from strandline.changelog.groups import Assignment, GroupInfo, GroupMember, Subscription
+from strandline.changelog.groups import (
+    Assignment,
+    GroupInfo,
+    GroupMember,
+    Subscription,
+    check_commit,
+)
+from strandline.changelog.layout import (
+    CLEAN,
+    CONSUMER_OFFSETS,
+    LOCK,
+    SYSTEM_TOPICS,
+    TRANSACTION_STATE,
+)
 from strandline.changelog.metrics import MetricReading
 from strandline.changelog.records import (
     Append,
@@ -65,7 +71,7 @@ from strandline.changelog.records import (
     TopicInfo,
     TopicPartition,
 )
-from strandline.changelog.storage import Storage
+from strandline.changelog.storage import Durability, Storage
 
 _log = logging.getLogger("strandline")
 
@@ -90,6 +96,9 @@ class Owner:
         FutureFormat: A later version of Strandline wrote the folder.
         StorageFailed: The file system refused an operation.
     """
+
+    holds_columns = True
+    earliest_ms = 0
 
     def __init__(
         self,

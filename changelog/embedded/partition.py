@@ -38,13 +38,6 @@ from strandline.changelog.embedded.format import FrameHeader
 from strandline.changelog.embedded.frame import FramePayload, encode_marker, frame_parts
 from strandline.changelog.embedded.manifest import Manifest, SegmentEntry
 from strandline.changelog.embedded.metrics import AppendCounters
-from strandline.changelog.embedded.names import SegmentName
-from strandline.changelog.embedded.producer_state import (
-    BatchMeta,
-    EndedTransaction,
-    ProducerStates,
-    advance,
-)
 from strandline.changelog.embedded.segment import Segment
 from strandline.changelog.errors import (
     NO_EFFECT_ERRORS,
@@ -55,6 +48,13 @@ from strandline.changelog.errors import (
     UnknownTopic,
 )
 from strandline.changelog.history import HistoryEpoch, epoch_of, with_epoch
+from strandline.changelog.layout import SegmentName
+from strandline.changelog.producer_state import (
+    BatchMeta,
+    EndedTransaction,
+    ProducerStates,
+    advance,
+)
 from strandline.changelog.records import (
     Appended,
     PartitionOffsets,

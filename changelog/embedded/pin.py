@@ -14,12 +14,12 @@ import msgspec
 from strandline.changelog.embedded import document
 from strandline.changelog.embedded.aborted import AbortedTransactions
 from strandline.changelog.embedded.manifest import Count
-from strandline.changelog.embedded.names import PIN_LINK, pin_file, pin_folder
-from strandline.changelog.embedded.producer_state import EndedTransaction
 from strandline.changelog.embedded.segment import SegmentPiece
 from strandline.changelog.embedded.view import RecordView
 from strandline.changelog.errors import OffsetOutOfRange, UnknownPartition
+from strandline.changelog.layout import PIN_LINK, pin_file, pin_folder
 from strandline.changelog.pins import MAX_TIMEOUT_MS, PinName, PinnedRange
+from strandline.changelog.producer_state import EndedTransaction
 from strandline.changelog.records import Fetched, TopicPartition
 from strandline.changelog.schema import decode_schemas
 from strandline.changelog.storage import Storage

@@ -19,14 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 from strandline.changelog.embedded.context import LogContext
-from strandline.changelog.embedded.names import (
-    PIN,
-    PINS,
-    holder_folder,
-    pin_folder,
-    pin_link,
-    pin_of,
-)
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.pin import Pin, PinnedPartition, PinnedPiece, PinReader
 from strandline.changelog.embedded.segment import Segment, SegmentPiece
@@ -40,6 +32,14 @@ from strandline.changelog.errors import (
     StorageFailed,
     UnknownPin,
     UnknownTopic,
+)
+from strandline.changelog.layout import (
+    PIN,
+    PINS,
+    holder_folder,
+    pin_folder,
+    pin_link,
+    pin_of,
 )
 from strandline.changelog.pins import (
     MAX_TIMEOUT_MS,

@@ -27,13 +27,13 @@ from strandline.changelog.embedded.aborted import AbortedTransactions
 from strandline.changelog.embedded.context import LogContext
 from strandline.changelog.embedded.format import unpack_marker
 from strandline.changelog.embedded.manifest import Manifest, SegmentEntry
-from strandline.changelog.embedded.names import MANIFEST, segment_of, snapshot_offset
 from strandline.changelog.embedded.partition import Partition
-from strandline.changelog.embedded.producer_state import BatchMeta, ProducerStates, advance
 from strandline.changelog.embedded.scanning import CHUNK, BrokenFrame, durable_end_behind, scan
 from strandline.changelog.embedded.segment import LocatedFrame, Segment
 from strandline.changelog.embedded.side_files import load_aborted, load_producers, save_producers
 from strandline.changelog.errors import REPAIR, CorruptLog, FutureFormat, cause
+from strandline.changelog.layout import MANIFEST, segment_of, snapshot_offset
+from strandline.changelog.producer_state import BatchMeta, ProducerStates, advance
 from strandline.changelog.records import ProducerIdentity
 from strandline.changelog.storage import Storage
 

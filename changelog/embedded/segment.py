@@ -12,8 +12,8 @@ from strandline.changelog.embedded import document
 from strandline.changelog.embedded.format import HEADER_SIZE, FrameHeader, unpack_header
 from strandline.changelog.embedded.frame import payload_bytes, walk
 from strandline.changelog.embedded.manifest import NO_HORIZON, SegmentEntry
-from strandline.changelog.embedded.names import SegmentName, place_of
 from strandline.changelog.errors import REPAIR, CorruptLog
+from strandline.changelog.layout import SegmentName, place_of
 from strandline.changelog.storage import File, Storage
 
 INDEX_KIND = "index"

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from strandline.changelog.embedded import document
-from strandline.changelog.embedded.names import SegmentName, producer_snapshot, snapshot_offset
-from strandline.changelog.embedded.producer_state import (
+from strandline.changelog.errors import REPAIR, CorruptLog
+from strandline.changelog.layout import SegmentName, producer_snapshot, snapshot_offset
+from strandline.changelog.producer_state import (
     EndedTransaction,
     ProducerEntry,
     ProducerStates,
 )
-from strandline.changelog.errors import REPAIR, CorruptLog
 from strandline.changelog.storage import Storage
 
 SNAPSHOT_KIND = "producers"

@@ -26,7 +26,15 @@ from strandline.changelog.embedded.context import LogContext
 from strandline.changelog.embedded.folder import FOLDER_KIND, FolderMeta
 from strandline.changelog.embedded.manifest import KIND as MANIFEST_KIND
 from strandline.changelog.embedded.manifest import Count
-from strandline.changelog.embedded.names import (
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.errors import (
+    NO_EFFECT_ERRORS,
+    REPAIR,
+    CorruptLog,
+    InvalidRequest,
+    StorageFailed,
+)
+from strandline.changelog.layout import (
     CATALOG,
     FOLDER_META,
     LOG_CONFIG,
@@ -37,14 +45,6 @@ from strandline.changelog.embedded.names import (
     snapshot_link,
     snapshot_offset,
     topic_copy,
-)
-from strandline.changelog.embedded.partition import Partition
-from strandline.changelog.errors import (
-    NO_EFFECT_ERRORS,
-    REPAIR,
-    CorruptLog,
-    InvalidRequest,
-    StorageFailed,
 )
 from strandline.changelog.storage import Storage
 

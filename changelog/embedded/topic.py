@@ -18,16 +18,6 @@ from strandline.changelog.embedded import document
 from strandline.changelog.embedded.context import LogContext
 from strandline.changelog.embedded.folder import ClosedSizes, save_log_config
 from strandline.changelog.embedded.manifest import Manifest
-from strandline.changelog.embedded.names import (
-    CATALOG,
-    SYSTEM_TOPICS,
-    TOPIC_ID,
-    TOPICS,
-    is_topic_id,
-    partition_folder,
-    topic_copy,
-    topic_folder,
-)
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.recovery import open_partition
 from strandline.changelog.errors import (
@@ -39,6 +29,16 @@ from strandline.changelog.errors import (
     TopicExists,
     UnknownPartition,
     UnknownTopic,
+)
+from strandline.changelog.layout import (
+    CATALOG,
+    SYSTEM_TOPICS,
+    TOPIC_ID,
+    TOPICS,
+    is_topic_id,
+    partition_folder,
+    topic_copy,
+    topic_folder,
 )
 from strandline.changelog.log_config import LogConfig
 from strandline.changelog.records import TopicInfo

@@ -11,10 +11,10 @@ import pyarrow as pa
 from strandline.changelog.arrays import binaries, int64s
 from strandline.changelog.decoding import msgpack_decoder
 from strandline.changelog.embedded.frame import encode
-from strandline.changelog.embedded.names import TRANSACTION_STATE
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.reading import view
 from strandline.changelog.errors import REPAIR, UNREADABLE, CorruptLog
+from strandline.changelog.layout import TRANSACTION_STATE
 from strandline.changelog.records import ConsumerRecord
 
 PRODUCER_IDS_KEY = b"\x00producer-ids"

@@ -24,9 +24,8 @@ from strandline.changelog.flight.client import DEADLINE, FlightBroker
 from strandline.changelog.flight.connection import ConnectionTarget
 from strandline.changelog.flight.failover import FailoverBroker, LogLink
 from strandline.changelog.flight.grants import Grants
-from strandline.changelog.hosts import bracketed
+from strandline.changelog.hosts import parse_host_port
 from strandline.changelog.location import SERVED, options_of
-from strandline.changelog.secret import masked
 
 DEFAULT_PORT = 7361
 
@@ -44,7 +43,7 @@ def parse_url(url: str, environment: Mapping[str, str] = os.environ) -> Connecti
     token, file = options.pop("token", ""), options.pop("token-file", "")
     ca, certificate, key = (options.pop(name, None) for name in ("ca", "cert", "key"))
     try:
-        location = f"{SERVED[parts.scheme]}://{host_port(parts.netloc)}"
+        location = f"{SERVED[parts.scheme]}://{parse_host_port(parts.netloc, port=DEFAULT_PORT)}"
     except KeyError:
         raise InvalidConfig(f"{parts.scheme}:// is not one of {', '.join(SERVED)}") from None
     of_tls = {"ca": ca, "cert": certificate, "key": key}
@@ -104,22 +103,6 @@ def connect(
         return LogLink(broker, lambda: broker.lost, broker.close)
 
     return FailoverBroker(connect_once, deadline=deadline, name=target.name, clock=clock)
-
-
-def host_port(text: str) -> str:
-    """Return "host:port", with the default port if `text` has none. Raises InvalidConfig.
-
-    >>> host_port("db"), host_port("127.0.0.1:0"), host_port("[::1]:9")
-    ('db:7361', '127.0.0.1:0', '[::1]:9')
-    """
-    try:
-        parts = urlsplit(f"//{text}")
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port = None, None
-    if not host or "@" in text:
-        raise InvalidConfig(f"expected host:port, got {masked(text)!r}")
-    return f"{bracketed(host)}:{DEFAULT_PORT if port is None else port}"
 
 
 def read_pem(path: str | os.PathLike[str]) -> bytes:

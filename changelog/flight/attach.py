@@ -20,8 +20,6 @@ from typing import Literal, get_args
 from strandline.changelog import location
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.embedded import filesystem
-from strandline.changelog.embedded.context import Durability
-from strandline.changelog.embedded.names import LOCK
 from strandline.changelog.errors import InvalidConfig, LogLocked, OwnerUnavailable, Unauthenticated
 from strandline.changelog.flight import background
 from strandline.changelog.flight import endpoint as endpoints
@@ -29,7 +27,9 @@ from strandline.changelog.flight.client import DEADLINE, FlightBroker
 from strandline.changelog.flight.connection import ConnectionTarget
 from strandline.changelog.flight.failover import FailoverBroker, LogLink
 from strandline.changelog.flight.owning import ServedOwner
+from strandline.changelog.layout import LOCK
 from strandline.changelog.lock import holder
+from strandline.changelog.storage import Durability
 
 Role = Literal["own_or_attach", "attach_or_spawn", "own"]
 

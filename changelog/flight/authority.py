@@ -6,12 +6,12 @@ import logging
 import threading
 from typing import NamedTuple
 
-from strandline.changelog.embedded.names import TOKENS
 from strandline.changelog.errors import InvalidConfig, StrandlineError
 from strandline.changelog.flight import hello, tokens
 from strandline.changelog.flight.clients import Principal
 from strandline.changelog.flight.grants import Granting
 from strandline.changelog.flight.rights import ALL
+from strandline.changelog.layout import TOKENS
 from strandline.changelog.storage import Storage
 
 _log = logging.getLogger("strandline")

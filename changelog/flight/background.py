@@ -25,14 +25,13 @@ from typing import Literal
 
 from strandline.changelog import signals
 from strandline.changelog.directory import Directory
-from strandline.changelog.embedded.context import Durability
-from strandline.changelog.embedded.names import LOCK
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import LogLocked, StorageFailed, StrandlineError, from_os_error
 from strandline.changelog.flight import endpoint as endpoints
 from strandline.changelog.flight.owning import ServedOwner
+from strandline.changelog.layout import LOCK
 from strandline.changelog.lock import holder
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.storage import Durability, LocalStorage
 from strandline.changelog.trust import check_trusted
 
 IDLE = 10.0

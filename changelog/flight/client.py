@@ -9,34 +9,25 @@ call, so only calls that may be repeated should be repeated.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
-
-from strandline.changelog.cleaning import CleaningStatus
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.closing import CloseOnce
 from strandline.changelog.errors import StorageFailed
-from strandline.changelog.flight import requests
 from strandline.changelog.flight.connection import ConnectionTarget, FlightConnection
 from strandline.changelog.flight.files import FileReader
 from strandline.changelog.flight.fork import keep_in_child
 from strandline.changelog.flight.grants import Grants
 from strandline.changelog.flight.messages import FetchRequest
 from strandline.changelog.flight.pins import FlightPins
-from strandline.changelog.flight.requests import Request
+from strandline.changelog.flight.requests import Request, RequestBroker
 from strandline.changelog.flight.snapshots import FlightSnapshots
-from strandline.changelog.groups import Assignment, GroupInfo, GroupMember, Subscription
 from strandline.changelog.records import (
     Append,
     Appended,
-    CommittedOffset,
     Fetched,
     Isolation,
-    PartitionOffsets,
-    ProducerIdentity,
-    TopicInfo,
     TopicPartition,
 )
 from strandline.changelog.storage import LocalStorage
@@ -45,7 +36,7 @@ DEADLINE = 30.0
 """Default seconds that a call may take, in addition to the timeout of a fetch."""
 
 
-class FlightBroker:
+class FlightBroker(RequestBroker):
     """Broker of the log that the owner at `target` serves.
 
     Args:
@@ -91,54 +82,6 @@ class FlightBroker:
         """True once the connection is permanently lost."""
         return self._connection.session.lost
 
-    # Topics ---------------------------------------------------------------------------
-
-    def create_topic(
-        self,
-        name: str,
-        partitions: int = 1,
-        *,
-        config: Mapping[str, str] | None = None,
-        schema: pa.Schema | None = None,
-        internal: bool = False,
-    ) -> TopicInfo:
-        given = None if config is None else dict(config)
-        created: TopicInfo = self._ask(
-            requests.CreateTopic(name, partitions, given, schema, internal)
-        )
-        return created
-
-    def delete_topic(self, name: str) -> None:
-        self._ask(requests.DeleteTopic(name))
-
-    def alter_topic(
-        self,
-        name: str,
-        config: Mapping[str, str | None] | None = None,
-        *,
-        partitions: int | None = None,
-        schema: pa.Schema | None = None,
-    ) -> TopicInfo:
-        given = None if config is None else dict(config)
-        altered: TopicInfo = self._ask(requests.AlterTopic(name, given, partitions, schema))
-        return altered
-
-    def topics(self) -> list[TopicInfo]:
-        found: list[TopicInfo] = self._ask(requests.ListTopics())
-        return found
-
-    def topic(self, name: str) -> TopicInfo:
-        found: TopicInfo = self._ask(requests.DescribeTopic(name))
-        return found
-
-    def describe_config(self) -> dict[str, str]:
-        given: dict[str, str] = self._ask(requests.DescribeConfig())
-        return given
-
-    def alter_config(self, changes: Mapping[str, str | None]) -> dict[str, str]:
-        given: dict[str, str] = self._ask(requests.AlterConfig(dict(changes)))
-        return given
-
     # The log --------------------------------------------------------------------------
 
     def append(self, appends: Sequence[Append]) -> list[Appended]:
@@ -168,115 +111,11 @@ class FlightBroker:
             at, fetched = following, {tp: fetched[tp].joined(one) for tp, one in later.items()}
         return fetched
 
-    def offsets(
-        self, partitions: Collection[TopicPartition]
-    ) -> dict[TopicPartition, PartitionOffsets]:
-        found: dict[TopicPartition, PartitionOffsets] = self._ask(
-            requests.ListOffsets(list(partitions))
-        )
-        return found
-
-    def offset_for_time(
-        self,
-        partition: TopicPartition,
-        timestamp: int,
-        *,
-        isolation: Isolation = "read_committed",
-    ) -> int | None:
-        found: int | None = self._ask(requests.OffsetForTime(partition, timestamp, isolation))
-        return found
-
-    def delete_records(self, partition: TopicPartition, before: int) -> int:
-        start: int = self._ask(requests.DeleteRecords(partition, before))
-        return start
-
-    def clean(self, topics: Collection[str] | None = None) -> None:
-        self._ask(requests.CleanTopics(None if topics is None else list(topics)))
-
-    def cleaning(self) -> list[CleaningStatus]:
-        statuses: list[CleaningStatus] = self._ask(requests.Cleaning())
-        return statuses
-
-    # Producers and transactions -------------------------------------------------------
-
-    def init_producer(
-        self, transactional_id: str | None = None, *, timeout_ms: int = 10_000
-    ) -> ProducerIdentity:
-        identity: ProducerIdentity = self._ask(requests.InitProducer(transactional_id, timeout_ms))
-        return identity
-
-    def add_offsets(
-        self,
-        producer: ProducerIdentity,
-        group: str,
-        offsets: Mapping[TopicPartition, CommittedOffset],
-        *,
-        member_id: str = "",
-    ) -> None:
-        self._ask(requests.AddOffsets(producer, group, dict(offsets), member_id))
-
-    def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
-        identity: ProducerIdentity = self._ask(requests.EndTransaction(producer, commit))
-        return identity
-
-    # Consumer groups ------------------------------------------------------------------
-
-    def commit_offsets(
-        self,
-        group: str,
-        offsets: Mapping[TopicPartition, CommittedOffset | None],
-        *,
-        member_id: str = "",
-    ) -> None:
-        self._ask(requests.CommitOffsets(group, dict(offsets), member_id))
-
-    def committed(
-        self,
-        group: str,
-        partitions: Collection[TopicPartition] | None = None,
-        *,
-        require_stable: bool = True,
-    ) -> dict[TopicPartition, CommittedOffset]:
-        asked = None if partitions is None else list(partitions)
-        found: dict[TopicPartition, CommittedOffset] = self._ask(
-            requests.FetchOffsets(group, asked, require_stable)
-        )
-        return found
-
-    def groups(self) -> list[str]:
-        found: list[str] = self._ask(requests.ListGroups())
-        return found
-
-    def describe_group(self, group: str) -> GroupInfo:
-        found: GroupInfo = self._ask(requests.DescribeGroup(group))
-        return found
-
-    def join_group(self, group: str, subscription: Subscription) -> GroupMember:
-        member: GroupMember = self._ask(requests.JoinGroup(group, subscription))
-        return member
-
-    def heartbeat(
-        self,
-        member: GroupMember,
-        call: int,
-        seen: int,
-        holds: Collection[TopicPartition],
-        *,
-        timeout: float = 0.0,
-    ) -> Assignment:
-        assignment: Assignment = self._connection.ask(
-            requests.Heartbeat(member, call, seen, list(holds), timeout), extra_s=timeout
-        )
-        return assignment
-
-    def leave_group(self, member: GroupMember) -> None:
-        self._ask(requests.LeaveGroup(member))
-
     def close(self) -> None:
         self._closing()
 
-    def _ask(self, request: Request) -> Any:
-        return self._connection.ask(request)
+    def _ask(self, request: Request, *, extra_s: float = 0.0) -> Any:
+        return self._connection.ask(request, extra_s=extra_s)
 
 
 def _same_folder(target: ConnectionTarget) -> LocalStorage | None:

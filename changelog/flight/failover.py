@@ -19,15 +19,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
 from strandline.changelog.broker import Broker
-from strandline.changelog.cleaning import CleaningStatus
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.closing import CloseOnce
 from strandline.changelog.errors import (
@@ -42,8 +41,8 @@ from strandline.changelog.flight.fork import ForkGuard, keep_in_child
 from strandline.changelog.flight.guard import TransactionGuard
 from strandline.changelog.flight.metrics import OWNED, TAKEOVERS
 from strandline.changelog.flight.pins import FailoverPins
+from strandline.changelog.flight.requests import Request, RequestBroker
 from strandline.changelog.flight.snapshots import FailoverSnapshots
-from strandline.changelog.groups import Assignment, GroupInfo, GroupMember, Subscription
 from strandline.changelog.metrics import MetricReading
 from strandline.changelog.pins import Pins, there
 from strandline.changelog.records import (
@@ -52,7 +51,6 @@ from strandline.changelog.records import (
     CommittedOffset,
     Fetched,
     Isolation,
-    PartitionOffsets,
     ProducerIdentity,
     TopicInfo,
     TopicPartition,
@@ -88,7 +86,7 @@ class _Attempt(NamedTuple):
     """True if an earlier attempt lost its connection, and may have been executed nevertheless."""
 
 
-class FailoverBroker:
+class FailoverBroker(RequestBroker):
     """Broker over the connection that `connect` returns, and over a new one when that is lost.
 
     Args:
@@ -156,32 +154,6 @@ class FailoverBroker:
 
         self._repeated(delete)
 
-    def alter_topic(
-        self,
-        name: str,
-        config: Mapping[str, str | None] | None = None,
-        *,
-        partitions: int | None = None,
-        schema: pa.Schema | None = None,
-    ) -> TopicInfo:
-        return self._repeated(
-            lambda attempt: attempt.broker.alter_topic(
-                name, config=config, partitions=partitions, schema=schema
-            )
-        )
-
-    def topics(self) -> list[TopicInfo]:
-        return self._repeated(lambda attempt: attempt.broker.topics())
-
-    def topic(self, name: str) -> TopicInfo:
-        return self._repeated(lambda attempt: attempt.broker.topic(name))
-
-    def describe_config(self) -> dict[str, str]:
-        return self._repeated(lambda attempt: attempt.broker.describe_config())
-
-    def alter_config(self, changes: Mapping[str, str | None]) -> dict[str, str]:
-        return self._repeated(lambda attempt: attempt.broker.alter_config(changes))
-
     # The log --------------------------------------------------------------------------
 
     def append(self, appends: Sequence[Append]) -> list[Appended]:
@@ -214,33 +186,6 @@ class FailoverBroker:
 
         return self._repeated(fetch, extra_s=timeout)
 
-    def offsets(
-        self, partitions: Collection[TopicPartition]
-    ) -> dict[TopicPartition, PartitionOffsets]:
-        return self._repeated(lambda attempt: attempt.broker.offsets(partitions))
-
-    def offset_for_time(
-        self,
-        partition: TopicPartition,
-        timestamp: int,
-        *,
-        isolation: Isolation = "read_committed",
-    ) -> int | None:
-        return self._repeated(
-            lambda attempt: attempt.broker.offset_for_time(
-                partition, timestamp, isolation=isolation
-            )
-        )
-
-    def delete_records(self, partition: TopicPartition, before: int) -> int:
-        return self._repeated(lambda attempt: attempt.broker.delete_records(partition, before))
-
-    def clean(self, topics: Collection[str] | None = None) -> None:
-        self._repeated(lambda attempt: attempt.broker.clean(topics))
-
-    def cleaning(self) -> list[CleaningStatus]:
-        return self._repeated(lambda attempt: attempt.broker.cleaning())
-
     @property
     def pins(self) -> Pins:
         def repeated(call: Callable[[Pins], T]) -> T:
@@ -256,13 +201,6 @@ class FailoverBroker:
         return FailoverSnapshots(repeated)
 
     # Producers and transactions -------------------------------------------------------
-
-    def init_producer(
-        self, transactional_id: str | None = None, *, timeout_ms: int = 10_000
-    ) -> ProducerIdentity:
-        return self._repeated(
-            lambda attempt: attempt.broker.init_producer(transactional_id, timeout_ms=timeout_ms)
-        )
 
     def add_offsets(
         self,
@@ -289,62 +227,13 @@ class FailoverBroker:
         self._guard.ended(producer)
         return successor
 
-    # Consumer groups ------------------------------------------------------------------
-
-    def commit_offsets(
-        self,
-        group: str,
-        offsets: Mapping[TopicPartition, CommittedOffset | None],
-        *,
-        member_id: str = "",
-    ) -> None:
-        self._repeated(
-            lambda attempt: attempt.broker.commit_offsets(group, offsets, member_id=member_id)
-        )
-
-    def committed(
-        self,
-        group: str,
-        partitions: Collection[TopicPartition] | None = None,
-        *,
-        require_stable: bool = True,
-    ) -> dict[TopicPartition, CommittedOffset]:
-        return self._repeated(
-            lambda attempt: attempt.broker.committed(
-                group, partitions, require_stable=require_stable
-            )
-        )
-
-    def groups(self) -> list[str]:
-        return self._repeated(lambda attempt: attempt.broker.groups())
-
-    def describe_group(self, group: str) -> GroupInfo:
-        return self._repeated(lambda attempt: attempt.broker.describe_group(group))
-
-    def join_group(self, group: str, subscription: Subscription) -> GroupMember:
-        return self._repeated(lambda attempt: attempt.broker.join_group(group, subscription))
-
-    def heartbeat(
-        self,
-        member: GroupMember,
-        call: int,
-        seen: int,
-        holds: Collection[TopicPartition],
-        *,
-        timeout: float = 0.0,
-    ) -> Assignment:
-        return self._repeated(
-            lambda attempt: attempt.broker.heartbeat(member, call, seen, holds, timeout=timeout),
-            extra_s=timeout,
-        )
-
-    def leave_group(self, member: GroupMember) -> None:
-        self._repeated(lambda attempt: attempt.broker.leave_group(member))
-
     def close(self) -> None:
         self._closing()
 
     # Connecting and repeating ---------------------------------------------------------
+
+    def _ask(self, request: Request, *, extra_s: float = 0.0) -> Any:
+        return self._repeated(lambda attempt: request.run(attempt.broker), extra_s)
 
     def _repeated(self, call: Callable[[_Attempt], T], extra_s: float = 0.0) -> T:
         self._fork.check()

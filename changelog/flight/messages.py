@@ -23,7 +23,6 @@ from strandline.changelog import errors
 from strandline.changelog.decoding import converter, msgpack_decoder
 from strandline.changelog.depth import check_msgpack
 from strandline.changelog.embedded.aborted import AbortedTransactions
-from strandline.changelog.embedded.producer_state import EndedTransaction
 from strandline.changelog.embedded.view import RecordView
 from strandline.changelog.errors import (
     UNREADABLE,
@@ -33,6 +32,7 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.history import Epochs
 from strandline.changelog.pins import PinName
+from strandline.changelog.producer_state import EndedTransaction
 from strandline.changelog.records import (
     Appended,
     Isolation,

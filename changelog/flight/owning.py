@@ -7,13 +7,12 @@ import os
 from pathlib import Path
 
 from strandline.changelog.clock import Clock
-from strandline.changelog.embedded.context import Durability
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.flight import endpoint as endpoints
 from strandline.changelog.flight.metrics import CLIENTS
 from strandline.changelog.flight.server import FlightEndpoint
 from strandline.changelog.metrics import MetricReading
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.storage import Durability, LocalStorage
 
 
 class ServedOwner:

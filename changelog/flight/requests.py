@@ -1,11 +1,12 @@
 """Calls of a Broker as messages: one struct for each method.
 
 As a Flight action, the class name is the action's type and the fields are the body (messages.py).
+`RequestBroker` makes the messages, at the client's side; the owner's side executes them by `run`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -288,3 +289,163 @@ class AlterConfig(Request, frozen=True):
 
 
 REQUESTS: Mapping[str, type[Request]] = {kind.__name__: kind for kind in Request.__subclasses__()}
+
+
+class RequestBroker:
+    """The calls of a Broker that are sent as one request each. Subclasses send them by `_ask`."""
+
+    holds_columns = True
+    earliest_ms = 0
+
+    def _ask(self, request: Request, *, extra_s: float = 0.0) -> Any:
+        """Return the answer to a request, which may take `extra_s` seconds longer than others."""
+        raise NotImplementedError
+
+    # Topics ---------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        *,
+        config: Mapping[str, str] | None = None,
+        schema: pa.Schema | None = None,
+        internal: bool = False,
+    ) -> TopicInfo:
+        given = None if config is None else dict(config)
+        created: TopicInfo = self._ask(CreateTopic(name, partitions, given, schema, internal))
+        return created
+
+    def delete_topic(self, name: str) -> None:
+        self._ask(DeleteTopic(name))
+
+    def alter_topic(
+        self,
+        name: str,
+        config: Mapping[str, str | None] | None = None,
+        *,
+        partitions: int | None = None,
+        schema: pa.Schema | None = None,
+    ) -> TopicInfo:
+        given = None if config is None else dict(config)
+        altered: TopicInfo = self._ask(AlterTopic(name, given, partitions, schema))
+        return altered
+
+    def topics(self) -> list[TopicInfo]:
+        found: list[TopicInfo] = self._ask(ListTopics())
+        return found
+
+    def topic(self, name: str) -> TopicInfo:
+        found: TopicInfo = self._ask(DescribeTopic(name))
+        return found
+
+    def describe_config(self) -> dict[str, str]:
+        given: dict[str, str] = self._ask(DescribeConfig())
+        return given
+
+    def alter_config(self, changes: Mapping[str, str | None]) -> dict[str, str]:
+        given: dict[str, str] = self._ask(AlterConfig(dict(changes)))
+        return given
+
+    # The log --------------------------------------------------------------------------
+
+    def offsets(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, PartitionOffsets]:
+        found: dict[TopicPartition, PartitionOffsets] = self._ask(ListOffsets(list(partitions)))
+        return found
+
+    def offset_for_time(
+        self,
+        partition: TopicPartition,
+        timestamp: int,
+        *,
+        isolation: Isolation = "read_committed",
+    ) -> int | None:
+        found: int | None = self._ask(OffsetForTime(partition, timestamp, isolation))
+        return found
+
+    def delete_records(self, partition: TopicPartition, before: int) -> int:
+        start: int = self._ask(DeleteRecords(partition, before))
+        return start
+
+    def clean(self, topics: Collection[str] | None = None) -> None:
+        self._ask(CleanTopics(None if topics is None else list(topics)))
+
+    def cleaning(self) -> list[CleaningStatus]:
+        statuses: list[CleaningStatus] = self._ask(Cleaning())
+        return statuses
+
+    # Producers and transactions -------------------------------------------------------
+
+    def init_producer(
+        self, transactional_id: str | None = None, *, timeout_ms: int = 10_000
+    ) -> ProducerIdentity:
+        identity: ProducerIdentity = self._ask(InitProducer(transactional_id, timeout_ms))
+        return identity
+
+    def add_offsets(
+        self,
+        producer: ProducerIdentity,
+        group: str,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+        *,
+        member_id: str = "",
+    ) -> None:
+        self._ask(AddOffsets(producer, group, dict(offsets), member_id))
+
+    def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
+        identity: ProducerIdentity = self._ask(EndTransaction(producer, commit))
+        return identity
+
+    # Consumer groups ------------------------------------------------------------------
+
+    def commit_offsets(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, CommittedOffset | None],
+        *,
+        member_id: str = "",
+    ) -> None:
+        self._ask(CommitOffsets(group, dict(offsets), member_id))
+
+    def committed(
+        self,
+        group: str,
+        partitions: Collection[TopicPartition] | None = None,
+        *,
+        require_stable: bool = True,
+    ) -> dict[TopicPartition, CommittedOffset]:
+        asked = None if partitions is None else list(partitions)
+        found: dict[TopicPartition, CommittedOffset] = self._ask(
+            FetchOffsets(group, asked, require_stable)
+        )
+        return found
+
+    def groups(self) -> list[str]:
+        found: list[str] = self._ask(ListGroups())
+        return found
+
+    def describe_group(self, group: str) -> GroupInfo:
+        found: GroupInfo = self._ask(DescribeGroup(group))
+        return found
+
+    def join_group(self, group: str, subscription: Subscription) -> GroupMember:
+        member: GroupMember = self._ask(JoinGroup(group, subscription))
+        return member
+
+    def heartbeat(
+        self,
+        member: GroupMember,
+        call: int,
+        seen: int,
+        holds: Collection[TopicPartition],
+        *,
+        timeout: float = 0.0,
+    ) -> Assignment:
+        beat = Heartbeat(member, call, seen, list(holds), timeout)
+        assignment: Assignment = self._ask(beat, extra_s=timeout)
+        return assignment
+
+    def leave_group(self, member: GroupMember) -> None:
+        self._ask(LeaveGroup(member))

@@ -10,9 +10,8 @@ import threading
 import pyarrow as pa
 
 from strandline.changelog.clock import Clock
-from strandline.changelog.embedded.context import Durability
 from strandline.changelog.errors import InvalidConfig
-from strandline.changelog.flight.address import host_port
+from strandline.changelog.flight.address import DEFAULT_PORT
 from strandline.changelog.flight.attach import attach_or_own
 from strandline.changelog.flight.authority import TokenAuthority
 from strandline.changelog.flight.client import DEADLINE
@@ -20,9 +19,9 @@ from strandline.changelog.flight.failover import FailoverBroker
 from strandline.changelog.flight.limits import ListenerLimits, limits_from
 from strandline.changelog.flight.metrics import CLIENTS
 from strandline.changelog.flight.remote import RemoteEndpoint, server_context
-from strandline.changelog.hosts import is_loopback
+from strandline.changelog.hosts import bracketed, is_loopback, parse_host_port
 from strandline.changelog.metrics import MetricReading
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.storage import Durability, LocalStorage
 
 MIN_TOKEN = 16
 """Minimum number of characters of a token; shorter ones could be guessed."""
@@ -98,7 +97,7 @@ def serve(
         FutureFormat: A later version wrote the log's tokens.
         StrandlineError: Any other error of opening the log.
     """
-    address = host_port(listen)
+    address = parse_host_port(listen, port=DEFAULT_PORT)
     tls = _tls(tls_certificate, tls_key, client_ca)
     if tls is None and not plaintext and is_seen_by_others(listen):
         raise InvalidConfig(
@@ -110,12 +109,11 @@ def serve(
     shown = token or secrets.token_urlsafe(32)
     allowed = limits or limits_from()
     broker = attach_or_own(path, durability=durability, clock=clock, deadline=DEADLINE)
-    host, _, port = address.rpartition(":")
     try:
         authority = TokenAuthority(LocalStorage(path), shown)
         endpoint = RemoteEndpoint(
             broker,
-            (host.strip("[]"), int(port)),
+            address,
             authority,
             tls=tls,
             limits=allowed,
@@ -126,7 +124,7 @@ def serve(
         if isinstance(error, OSError | pa.ArrowException):
             raise InvalidConfig(f"cannot listen at {listen}: {error}") from error
         raise
-    url = f"strandline{'+tls' if tls else ''}://{host}:{endpoint.port}"
+    url = f"strandline{'+tls' if tls else ''}://{bracketed(address.host)}:{endpoint.port}"
     return ServedLog(broker, endpoint, url, shown)
 
 
@@ -148,5 +146,4 @@ def is_seen_by_others(listen: str) -> bool:
     >>> is_seen_by_others("0.0.0.0:0"), is_seen_by_others("localhost")
     (True, False)
     """
-    host = host_port(listen).rpartition(":")[0].strip("[]")
-    return not is_loopback(host)
+    return not is_loopback(parse_host_port(listen, port=DEFAULT_PORT).host)

@@ -20,10 +20,10 @@ from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.decoding import json_decoder
 from strandline.changelog.embedded import document
 from strandline.changelog.embedded.folder import lock_note
-from strandline.changelog.embedded.names import TOKENS, TOKENS_LOCK
 from strandline.changelog.errors import REPAIR, CorruptLog, FutureFormat, InvalidConfig, LogLocked
 from strandline.changelog.flight import hello
 from strandline.changelog.flight.rights import Rights
+from strandline.changelog.layout import TOKENS, TOKENS_LOCK
 from strandline.changelog.storage import Lock, Storage
 
 KIND = "tokens"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from strandline.changelog.errors import InvalidConfig
-from strandline.changelog.hosts import bracketed
+from strandline.changelog.hosts import parse_host_port
 from strandline.changelog.location import KAFKA, KAFKA_VARIABLE, options_of
 from strandline.changelog.secret import Secret, is_secret
 
@@ -117,13 +117,11 @@ def _replication_factor(text: str, name: str) -> int:
 
 
 def _server(text: str) -> str:
-    host, colon, port = text.rpartition(":")
-    if not colon or "]" in port:
-        host, port = text, str(DEFAULT_PORT)
-    if not host or "/" in host or "@" in host or not port.isdecimal():
+    try:
+        return str(parse_host_port(text, port=DEFAULT_PORT))
+    except InvalidConfig:
         # The message omits the text, which may be `user:password@host`.
         raise InvalidConfig(
             "expected kafka://host:port[,host:port…][?property=value&…]; one of the servers is no "
             "host:port (user and password are the properties sasl.username and sasl.password)"
-        )
-    return f"{bracketed(host.strip('[]'))}:{port}"
+        ) from None

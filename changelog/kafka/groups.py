@@ -15,7 +15,6 @@ from typing import Any
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from strandline.changelog.config import check_client_name
-from strandline.changelog.embedded.offsets import check_commit
 from strandline.changelog.errors import (
     CoordinatorLoading,
     InvalidRequest,
@@ -23,6 +22,7 @@ from strandline.changelog.errors import (
     RequestTimedOut,
     UnknownTopic,
 )
+from strandline.changelog.groups import check_commit
 from strandline.changelog.kafka.connection import DEADLINE_S, KafkaConnection
 from strandline.changelog.kafka.coordinators import Coordinators
 from strandline.changelog.kafka.member import KafkaMember

@@ -11,7 +11,7 @@ same slot at the same time.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
 
 import msgspec
 import pyarrow as pa
@@ -26,6 +26,7 @@ from strandline.changelog.kafka.offsets import KafkaOffsets
 from strandline.changelog.kafka.producing import KafkaBatch, Outcome
 from strandline.changelog.kafka.topics import KafkaTopics
 from strandline.changelog.records import Appended, TopicPartition, columns_schema
+from strandline.changelog.scan import scan_by
 
 CONFIG = {"cleanup.policy": "compact"}
 
@@ -96,18 +97,13 @@ class MemberDirectory:
 
     def _records(self, where: TopicPartition) -> Iterator[tuple[str, bytes | None]]:
         ends = self._offsets.of([where])[where]
-        position = ends.log_start
-        while position < ends.high_watermark:
-            fetched = self._fetching.fetch({where: position}, "read_uncommitted", 0.0)
-            for batch in fetched[where].batches:
-                columns = batch.columns
-                for key, value in zip(
-                    columns.column("key").to_pylist(),
-                    columns.column("value").to_pylist(),
-                    strict=True,
-                ):
-                    yield key.decode(), value
-            position = fetched[where].next_offset
+        fetched = scan_by(
+            lambda at, timeout: self._fetching.fetch(at, "read_uncommitted", timeout),
+            *({where: ends.log_start}, {where: ends.high_watermark}),
+        )
+        for batch in chain.from_iterable(one[where].batches for one in fetched):
+            keys, values = (batch.columns.column(name).to_pylist() for name in ("key", "value"))
+            yield from ((key.decode(), value) for key, value in zip(keys, values, strict=True))
 
     def write(self, group: str, entries: Mapping[str, MemberEntry | None]) -> None:
         """Write the records of these members; None deletes one."""

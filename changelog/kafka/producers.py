@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 from strandline.changelog.clock import Clock
 from strandline.changelog.config import check_client_name
-from strandline.changelog.embedded.producer_state import BatchMeta, ProducerStates, advance
 from strandline.changelog.errors import (
     InvalidRecord,
     InvalidRequest,
@@ -32,6 +31,7 @@ from strandline.changelog.kafka.connection import KafkaConnection
 from strandline.changelog.kafka.producing import KafkaBatch, KafkaProducer, Outcome
 from strandline.changelog.kafka.topics import KafkaTopics, refuse_system
 from strandline.changelog.kafka.transactions import Transactions
+from strandline.changelog.producer_state import BatchMeta, ProducerStates, advance
 from strandline.changelog.records import Append, Appended, ProducerIdentity, TopicPartition
 
 EXPIRATION_MS = 24 * 60 * 60 * 1000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
@@ -12,9 +11,9 @@ from strandline.changelog.errors import (
     CoordinatorLoading,
     InvalidRequest,
     OffsetOutOfRange,
-    RequestTimedOut,
 )
 from strandline.changelog.records import CommittedOffset, Fetched, PartitionOffsets, TopicPartition
+from strandline.changelog.scan import scan
 
 Ends = Mapping[TopicPartition, PartitionOffsets]
 """Offsets of partitions at one moment."""
@@ -23,16 +22,8 @@ Advance = Callable[[int], None]
 GroupOffsets = dict[str, dict[TopicPartition, CommittedOffset]]
 """Committed offsets by group."""
 
-ROUND_BYTES = 32 << 20
-"""Approximate bytes of a fetch, over all its partitions."""
-MIN_PARTITION_BYTES = 1 << 20
-"""Minimum bytes of a fetch for each partition."""
-MAX_PARTITIONS = 16
-"""Maximum number of partitions in a fetch."""
 MAX_WAIT_S = 10.0
 """Maximum time to wait for open transactions to end."""
-MAX_STALLED_FETCHES = 30
-"""Maximum number of successive fetches of one second without progress."""
 _PAUSE_S = 0.02
 """Interval between two look-ups while waiting."""
 
@@ -100,40 +91,16 @@ def fetches(
     broker: Broker, positions: Mapping[TopicPartition, int], ends: Ends
 ) -> Iterator[dict[TopicPartition, Fetched]]:
     """Yield the same as `rounds`, with the partitions of one fetch together."""
-    remaining = {tp: at for tp, at in positions.items() if at < ends[tp].last_stable_offset}
-    stalled = 0
-    while remaining:
-        asked = dict(list(remaining.items())[:MAX_PARTITIONS])
-        size = max(MIN_PARTITION_BYTES, ROUND_BYTES // len(asked))
-        # Records before the end come at once. Wait only after a fetch without progress.
+    left = dict(positions)
+    stable = {tp: ends[tp].last_stable_offset for tp in positions}
+    while True:
         try:
-            fetched = broker.fetch(asked, max_bytes=size, timeout=1.0 if stalled else 0.0)
+            for fetched in scan(broker, left, stable):
+                yield fetched
+                left |= {tp: one.next_offset for tp, one in fetched.items()}
+            return
         except OffsetOutOfRange:
-            remaining = _in_log(broker, remaining)
-            continue
-        moved = {
-            tp: _clipped(got, ends[tp].last_stable_offset)
-            for tp, got in fetched.items()
-            if got.next_offset > asked[tp]
-        }
-        stalled = 0 if moved else stalled + 1
-        if stalled > MAX_STALLED_FETCHES:
-            raise RequestTimedOut(
-                f"{', '.join(map(str, asked))}: no progress although the end is not reached; is the "
-                f"log's owner alive?"
-            )
-        if moved:
-            yield moved
-        remaining |= {tp: got.next_offset for tp, got in moved.items()}
-        remaining = {tp: at for tp, at in remaining.items() if at < ends[tp].last_stable_offset}
-
-
-def _clipped(fetched: Fetched, end: int) -> Fetched:
-    """Return a fetch without the records at or after `end`."""
-    if fetched.next_offset <= end:
-        return fetched
-    batches = [clipped for batch in fetched.batches if len(clipped := batch.clip(0, end))]
-    return replace(fetched, batches=batches, next_offset=end)
+            left = _in_log(broker, {tp: at for tp, at in left.items() if at < stable[tp]})
 
 
 def _in_log(broker: Broker, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:

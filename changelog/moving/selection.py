@@ -50,7 +50,7 @@ class MovedLog:
     @property
     def has_columns(self) -> bool:
         """True if the log supports typed topics."""
-        return bool(getattr(self.broker, "holds_columns", True))
+        return self.broker.holds_columns
 
     def groups(self) -> list[str]:
         """Return the names of the log's consumer groups."""

@@ -16,8 +16,8 @@ import pyarrow as pa
 from strandline.changelog.cleaning import CleaningStatus
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.manifest import STILL_OPEN, Manifest
-from strandline.changelog.embedded.names import partition_folder
 from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.layout import partition_folder
 from strandline.changelog.log import Log
 from strandline.changelog.records import TopicPartition
 from strandline.changelog.storage import LocalStorage

@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from examples.flights import app as job
-from strandline.changelog.embedded.names import LOCK
 from strandline.changelog.errors import LogLocked
+from strandline.changelog.layout import LOCK
 from strandline.changelog.storage import LocalStorage, Lock
 
 MARK = "flights-demo"

@@ -13,9 +13,9 @@ from typing import Self
 
 from strandline import changelog
 from strandline.changelog.broker import Broker
-from strandline.changelog.embedded.names import CONSUMER_OFFSETS
 from strandline.changelog.errors import Retriable
 from strandline.changelog.flight.endpoint import read as read_endpoint
+from strandline.changelog.layout import CONSUMER_OFFSETS
 from strandline.changelog.records import TopicPartition
 
 COMMAND = [sys.executable, "-m", "strandline", "run", "examples.flights.app:app"]

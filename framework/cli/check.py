@@ -17,7 +17,7 @@ from strandline.changelog.storage import LocalStorage
 from strandline.framework.cli import output
 from strandline.framework.cli.offline import FolderArgument, ReadingBar, held
 from strandline.framework.cli.options import JsonOption
-from strandline.statestore.checking import CheckedStores, check_stores
+from strandline.statestore.checking.stores import CheckedStores, check_stores
 
 UNCHECKED = 3
 """Exit code if the log could not be checked."""

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from strandline.changelog.errors import InvalidConfig
-from strandline.changelog.hosts import bracketed
+from strandline.changelog.hosts import HIGHEST_PORT, bracketed
 from strandline.framework.cli import logs, output
-from strandline.framework.metrics import HIGHEST_PORT, Collect, parse, served
+from strandline.framework.metrics import Collect, parse, served
 
 MetricsOption = Annotated[
     str | None,

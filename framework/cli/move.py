@@ -16,13 +16,13 @@ from strandline.changelog.location import check, is_url
 from strandline.changelog.moving import MovedLog, MoveReport, Selection
 from strandline.changelog.records import TopicPartition
 from strandline.framework.cli import logs, output
+from strandline.framework.cli.conversions import Forms
 from strandline.framework.cli.loading import load_app, location
 from strandline.framework.cli.offline import ReadingBar
 from strandline.framework.cli.options import JsonOption
 from strandline.framework.cli.reset import internal_topics
-from strandline.framework.container.positions import translated
 from strandline.framework.declarations import check_app_name
-from strandline.framework.formats.moved import Forms
+from strandline.framework.positions import translated
 
 if TYPE_CHECKING:
     from strandline.framework.app import App

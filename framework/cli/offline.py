@@ -13,10 +13,10 @@ from typing import Annotated, Any, Self, TypeVar
 import typer
 
 from strandline.changelog.clock import SystemClock
-from strandline.changelog.embedded.names import CATALOG, FOLDER_META, LOCK, TOPICS
 from strandline.changelog.errors import InvalidConfig, LogLocked
 from strandline.changelog.flight import background
 from strandline.changelog.flight.background import IDLE
+from strandline.changelog.layout import CATALOG, FOLDER_META, LOCK, TOPICS
 from strandline.changelog.storage import LocalStorage, Lock
 from strandline.framework.cli import output
 from strandline.framework.cli.loading import local

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.records import Batch, Isolation, PartitionOffsets, TopicPartition
+from strandline.changelog.scan import scan
 
 POLL_S = 0.5
 """Seconds that one request waits for new records; `follow` is called between requests."""
@@ -41,16 +42,13 @@ def read(
     Raises OffsetOutOfRange.
     """
     at = dict(positions)
-    ends = {tp: end_of(now, isolation) for tp, now in broker.offsets(list(at)).items()}
-    while follow is None or not follow():
-        if follow is None:
-            at = {tp: offset for tp, offset in at.items() if offset < ends[tp]}
-        if not at:
-            return
-        timeout = 0.0 if follow is None else POLL_S
-        for tp, fetched in broker.fetch(at, isolation=isolation, timeout=timeout).items():
-            at[tp] = fetched.next_offset
-            for batch in fetched.batches:
-                wanted = batch.clip(0, ends[tp]) if follow is None else batch
-                if len(wanted):
-                    yield wanted
+    if follow is None:
+        ends = {tp: end_of(now, isolation) for tp, now in broker.offsets(list(at)).items()}
+        for fetched in scan(broker, at, ends, isolation=isolation):
+            for one in fetched.values():
+                yield from one.batches
+        return
+    while at and not follow():
+        for tp, one in broker.fetch(at, isolation=isolation, timeout=POLL_S).items():
+            at[tp] = one.next_offset
+            yield from one.batches

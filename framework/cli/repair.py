@@ -20,7 +20,7 @@ from strandline.framework.cli import output
 from strandline.framework.cli.check import UNCHECKED, as_json, checked, code, summary
 from strandline.framework.cli.offline import FolderArgument, held
 from strandline.framework.cli.options import JsonOption, YesOption, confirmed
-from strandline.statestore.repairing import add_stores
+from strandline.statestore.checking.repairing import add_stores
 
 
 def repair(folder: FolderArgument, yes: YesOption = False, json: JsonOption = False) -> None:

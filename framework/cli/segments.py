@@ -24,11 +24,11 @@ from strandline.changelog.embedded.format import (
     unpack_marker,
 )
 from strandline.changelog.embedded.manifest import STILL_OPEN, Manifest, SegmentEntry
-from strandline.changelog.embedded.names import CATALOG, partition_folder, place_of
 from strandline.changelog.embedded.segment import LocatedFrame
 from strandline.changelog.embedded.topic import KIND as CATALOG_KIND
 from strandline.changelog.embedded.topic import TopicMeta
 from strandline.changelog.errors import UnknownPartition, UnknownTopic
+from strandline.changelog.layout import CATALOG, partition_folder, place_of
 from strandline.changelog.records import TopicPartition
 from strandline.changelog.schema import ValueSchemas, decode_schemas
 from strandline.changelog.storage import File, LocalStorage

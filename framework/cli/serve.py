@@ -11,9 +11,9 @@ import typer
 
 from strandline.changelog import signals
 from strandline.changelog.credentials import read_token, token_of
-from strandline.changelog.embedded.context import Durability
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.location import check, check_exists, is_url, shown
+from strandline.changelog.storage import Durability
 from strandline.framework.cli import output
 from strandline.framework.cli.metrics import MetricsOption, serving_metrics
 from strandline.framework.cli.options import JsonOption

@@ -25,9 +25,9 @@ from strandline.changelog.records import CommittedOffset, TopicPartition
 from strandline.framework.columns import Outgoing, outgoing
 from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.instance import TaskInstance
-from strandline.framework.container.positions import InputProgress, to_commit
 from strandline.framework.options import Guarantee
 from strandline.framework.outbox import columns_of
+from strandline.framework.positions import InputProgress, to_commit
 from strandline.statestore.store import AnyStore
 
 

@@ -21,8 +21,8 @@ from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.driving import Steps
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.manager import TaskManager
-from strandline.framework.container.positions import PendingAtEnd, waiting_of
 from strandline.framework.container.slices import SLICE_SECONDS
+from strandline.framework.positions import PendingAtEnd, waiting_of
 
 Bound = Literal["settled", "idle", "end"]
 """State of the app at which a run ends."""

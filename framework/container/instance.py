@@ -27,12 +27,12 @@ from strandline.framework.container.event_loop import EventLoop
 from strandline.framework.container.failures import INFRASTRUCTURE_ERRORS
 from strandline.framework.container.inputs import Input, next_run
 from strandline.framework.container.metrics import TaskCounters
-from strandline.framework.container.placing import Placed
 from strandline.framework.container.sampling import Sampling
 from strandline.framework.container.windows import WindowTimer
 from strandline.framework.context import TaskContext
 from strandline.framework.handlers import check_finished, no_timer
 from strandline.framework.outbox import Outbox
+from strandline.framework.placing import Placed
 from strandline.framework.record import Record
 from strandline.framework.task import TaskSpec
 from strandline.framework.timers import ClockName, DueTimer, Timers

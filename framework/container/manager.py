@@ -31,11 +31,11 @@ from strandline.framework.container.growth import PartitionGrowth, input_partiti
 from strandline.framework.container.inputs import Input
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.outage import patiently
-from strandline.framework.container.placing import Placed
-from strandline.framework.container.positions import placed_of, waiting_of
 from strandline.framework.container.restore import OnRestore, RestoreMonitor
 from strandline.framework.container.standbys import Standbys
 from strandline.framework.container.starting import check_history, starting_offset
+from strandline.framework.placing import Placed
+from strandline.framework.positions import placed_of, waiting_of
 from strandline.framework.querying.endpoint import QueryEndpoint
 from strandline.framework.store_declarations import StoreDeclarations
 from strandline.framework.task import TaskSpec

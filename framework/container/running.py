@@ -29,6 +29,7 @@ from strandline.framework.container.group_membership import SoleMember, member_o
 from strandline.framework.container.manager import TaskManager
 from strandline.framework.container.metrics import WorkerCounters
 from strandline.framework.container.outage import patiently
+from strandline.framework.container.provider import StoreProvider
 from strandline.framework.container.restore import OnRestore, RestoreBar
 from strandline.framework.container.session import WorkerSession
 from strandline.framework.container.worker import Worker
@@ -36,7 +37,6 @@ from strandline.framework.declarations import Declarations
 from strandline.framework.left_timers import check_timers
 from strandline.framework.options import UNTIL, Options, Until
 from strandline.framework.querying.endpoint import QueryEndpoint
-from strandline.framework.querying.provider import StoreProvider
 from strandline.framework.session import Session
 from strandline.framework.store_declarations import StoreDeclarations
 

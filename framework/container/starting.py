@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from strandline.changelog.errors import OffsetOutOfRange
 from strandline.changelog.records import CommittedOffset, PartitionOffsets, TopicPartition
-from strandline.framework.container.positions import position_of
+from strandline.framework.positions import position_of
 
 _log = logging.getLogger("strandline")
 

@@ -37,10 +37,10 @@ from strandline.framework.container.inputs import Input, groups
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.manager import Partitions, TaskManager
 from strandline.framework.container.outage import Outage, patiently
-from strandline.framework.container.positions import position_of
 from strandline.framework.container.scheduler import SliceScheduler
 from strandline.framework.container.session import WorkerSession
 from strandline.framework.container.status import WorkerStatus, positions_of, state_of
+from strandline.framework.positions import position_of
 
 _log = logging.getLogger("strandline")
 

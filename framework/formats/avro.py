@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from strandline.changelog.depth import check_json, check_value
 from strandline.changelog.errors import InvalidConfig, InvalidRecord, MissingDependency
-from strandline.framework.codecs import Codec, SerdeCodec
 from strandline.framework.formats import avro_schema
 from strandline.framework.formats.avro_columns import decode, encode
 from strandline.framework.formats.avro_depth import AvroDepth
@@ -30,8 +29,10 @@ from strandline.framework.formats.avro_schema import (
     NotColumnarAvro,
     Nullable,
 )
+from strandline.framework.formats.codecs import Codec, SerdeCodec
 from strandline.framework.formats.confluent import by_schema, framed, header
 from strandline.framework.formats.registry import RegisteredSchema, SchemaRegistry, chosen
+from strandline.framework.formats.schema import RowType, is_typed
 from strandline.framework.formats.wire import (
     ScalarRowType,
     SerdeUse,
@@ -42,7 +43,6 @@ from strandline.framework.formats.wire import (
     leaf,
     relisted,
 )
-from strandline.framework.schema import RowType, is_typed
 
 
 class AvroSerde:

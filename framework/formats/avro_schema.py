@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from strandline.changelog.depth import check_json
 from strandline.changelog.errors import InvalidConfig
-from strandline.framework.schema import RowType
+from strandline.framework.formats.schema import RowType
 
 
 class NotColumnarAvro(Exception):

@@ -11,18 +11,15 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Literal
 
-from strandline.changelog.broker import Broker
 from strandline.changelog.errors import InvalidConfig
-from strandline.changelog.location import is_kafka
-from strandline.framework.codecs import Codec, RowCodec, SerdeCodec, StrCodec
+from strandline.framework.formats.codecs import Codec, RowCodec, SerdeCodec, StrCodec
 from strandline.framework.formats.json import JsonSerde
 from strandline.framework.formats.msgpack import PackForm, untyped
 from strandline.framework.formats.numbers import NumberCodec
+from strandline.framework.formats.schema import RowType, is_typed
 from strandline.framework.formats.wire import ObjectCodec, SerdeForm, SerdeUse
-from strandline.framework.schema import RowType, is_typed
 from strandline.statestore.serdes import Bytes, Double, Long, Serde, topic_key_serde
 
 Name = Literal["json", "avro", "protobuf", "msgpack", "bytes"]
@@ -55,13 +52,6 @@ def value_codec(
     if serde is not None:
         return _codec(kind, serde, place or SerdeUse(""))
     return RowCodec(RowType(kind)) if is_typed(kind) else untyped(kind)
-
-
-def holds_columns(log: str | os.PathLike[str] | Broker) -> bool:
-    """Return True if topics of this log can have columns. Nothing is opened."""
-    if isinstance(log, str | os.PathLike):
-        return not is_kafka(log)
-    return getattr(getattr(log, "broker", log), "holds_columns", True)
 
 
 def _codec(kind: Any, serde: AnySerde, place: SerdeUse) -> Codec:

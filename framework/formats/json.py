@@ -28,10 +28,11 @@ import pyarrow.compute as pc
 from strandline.changelog.decoding import json_decoder
 from strandline.changelog.depth import check_all_json, check_json
 from strandline.changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
-from strandline.framework.codecs import Codec, SerdeCodec, TypedCodec
+from strandline.framework.formats.codecs import Codec, SerdeCodec, TypedCodec
 from strandline.framework.formats.confluent import HEADER_BYTES, framed, header, schema_ids, without
 from strandline.framework.formats.mirror import TypeMirror, has_plain_names, mirror_of
 from strandline.framework.formats.registry import RegisteredSchema, SchemaRegistry, chosen
+from strandline.framework.formats.schema import RowType, is_typed
 from strandline.framework.formats.wire import (
     ObjectCodec,
     SerdeUse,
@@ -40,7 +41,6 @@ from strandline.framework.formats.wire import (
     relisted,
     where_valid,
 )
-from strandline.framework.schema import RowType, is_typed
 
 
 class JsonSerde:

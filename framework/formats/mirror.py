@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from strandline.changelog.depth import MAX_DEPTH
 from strandline.changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
-from strandline.framework.schema import RowType, hints_of, is_typed
+from strandline.framework.formats.schema import RowType, hints_of, is_typed
 
 
 class TypeMirror:

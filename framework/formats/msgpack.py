@@ -11,8 +11,9 @@ import msgspec
 import pyarrow as pa
 
 from strandline.changelog.depth import check_msgpack
-from strandline.framework.codecs import Codec, PackCodec, SerdeCodec
+from strandline.framework.formats.codecs import Codec, PackCodec, SerdeCodec
 from strandline.framework.formats.mirror import TypeMirror, has_plain_names
+from strandline.framework.formats.schema import RowType, is_typed
 from strandline.framework.formats.wire import (
     ObjectCodec,
     SerdeUse,
@@ -20,7 +21,6 @@ from strandline.framework.formats.wire import (
     WireFormat,
     where_valid,
 )
-from strandline.framework.schema import RowType, is_typed
 from strandline.statestore.serdes import TypedMessagePack, value_serde
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from strandline.framework.codecs import SerdeCodec
 from strandline.framework.formats.binary import binary, flat
+from strandline.framework.formats.codecs import SerdeCodec
 from strandline.statestore.serdes import Double, Long
 
 NUMBER_BYTES = 8

@@ -16,10 +16,11 @@ from typing import Any, cast
 import pyarrow as pa
 
 from strandline.changelog.errors import InvalidConfig, InvalidRecord, MissingDependency
-from strandline.framework.codecs import Codec
 from strandline.framework.formats.binary import flat
+from strandline.framework.formats.codecs import Codec
 from strandline.framework.formats.confluent import HEADER_BYTES, framed, schema_ids, without
 from strandline.framework.formats.registry import SchemaRegistry, chosen
+from strandline.framework.formats.schema import Row, RowType, is_typed
 from strandline.framework.formats.wire import (
     SerdeUse,
     WireCodec,
@@ -28,7 +29,6 @@ from strandline.framework.formats.wire import (
     where_valid,
     with_nulls,
 )
-from strandline.framework.schema import Row, RowType, is_typed
 
 try:
     from google.protobuf.descriptor import Descriptor

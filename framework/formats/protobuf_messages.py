@@ -28,8 +28,8 @@ from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.timestamp_pb2 import DESCRIPTOR as TIMESTAMP_FILE
 
 from strandline.changelog.errors import InvalidConfig, InvalidRecord
+from strandline.framework.formats.schema import RowType
 from strandline.framework.formats.wire import conform
-from strandline.framework.schema import RowType
 
 Read = Callable[[Any], Any]
 

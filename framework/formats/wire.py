@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from strandline.changelog.client.columns import cast_column
 from strandline.changelog.errors import InvalidRecord, SchemaMismatch
-from strandline.framework.codecs import Codec, as_exactly, translated
-from strandline.framework.schema import Row, RowType
+from strandline.framework.formats.codecs import Codec, as_exactly, translated
+from strandline.framework.formats.schema import Row, RowType
 from strandline.statestore.serdes import Serde
 
 if TYPE_CHECKING:

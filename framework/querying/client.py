@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from strandline import changelog
 from strandline.changelog.broker import Broker
@@ -30,9 +30,13 @@ from strandline.framework.querying.messages import StoreDescription
 from strandline.framework.querying.placement import Placement
 from strandline.framework.querying.workers import Fleet, Source
 from strandline.framework.store import Store
+from strandline.statestore.no_len import NoLen
 from strandline.statestore.ordered import FIRST_KEY
 from strandline.statestore.reader import KeyRange
 from strandline.statestore.spec import UNSET, changelog_topic
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -41,6 +45,8 @@ T = TypeVar("T")
 
 DEADLINE = 10.0
 """Default seconds that a query waits for a partition that no worker owns at the moment."""
+_NATIVE = (bytes, bytearray)
+"""Types of values that stay as they are in Arrow columns."""
 MAX_KEYS_PER_REQUEST = 1_000
 """Maximum number of keys of one request of `get_many`."""
 
@@ -79,20 +85,28 @@ def connect(
             totals = log.store("shop/totals")
             print(totals["york"], totals.get("hull"))
     """
+    workers = connections_at(log, token)
+    clock = clock or SystemClock()
+    if isinstance(log, str | os.PathLike):
+        opened = changelog.open(log, role="attach_or_spawn", token=token, clock=clock, create=False)
+        return Connection(opened.broker, workers, deadline, clock, opened.close)
+    broker = log.broker if isinstance(log, Log) else log
+    return Connection(broker, workers, deadline, clock)
+
+
+def connections_at(
+    log: str | os.PathLike[str] | Log | Broker, token: str | None = None
+) -> Connections:
+    """Return connections to the workers of the apps of a log, with its token and encryption."""
+    if not isinstance(log, str | os.PathLike):
+        return Connections(token or token_of())
+    encrypted = is_encrypted(log)
+    if not is_served(os.fspath(log)):
+        return Connections(token or token_of(), encrypted=encrypted)
     from strandline.changelog.flight import address  # not at the top, because it imports Flight
 
-    if isinstance(log, str | os.PathLike):
-        encrypted = is_encrypted(log)
-        if is_served(os.fspath(log)):
-            served = address.parse_url(os.fspath(log))
-            workers = Connections(token or served.token, served.ca, encrypted=encrypted)
-        else:
-            workers = Connections(token or token_of(), encrypted=encrypted)
-        opened = changelog.open(log, role="attach_or_spawn", token=token, clock=clock, create=False)
-        return Connection(opened.broker, workers, deadline, clock or SystemClock(), opened.close)
-    broker = log.broker if isinstance(log, Log) else log
-    workers = Connections(token or token_of())
-    return Connection(broker, workers, deadline, clock or SystemClock(), lambda: None)
+    served = address.parse_url(os.fspath(log))
+    return Connections(token or served.token, served.ca, encrypted=encrypted)
 
 
 class Connection:
@@ -102,14 +116,14 @@ class Connection:
         self,
         broker: Broker,
         connections: Connections,
-        deadline: float,
-        clock: Clock,
-        close: Callable[[], None],
+        deadline: float = DEADLINE,
+        clock: Clock | None = None,
+        close: Callable[[], None] = lambda: None,
     ) -> None:
         self.broker = broker
         """Broker of the log."""
         self._deadline = deadline
-        self._clock = clock
+        self._clock = clock or SystemClock()
         self._close = close
         self._connections = connections
 
@@ -198,12 +212,12 @@ class Connection:
         return f"changelogs here: {', '.join(sorted(names)) or 'none'}"
 
 
-class ReadOnlyStore(Generic[K, V]):
-    """Committed state of a store; made by `Connection.store`. Thread-safe.
+class ReadOnlyStore(NoLen, Generic[K, V]):
+    """Committed state of a store; made by `App.query` and `Connection.store`. Thread-safe.
 
-    It reads all partitions, or only the one that `Connection.store` was given. Values are not
-    cached: each call reads the state of that moment from the workers, or from the changelogs if no
-    worker runs.
+    It reads all partitions, or only the one that was asked for. Each call reads the state of that
+    moment: from the workers, or from the changelogs if no worker runs. In the second case the first
+    call replays the changelogs into memory, and later ones replay what is new.
 
     Errors of all methods:
         RequestTimedOut: No worker has served a partition before the deadline.
@@ -341,6 +355,31 @@ class ReadOnlyStore(Generic[K, V]):
             InvalidRecord: A key or value has another type than declared.
         """
         return self._scan(KeyRange(reverse=reverse))
+
+    def to_dict(self) -> dict[K, V]:
+        """Return all entries, in key order.
+
+        Raises:
+            KeyInSeveralPartitions: Several partitions have values that cannot be merged.
+            InvalidRecord: A key or value has another type than declared.
+        """
+        return dict(self.all())
+
+    def to_arrow(self) -> pa.Table:
+        """Return all entries, in key order, as the Arrow columns `key` and `value`.
+
+        Values of a class become structs.
+
+        Raises:
+            KeyInSeveralPartitions: Several partitions have values that cannot be merged.
+            InvalidRecord: A key or value has another type than declared.
+        """
+        import msgspec
+        import pyarrow as pa
+
+        entries = list(self.all())
+        plain = [msgspec.to_builtins(value, builtin_types=_NATIVE) for _, value in entries]
+        return pa.table({"key": [key for key, _ in entries], "value": plain})
 
     def approximate_num_entries(self) -> int:
         """Return the approximate number of keys.

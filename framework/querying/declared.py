@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, get_args
 
-from strandline.changelog.client.partitioner import partition_for
 from strandline.changelog.errors import (
     InvalidConfig,
     InvalidRecord,
     InvalidRequest,
-    StrandlineError,
 )
 from strandline.framework.aggregates import Counter, Grouped
 from strandline.framework.parts import Merge, PartitionMerger
@@ -33,7 +31,6 @@ from strandline.statestore.serdes import (
     MessagePack,
     Serde,
     TypedMessagePack,
-    topic_key_serde,
     value_serde,
 )
 from strandline.statestore.spec import UNSET, StoreSpec
@@ -188,21 +185,6 @@ def _aggregates(figures: Mapping[str, tuple[str, str | None]]) -> Aggregates:
         return Aggregates(**{name: Aggregate(*one) for name, one in figures.items()})  # type: ignore[arg-type]
     except (LookupError, TypeError, ValueError) as error:
         raise InvalidRequest(f"unknown aggregates: {figures!r:.200}") from error
-
-
-def likely_partition(key: Any, count: int) -> int:
-    """Return the partition of a key, assuming that the store is keyed like its input topic.
-
-    The key is hashed as producers encode its type; 0 if that is not possible.
-    """
-    kind: type = type(key)
-    try:
-        return partition_for(_input_serde(kind).dumps(key), count)
-    except StrandlineError:
-        return 0
-
-
-_input_serde = cache(topic_key_serde)
 
 
 def _serde(told: StoreDescription) -> Serde[Any]:

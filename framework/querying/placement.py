@@ -8,8 +8,8 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
 from strandline.changelog.errors import Retriable
 from strandline.changelog.records import TopicPartition
-from strandline.framework.container.placing import home
-from strandline.framework.container.positions import placed_of
+from strandline.framework.placing import home
+from strandline.framework.positions import placed_of
 from strandline.statestore.spec import changelog_topic
 
 PLACED_SECONDS = 1.0

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from strandline.changelog.embedded.names import QUERIES
 from strandline.changelog.errors import InvalidConfig, from_os_error
 from strandline.changelog.flight.endpoint import MAX_SOCKET_PATH_BYTES
-from strandline.changelog.hosts import bracketed, is_loopback
+from strandline.changelog.hosts import bracketed, is_loopback, parse_host_port
+from strandline.changelog.layout import QUERIES
 from strandline.changelog.location import options_of
 from strandline.changelog.secret import masked
 
@@ -87,7 +87,7 @@ def listen_network(address: str, *, encrypted: bool = False) -> ListeningSocket:
         InvalidConfig: The address is not valid or not allowed, or cannot be bound.
     """
     scheme, place, tls, certificate = _parse_address(address)
-    host, port = host_and_port(place)
+    host, port = parse_host_port(place)
     if encrypted and tls is None and not is_loopback(host):
         raise InvalidConfig(
             f"the log is accessed by TLS, but {address} would send its data unencrypted; use "
@@ -121,7 +121,7 @@ def connect(url: str, timeout: float, ca: bytes | None = None) -> socket.socket:
         return connection
     if not url.startswith((TCP, TLS)):
         raise OSError(f"{url!r:.200} is not the address of a worker")
-    host, port = host_and_port(url[len(TCP) :])
+    host, port = parse_host_port(url[len(TCP) :])
     connection = socket.create_connection((host, port), timeout)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -146,7 +146,7 @@ def is_in_clear(url: str) -> bool:
     if not url.startswith(TCP):
         return not url.startswith((UNIX, TLS))
     try:
-        return not is_loopback(host_and_port(url[len(TCP) :])[0])
+        return not is_loopback(parse_host_port(url[len(TCP) :]).host)
     except InvalidConfig:
         return True
 
@@ -166,18 +166,6 @@ def remove(url: str) -> None:
     if path.parent.name.startswith(_PRIVATE):
         with contextlib.suppress(OSError):
             path.parent.rmdir()
-
-
-def host_and_port(text: str) -> tuple[str, int]:
-    """Return the host and the port in "host:port". Raises InvalidConfig.
-
-    >>> host_and_port("[::1]:80"), host_and_port("db:0")
-    (('::1', 80), ('db', 0))
-    """
-    found = re.fullmatch(r"(?:\[([^\]]+)\]|([^:]+)):(\d{1,5})", text)
-    if found is None or int(found[3]) > 65_535:
-        raise InvalidConfig(f"expected host:port, got {masked(text)!r}")
-    return found[1] or found[2], int(found[3])
 
 
 def _check_peer(connection: socket.socket, url: str) -> None:
@@ -210,7 +198,7 @@ def _parse_address(address: str) -> tuple[str, str, ssl.SSLContext | None, bytes
         raise InvalidConfig(
             f"expected host:port, tcp://host:port or tls://host:port?certificate=…&key=…, got {masked(address)!r}"
         )
-    if not parts.scheme and not is_loopback(host_and_port(parts.netloc)[0]):
+    if not parts.scheme and not is_loopback(parse_host_port(parts.netloc).host):
         raise InvalidConfig(
             f"{address} can be reached from other machines, and without TLS the data can be read on "
             f"the network; use tls://{address}?certificate=…&key=…, or tcp://{address} if the network "

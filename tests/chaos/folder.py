@@ -21,7 +21,7 @@ from strandline.changelog.embedded.checking.folder import CheckedLog, check_log
 from strandline.changelog.errors import StrandlineError
 from strandline.changelog.records import TopicPartition
 from strandline.changelog.storage import LocalStorage
-from strandline.statestore.checking import check_stores
+from strandline.statestore.checking.stores import check_stores
 from strandline.statestore.engines.inspection import inspected
 from strandline.statestore.engines.rocksdb import DATABASE
 from tests.chaos.blows import FREEZE, PAUSES, Blows, pause

@@ -15,8 +15,8 @@ from pathlib import Path
 from strandline.changelog.broker import Broker
 from strandline.changelog.cleaning import CleanedPartition
 from strandline.changelog.embedded.manifest import Manifest
-from strandline.changelog.embedded.names import partition_folder, segment_of
 from strandline.changelog.errors import StrandlineError
+from strandline.changelog.layout import partition_folder, segment_of
 from strandline.changelog.storage import LocalStorage
 
 LOOK_SECONDS = 0.1

@@ -12,9 +12,9 @@ from strandline.changelog.client.consumer import Consumer
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.config import TopicConfig, topic_settings
 from strandline.changelog.embedded import document
-from strandline.changelog.embedded.names import CATALOG, LOG_CONFIG
 from strandline.changelog.embedded.topic import KIND, TopicMeta
 from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.layout import CATALOG, LOG_CONFIG
 from strandline.changelog.log_config import CleanerConfig, LogConfig
 from strandline.changelog.settings import LONG_MAX, LONGEST_MS, SettingRange
 from strandline.framework.options import Options

@@ -28,7 +28,6 @@ from strandline.changelog.embedded.cleaning import look, rewriting, schedule
 from strandline.changelog.embedded.cleaning import marks as marking
 from strandline.changelog.embedded.cleaning.passes import PassResult
 from strandline.changelog.embedded.context import LogContext
-from strandline.changelog.embedded.names import CONSUMER_OFFSETS
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.errors import (
     DiskFull,
@@ -38,6 +37,7 @@ from strandline.changelog.errors import (
     StorageFailed,
     StrandlineError,
 )
+from strandline.changelog.layout import CONSUMER_OFFSETS
 from strandline.changelog.records import (
     HEADERS_TYPE,
     Append,

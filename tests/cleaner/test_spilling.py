@@ -21,9 +21,9 @@ from strandline.changelog.embedded.cleaning.cleaner import clean
 from strandline.changelog.embedded.cleaning.marks import FRAME_BITS
 from strandline.changelog.embedded.cleaning.offset_map import ENTRY_BYTES, OffsetMap
 from strandline.changelog.embedded.cleaning.passes import PassPace, PassResult
-from strandline.changelog.embedded.names import KEYS
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.errors import DiskFull, StorageFailed
+from strandline.changelog.layout import KEYS
 from strandline.changelog.records import Append, TopicPartition
 from strandline.changelog.storage import LocalStorage
 from tests.crash.twin import Died, Hook, Kind, Operation

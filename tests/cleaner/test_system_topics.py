@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from strandline.changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.transaction_log import TransactionLog
+from strandline.changelog.layout import CONSUMER_OFFSETS, TRANSACTION_STATE
 from strandline.changelog.records import CommittedOffset, TopicPartition
 from tests.cleaner.model import on_disk
 from tests.log.kit import Client

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from strandline import changelog
-from strandline.changelog.embedded.names import TOKENS, TOKENS_LOCK
 from strandline.changelog.errors import NotAuthorized, Unauthenticated
 from strandline.changelog.flight.serve import serve
+from strandline.changelog.layout import TOKENS, TOKENS_LOCK
 from strandline.changelog.log import Log
 from strandline.changelog.storage import LocalStorage
 from tests.cli.conftest import Command

@@ -13,8 +13,8 @@ import msgspec
 import strandline as sl
 from strandline import changelog
 from strandline.changelog.moving import MovedLog, MoveReport, Selection, move
-from strandline.framework.container.positions import translated
-from strandline.framework.formats.moved import Forms
+from strandline.framework.cli.conversions import Forms
+from strandline.framework.positions import translated
 
 WORDS = [f"word {n % 7}" for n in range(300)]
 

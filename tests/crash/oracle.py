@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Literal, NamedTuple
 
-from strandline.changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import StrandlineError
+from strandline.changelog.layout import CONSUMER_OFFSETS, TRANSACTION_STATE
 from strandline.changelog.pins import PinName, PinnedRange, PinnedRanges
 from strandline.changelog.records import ConsumerRecord, Isolation, ProducerIdentity, TopicPartition
 from tests.log.kit import World

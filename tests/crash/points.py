@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from strandline.changelog.embedded.names import (
+from strandline.changelog.layout import (
     CONSUMER_OFFSETS,
     STATE,
     TOPICS,

@@ -18,8 +18,8 @@ import msgspec
 
 import strandline as sl
 from strandline.changelog.clock import Clock
-from strandline.changelog.embedded.names import STATE
 from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.layout import STATE
 from strandline.changelog.records import TopicPartition
 from strandline.changelog.storage import Storage, replace
 from strandline.framework.container.folders import StoreFolders

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from strandline.changelog.embedded import document
-from strandline.changelog.embedded.producer_state import ProducerStates
 from strandline.changelog.embedded.transaction_log import TransactionLog
+from strandline.changelog.producer_state import ProducerStates
 from strandline.changelog.storage import Storage
 from strandline.framework.container.commit import COMMITS
 from strandline.statestore.engine import StorePosition

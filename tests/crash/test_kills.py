@@ -19,7 +19,7 @@ import pytest
 from strandline.changelog.embedded.checking.findings import Severity
 from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.storage import LocalStorage
-from strandline.statestore.checking import check_stores
+from strandline.statestore.checking.stores import check_stores
 from tests.crash.victim import Process, live
 
 SHORT, LONG = 0.4, 2.5

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from strandline.changelog.clock import SystemClock
-from strandline.changelog.embedded.names import STATE
 from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.layout import STATE
 from strandline.changelog.records import Append
 from strandline.changelog.storage import LocalStorage
 from strandline.framework.container.folders import StoreFolders

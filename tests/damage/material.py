@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.changelog.clock import ManualClock
-from strandline.changelog.embedded.names import partition_folder
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import CorruptLog
+from strandline.changelog.layout import partition_folder
 from strandline.changelog.records import Append, CommittedOffset, Isolation, TopicPartition
 from strandline.changelog.storage import MemoryStorage
 from tests.log.kit import START_MS, Client, World

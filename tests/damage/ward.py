@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.checking.findings import Severity
 from strandline.changelog.embedded.checking.folder import check_log
-from strandline.changelog.embedded.names import CLEAN, MANIFEST
 from strandline.changelog.embedded.repairing.folder import NOT_REPAIRABLE, plan_of
 from strandline.changelog.embedded.repairing.plan import carry_out
 from strandline.changelog.errors import CorruptLog, FutureFormat, StrandlineError
+from strandline.changelog.layout import CLEAN, MANIFEST
 from strandline.changelog.storage import MemoryStorage
 from tests.damage.material import CLOCK_MS, Answers, Material, ask, load, make, opened
 from tests.damage.wounds import Wound, hurt, pairs, single, swaps, tails

@@ -105,7 +105,7 @@ def test_one_of_two_programs_that_start_at_once_begins(system: System, log: Log)
     [stored] = shops["str"].recorded().read().stores.values()
     if stored.key == "str":
         shops["str"].app.run(until="idle", progress=False)
-        assert len(shops["str"].app.query(shops["str"].totals)) == 8
+        assert len(shops["str"].app.query(shops["str"].totals).to_dict()) == 8
 
 
 def test_an_empty_store_changes_only_while_no_worker_runs(

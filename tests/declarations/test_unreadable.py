@@ -16,7 +16,7 @@ from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.storage import LocalStorage
 from strandline.framework.testing import TestDriver
 from strandline.statestore import StoreSpec, open_store
-from strandline.statestore.checking import check_stores
+from strandline.statestore.checking.stores import check_stores
 from strandline.statestore.keys import key_codec
 from tests.declarations.programs import program
 

@@ -20,7 +20,7 @@ from strandline.changelog.records import TopicPartition
 from strandline.changelog.storage import LocalStorage
 from strandline.framework.container.folders import StoreFolders
 from strandline.framework.container.restore import RestoreProgress
-from strandline.framework.container.running import readings, worker_on
+from strandline.framework.container.running import worker_on
 from strandline.framework.container.worker import Worker
 from strandline.framework.testing import TestDriver
 from strandline.statestore.engines.folders import lock_folder
@@ -195,7 +195,7 @@ def test_metrics_are_available_while_a_progress_function_runs(tmp_path: Path) ->
     stuck: list[bool] = []
 
     def progress(_: RestoreProgress) -> None:
-        asking = threading.Thread(target=readings, args=(app,), daemon=True)
+        asking = threading.Thread(target=app.runner.metrics, daemon=True)
         asking.start()
         asking.join(30)
         stuck.append(asking.is_alive())

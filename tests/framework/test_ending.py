@@ -458,7 +458,7 @@ def test_the_end_waits_for_timers_of_a_worker_that_keeps_running(
         )
         ending.start()
         eventually(lambda: len(out.to_polars()) > 0, what="the second worker's timers")
-        eventually(lambda: two._worker is not None and len(two._worker.instances) == 1)
+        eventually(lambda: two.runner.worker is not None and len(two.runner.worker.instances) == 1)
         assert ending.is_alive(), "it has not waited for the first worker's timers"
         assert len(out.to_polars()) < 8
         one.stop()

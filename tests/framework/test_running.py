@@ -138,12 +138,12 @@ async def test_inside_a_running_event_loop_both_ways_work(counting: Counting) ->
 
 async def test_cancelling_run_async_stops_the_app(counting: Counting) -> None:
     running = asyncio.create_task(counting.app.run_async())
-    while counting.app._worker is None:
+    while counting.app.runner.worker is None:
         await asyncio.sleep(0.005)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert counting.app._worker is None
+    assert counting.app.runner.worker is None
 
 
 async def test_cancelling_run_async_before_its_worker_exists_stops_the_app(
@@ -154,7 +154,7 @@ async def test_cancelling_run_async_before_its_worker_exists_stops_the_app(
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert counting.app._worker is None
+    assert counting.app.runner.worker is None
 
 
 def test_an_interrupt_while_a_run_is_awaited_in_another_thread_stops_the_run() -> None:

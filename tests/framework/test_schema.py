@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from strandline.changelog.errors import InvalidConfig, InvalidRecord
 from strandline.framework.formats.choice import key_codec, value_codec
-from strandline.framework.schema import RowType, is_typed
+from strandline.framework.formats.schema import RowType, is_typed
 
 
 @dataclass(frozen=True)

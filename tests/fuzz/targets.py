@@ -43,11 +43,9 @@ from strandline.changelog.embedded.frame import (
 )
 from strandline.changelog.embedded.manifest import KIND as MANIFEST_KIND
 from strandline.changelog.embedded.manifest import Manifest
-from strandline.changelog.embedded.names import SegmentName, pin_file
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.embedded.pin import KIND as PIN_KIND
 from strandline.changelog.embedded.pin import Pin, PinReader
-from strandline.changelog.embedded.producer_state import ProducerEntry
 from strandline.changelog.embedded.scanning import WholeFrame, durable_end_behind, scan
 from strandline.changelog.embedded.segment import INDEX_KIND, Segment, SparseIndex
 from strandline.changelog.embedded.side_files import ABORTED_KIND, SNAPSHOT_KIND
@@ -55,8 +53,10 @@ from strandline.changelog.embedded.topic import COPY_KIND, TopicMeta
 from strandline.changelog.embedded.topic import KIND as CATALOG_KIND
 from strandline.changelog.errors import CorruptLog, StrandlineError
 from strandline.changelog.flight import batches, endpoint, messages, requests
+from strandline.changelog.layout import SegmentName, pin_file
 from strandline.changelog.log_config import LogConfig
 from strandline.changelog.pins import PinName, PinnedRange
+from strandline.changelog.producer_state import ProducerEntry
 from strandline.changelog.records import (
     Append,
     CommittedOffset,
@@ -66,9 +66,9 @@ from strandline.changelog.records import (
 )
 from strandline.changelog.schema import decode_schemas
 from strandline.changelog.storage import MemoryStorage
-from strandline.framework.codecs import Codec
-from strandline.framework.container.positions import position_of, waiting_of
 from strandline.framework.formats.choice import value_codec
+from strandline.framework.formats.codecs import Codec
+from strandline.framework.positions import position_of, waiting_of
 from strandline.framework.querying import messages as queries
 from strandline.framework.querying.declared import form_of
 from strandline.statestore.engine import StorePosition

@@ -11,7 +11,6 @@ import pytest
 from strandline.changelog.embedded import document
 from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.embedded.manifest import KIND
-from strandline.changelog.embedded.names import MANIFEST, partition_folder
 from strandline.changelog.embedded.offsets import _decode_value
 from strandline.changelog.errors import FutureFormat
 from strandline.changelog.history import (
@@ -25,6 +24,7 @@ from strandline.changelog.history import (
     epochs_within,
     with_epoch,
 )
+from strandline.changelog.layout import MANIFEST, partition_folder
 from strandline.changelog.records import PartitionOffsets, ReadPosition, TopicPartition
 from strandline.changelog.storage import MemoryStorage
 from strandline.framework.spark.offsets import from_json, to_json

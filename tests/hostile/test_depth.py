@@ -20,11 +20,11 @@ import strandline as sl
 from strandline.changelog.depth import MAX_DEPTH, check_json, check_msgpack
 from strandline.changelog.errors import InvalidRecord, InvalidRequest
 from strandline.changelog.flight import messages as flight
-from strandline.framework.container.positions import _read
 from strandline.framework.formats.avro import AvroSerde
 from strandline.framework.formats.choice import value_codec
 from strandline.framework.formats.json import JsonSerde
 from strandline.framework.formats.wire import SerdeUse
+from strandline.framework.positions import _read
 from strandline.framework.querying import messages as queries
 from strandline.framework.testing import TestDriver
 from strandline.statestore.serdes import MessagePack, TypedMessagePack

@@ -12,12 +12,12 @@ from strandline.changelog.embedded import document
 from strandline.changelog.embedded.format import MAX_FRAME_BYTES, FrameKind, unpack_header
 from strandline.changelog.embedded.frame import decode, encode, payload_bytes
 from strandline.changelog.embedded.manifest import Manifest
-from strandline.changelog.embedded.names import SegmentName
 from strandline.changelog.embedded.scanning import BrokenFrame, scan
 from strandline.changelog.embedded.segment import Segment
 from strandline.changelog.errors import CorruptLog, RecordTooLarge
 from strandline.changelog.flight import messages, requests
 from strandline.changelog.ipc import MAX_UNPACKED
+from strandline.changelog.layout import SegmentName
 from strandline.changelog.storage import LocalStorage, MemoryStorage
 from strandline.statestore.serdes import MessagePack
 from tests.hostile.bombs import (

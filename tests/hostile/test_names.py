@@ -11,11 +11,11 @@ import pytest
 
 from strandline import changelog
 from strandline.changelog.embedded import document
-from strandline.changelog.embedded.names import CATALOG
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import CorruptLog, InvalidConfig, InvalidRequest, InvalidTopic
 from strandline.changelog.flight.client import FlightBroker
 from strandline.changelog.flight.connection import ConnectionTarget
+from strandline.changelog.layout import CATALOG
 from strandline.changelog.records import CommittedOffset, TopicPartition
 from strandline.changelog.storage import LocalStorage
 from strandline.framework.app import App

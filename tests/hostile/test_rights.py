@@ -19,7 +19,6 @@ import strandline as sl
 from strandline import changelog
 from strandline.changelog.broker import Broker
 from strandline.changelog.embedded import document
-from strandline.changelog.embedded.names import TOKENS
 from strandline.changelog.errors import (
     CorruptLog,
     FutureFormat,
@@ -40,6 +39,7 @@ from strandline.changelog.flight.grants import Granting, Grants
 from strandline.changelog.flight.rights import KINDS, NONE, AuthorizedToken, Rights, rights_of_app
 from strandline.changelog.flight.serve import ServedLog, serve
 from strandline.changelog.groups import GroupMember, Subscription
+from strandline.changelog.layout import TOKENS
 from strandline.changelog.log import Log
 from strandline.changelog.pins import PinName, PinnedRange, there
 from strandline.changelog.records import Append, CommittedOffset, ProducerIdentity, TopicPartition

@@ -17,6 +17,7 @@ from strandline.changelog.credentials import read_token, token_of
 from strandline.changelog.errors import InvalidConfig, StorageFailed
 from strandline.changelog.flight import address
 from strandline.changelog.flight.endpoint import new_endpoint
+from strandline.changelog.hosts import parse_host_port
 from strandline.changelog.kafka.address import parse_url
 from strandline.changelog.location import is_encrypted
 from strandline.changelog.secret import MASK, Secret, is_secret, masked
@@ -152,7 +153,7 @@ def test_kafka_properties_may_be_in_the_environment(monkeypatch: pytest.MonkeyPa
         lambda: SourceOptions.parse({"path": f"kafka://h?sasl.password={HIDDEN}"}),
         lambda: sockets.listen_network(f"me:{HIDDEN}@host:1"),
         lambda: sockets.listen_network(f"tls://host:1?password={HIDDEN}"),
-        lambda: sockets.host_and_port(f"me:{HIDDEN}@host"),
+        lambda: parse_host_port(f"me:{HIDDEN}@host"),
         lambda: metrics.parse(f"me:{HIDDEN}@host:1"),
     ],
 )

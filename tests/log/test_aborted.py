@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from strandline.changelog.embedded.aborted import BLOCK_TRANSACTIONS, AbortedTransactions
-from strandline.changelog.embedded.producer_state import EndedTransaction
+from strandline.changelog.producer_state import EndedTransaction
 
 
 def history(count: int, producers: int, seed: int) -> list[EndedTransaction]:

@@ -11,12 +11,12 @@ from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.embedded.folder import CLEAN_KIND, CONFIG_KIND
 from strandline.changelog.embedded.frame import encode, encode_marker, frame_parts
 from strandline.changelog.embedded.manifest import Manifest
-from strandline.changelog.embedded.names import CATALOG, CLEAN, FOLDER_META, LOG_CONFIG, topic_copy
-from strandline.changelog.embedded.producer_state import ProducerStates
 from strandline.changelog.embedded.scanning import CHUNK
 from strandline.changelog.embedded.topic import COPY_KIND, TopicMeta
 from strandline.changelog.embedded.topic import KIND as CATALOG_KIND
 from strandline.changelog.embedded.transaction_log import TransactionRecord
+from strandline.changelog.layout import CATALOG, CLEAN, FOLDER_META, LOG_CONFIG, topic_copy
+from strandline.changelog.producer_state import ProducerStates
 from strandline.changelog.records import CommittedOffset, ProducerIdentity, TopicPartition
 from strandline.changelog.storage import Bytes, File, MemoryStorage
 from tests.log.damage import (

@@ -13,7 +13,7 @@ import pytest
 
 from strandline import changelog
 from strandline.changelog.closing import CloseOnce
-from strandline.changelog.embedded.names import CLEAN
+from strandline.changelog.layout import CLEAN
 
 
 class Thing:

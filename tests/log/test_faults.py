@@ -19,12 +19,6 @@ import pyarrow as pa
 import pytest
 
 from strandline.changelog.embedded.format import MAX_FRAME_BYTES
-from strandline.changelog.embedded.names import (
-    CATALOG,
-    FOLDER_META,
-    TRANSACTION_STATE,
-    partition_folder,
-)
 from strandline.changelog.errors import (
     CoordinatorLoading,
     CorruptLog,
@@ -38,6 +32,12 @@ from strandline.changelog.errors import (
     StorageFailed,
     StrandlineError,
     UnknownTopic,
+)
+from strandline.changelog.layout import (
+    CATALOG,
+    FOLDER_META,
+    TRANSACTION_STATE,
+    partition_folder,
 )
 from strandline.changelog.records import Append, CommittedOffset, TopicPartition
 from strandline.changelog.storage import Bytes, File, LocalStorage

@@ -22,9 +22,9 @@ from strandline.changelog.embedded.format import (
     FrameKind,
     unpack_header,
 )
-from strandline.changelog.embedded.names import partition_folder, place_of
 from strandline.changelog.embedded.segment import LocatedFrame
 from strandline.changelog.errors import CorruptLog, StrandlineError
+from strandline.changelog.layout import partition_folder, place_of
 from strandline.changelog.records import HEADERS_TYPE, TopicPartition
 from strandline.changelog.schema import ValueSchemas
 from tests.log.kit import columns

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from strandline.changelog.embedded.producer_state import BatchMeta, ProducerStates, advance
 from strandline.changelog.errors import DiskFull, OutOfOrderSequence, ProducerFenced
+from strandline.changelog.producer_state import BatchMeta, ProducerStates, advance
 from strandline.changelog.records import ProducerIdentity, TopicPartition
 from tests.log.kit import Client, World
 from tests.log.power import PowerWorld, failing

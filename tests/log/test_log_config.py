@@ -12,9 +12,9 @@ import pytest
 from strandline.changelog.client.accumulator import RecordMetadata
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.embedded.maintenance import RETENTION_CHECK_MS
-from strandline.changelog.embedded.names import FOLDER_META, LOG_CONFIG
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import DiskFull, InvalidConfig, InvalidRecord, RecordTooLarge
+from strandline.changelog.layout import FOLDER_META, LOG_CONFIG
 from strandline.changelog.log import Log
 from strandline.changelog.log_config import NAMES, LogConfig
 from strandline.changelog.records import TopicPartition

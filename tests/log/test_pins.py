@@ -16,7 +16,6 @@ import pytest
 
 from strandline.changelog.embedded.checking.findings import Severity
 from strandline.changelog.embedded.checking.folder import check_log
-from strandline.changelog.embedded.names import pin_file, pin_folder
 from strandline.changelog.errors import (
     CorruptLog,
     InvalidConfig,
@@ -28,6 +27,7 @@ from strandline.changelog.errors import (
     UnknownPin,
     UnknownTopic,
 )
+from strandline.changelog.layout import pin_file, pin_folder
 from strandline.changelog.pins import MAX_TIMEOUT_MS, PinName, PinnedRange
 from strandline.changelog.records import Append, TopicPartition, columns_schema
 from strandline.changelog.storage import LocalStorage

@@ -18,10 +18,10 @@ from random import Random
 import pytest
 
 from strandline.changelog.embedded.context import LogContext
-from strandline.changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
-from strandline.changelog.embedded.producer_state import ProducerStates
 from strandline.changelog.embedded.transaction_log import TransactionLog
 from strandline.changelog.errors import DiskFull, StorageFailed, StrandlineError
+from strandline.changelog.layout import CONSUMER_OFFSETS, TRANSACTION_STATE
+from strandline.changelog.producer_state import ProducerStates
 from tests.crash.actors import Actors
 from tests.crash.oracle import PARTITIONS, Ledger, check
 from tests.crash.twin import Died, Operation, PowerStorage

@@ -7,7 +7,6 @@ import pytest
 
 from strandline.changelog.embedded import document
 from strandline.changelog.embedded.folder import FOLDER_KIND
-from strandline.changelog.embedded.names import FOLDER_META, partition_folder
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import (
     CorruptLog,
@@ -16,6 +15,7 @@ from strandline.changelog.errors import (
     PartitionPoisoned,
     StorageFailed,
 )
+from strandline.changelog.layout import FOLDER_META, partition_folder
 from strandline.changelog.records import TopicPartition
 from strandline.changelog.storage import Bytes, File, LocalStorage, MemoryStorage
 from tests.log.kit import Client, World

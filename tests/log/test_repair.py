@@ -13,7 +13,10 @@ from strandline.changelog.embedded.checking.findings import Severity
 from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.embedded.folder import save_log_config
 from strandline.changelog.embedded.manifest import Manifest
-from strandline.changelog.embedded.names import (
+from strandline.changelog.embedded.repairing.folder import NOT_REPAIRABLE, plan_of
+from strandline.changelog.embedded.repairing.plan import RepairPlan, carry_out
+from strandline.changelog.errors import CorruptLog, StrandlineError
+from strandline.changelog.layout import (
     CATALOG,
     CLEAN,
     FOLDER_META,
@@ -21,9 +24,6 @@ from strandline.changelog.embedded.names import (
     REPAIRED,
     topic_copy,
 )
-from strandline.changelog.embedded.repairing.folder import NOT_REPAIRABLE, plan_of
-from strandline.changelog.embedded.repairing.plan import RepairPlan, carry_out
-from strandline.changelog.errors import CorruptLog, StrandlineError
 from strandline.changelog.log_config import LogConfig
 from strandline.changelog.records import CommittedOffset, TopicPartition
 from strandline.changelog.storage import MemoryStorage

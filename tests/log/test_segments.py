@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from strandline.changelog.embedded import partition
 from strandline.changelog.embedded.format import HEADER_SIZE
-from strandline.changelog.embedded.names import partition_folder
 from strandline.changelog.errors import OffsetOutOfRange
+from strandline.changelog.layout import partition_folder
 from strandline.changelog.records import Fetched, TopicPartition
 from strandline.changelog.storage import Bytes, MemoryFile
 from tests.log.kit import START_MS, Client, World

@@ -13,8 +13,8 @@ from random import Random
 
 import pytest
 
-from strandline.changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from strandline.changelog.errors import CorruptLog, StorageFailed
+from strandline.changelog.layout import CONSUMER_OFFSETS, TRANSACTION_STATE
 from strandline.changelog.records import CommittedOffset, TopicPartition
 from strandline.changelog.storage import LocalStorage, MemoryStorage, Storage
 from tests.log.damage import folder_of

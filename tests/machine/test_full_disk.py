@@ -18,11 +18,6 @@ from strandline.changelog.client.producer import Producer
 from strandline.changelog.client.transaction_state import ProducerPhase
 from strandline.changelog.embedded.format import HEADER_SIZE
 from strandline.changelog.embedded.frame import encode, frame_parts
-from strandline.changelog.embedded.names import (
-    CONSUMER_OFFSETS,
-    TRANSACTION_STATE,
-    partition_folder,
-)
 from strandline.changelog.errors import (
     CoordinatorLoading,
     DiskFull,
@@ -32,6 +27,11 @@ from strandline.changelog.errors import (
     TransactionAborted,
 )
 from strandline.changelog.groups import Subscription
+from strandline.changelog.layout import (
+    CONSUMER_OFFSETS,
+    TRANSACTION_STATE,
+    partition_folder,
+)
 from strandline.changelog.records import CommittedOffset, TopicPartition
 from strandline.changelog.storage import LocalStorage
 from tests.log.kit import Client, World, columns

@@ -318,7 +318,7 @@ def handled(n):
 KEYS = "abcdefgh"
 running = threading.Thread(target=app.run, daemon=True)
 running.start()
-until(lambda: app._worker is not None and app._worker.instances)
+until(lambda: app.runner.worker is not None and app.runner.worker.instances)
 total = 0
 for limit in (0, 300, 5_000, 40_000):
     go.clear()
@@ -326,7 +326,7 @@ for limit in (0, 300, 5_000, 40_000):
     total += 250 * len(KEYS)
     disk(limit)
     go.set()
-    until(lambda: app._worker.waits_for is not None)
+    until(lambda: app.runner.worker.waits_for is not None)
     disk(hard)
     until(handled(total))
 app.stop()

@@ -10,7 +10,6 @@ from typing import Any
 
 from strandline.changelog.log import Log
 from strandline.changelog.metrics import exposition
-from strandline.framework.container.running import readings
 from tests.metrics.scraping import Scrape, parsed
 from tests.workers.pipeline import Pipeline, pipeline
 
@@ -28,7 +27,7 @@ class Running:
         self.made.app.run(progress=False)
 
     def scraped(self) -> Scrape:
-        return parsed(exposition(readings(self.made.app)))
+        return parsed(exposition(self.made.app.runner.metrics()))
 
     def exports(self, number: float, name: str, **labels: Any) -> bool:
         """Return True if the metric has this value."""

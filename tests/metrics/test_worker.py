@@ -119,7 +119,7 @@ def test_checkpoints_and_restores_are_counted(
         assert seen("strandline_store_checkpoint_seconds_count", store="per-word") == 0
         second.made.words.append(some(100))
         eventually(lambda: second.exports(100, "strandline_records_handled_total", task="spell"))
-        worker = second.made.app._worker
+        worker = second.made.app.runner.worker
         assert worker is not None
         counters = worker._tasks._folders.counters
     assert counters["per-word"].checkpoints.read().count == PARTITIONS  # when it ended
@@ -130,7 +130,7 @@ def test_a_fenced_member_and_a_fenced_producer_are_counted(
 ) -> None:
     with running(log, tmp_path / "state") as one:
         eventually(lambda: one.exports(2 * PARTITIONS, "strandline_partitions", state="held"))
-        worker = one.made.app._worker
+        worker = one.made.app.runner.worker
         assert worker is not None
         place = worker._session.membership
         assert place is not None
@@ -205,7 +205,7 @@ def test_skipped_records_count_once_although_a_commit_was_aborted(
         return ended(producer, commit=commit)
 
     monkeypatch.setattr(made.app.broker(), "end_transaction", refuse_once)
-    worker = worker_for(made.app)
+    worker = worker_for(made.app.session, made.app.declared)
     worker.start()
     worker.run(until="idle")
     last = parsed(exposition(worker.metrics()))
@@ -234,7 +234,7 @@ def test_waiting_for_room_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
         return end(producer, commit=commit)
 
     monkeypatch.setattr(made.app.broker(), "end_transaction", refuse_twice)
-    worker = worker_for(made.app)
+    worker = worker_for(made.app.session, made.app.declared)
     worker.start()
     worker.run(until="idle")
     last = parsed(exposition(worker.metrics()))

@@ -17,7 +17,7 @@ from strandline.changelog.log import Log
 from strandline.changelog.moving import MovedLog, MoveReport, Selection, move, reading, verify_only
 from strandline.changelog.records import Append, CommittedOffset, TopicPartition
 from strandline.changelog.storage import MemoryStorage
-from strandline.framework.container.positions import (
+from strandline.framework.positions import (
     InputProgress,
     PendingAtEnd,
     position_of,

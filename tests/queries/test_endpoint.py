@@ -25,6 +25,7 @@ from strandline.changelog.errors import (
     RequestTimedOut,
     Unauthenticated,
 )
+from strandline.framework.container.provider import FIRST_KEYS, StoreProvider
 from strandline.framework.peers import Admission
 from strandline.framework.querying import listener as listeners
 from strandline.framework.querying import proofs, sockets
@@ -54,7 +55,6 @@ from strandline.framework.querying.messages import (
     encode,
     read_frame,
 )
-from strandline.framework.querying.provider import FIRST_KEYS, StoreProvider
 from strandline.framework.querying.workers import WorkerSource
 from strandline.statestore import open_store
 from strandline.statestore.keys import key_codec

@@ -10,8 +10,8 @@ import pytest
 
 import strandline as sl
 from strandline.changelog.errors import RequestTimedOut
+from strandline.framework.placing import home
 from strandline.framework.querying import workers as querying
-from strandline.framework.querying.declared import likely_partition
 from strandline.framework.querying.messages import FoundKeys, GetKeys
 from strandline.statestore.keys import key_codec
 from tests.queries.shop import PARTITIONS, Shop, Total, shop
@@ -111,7 +111,7 @@ def test_a_stalled_worker_is_named_while_the_others_answer(
     members = world.made.app.broker().describe_group("shop").members
     [held] = [m.held for m in members if m.client.endswith(f"-{other.pid}")]
     numbers = {tp.partition for tp in held}
-    there = [name for name in NAMES if likely_partition(name, PARTITIONS) in numbers]
+    there = [name for name in NAMES if home(name, PARTITIONS) in numbers]
     frozen.freeze()
     with sl.connect(world.made.app.broker(), deadline=0.5) as connection:
         totals = connection.store("shop/totals", value=Total)

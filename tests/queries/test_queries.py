@@ -249,7 +249,7 @@ def test_an_unreadable_partition_is_named_after_the_deadline(
         totals = connection.store("shop/totals", value=Total)
         eventually(lambda: all_there(totals), what="all sales counted")
         stalled, held = workers[0], workers[0].numbers
-        place = stalled.made.app._worker._session.membership  # type: ignore[union-attr]
+        place = stalled.made.app.runner.worker._session.membership  # type: ignore[union-attr]
         monkeypatch.setattr(place, "is_certain", lambda: False)
         with pytest.raises(RequestTimedOut, match=r"store shop/totals, partition \d \(unix") as met:
             list(totals.all())
@@ -267,7 +267,7 @@ def test_an_unreadable_partition_is_named_after_the_deadline(
 def test_a_worker_without_heartbeats_for_a_session_is_not_certain_of_its_partitions(
     workers: list[Running], eventually: Eventually
 ) -> None:
-    place = workers[0].made.app._worker._session.membership  # type: ignore[union-attr]
+    place = workers[0].made.app.runner.worker._session.membership  # type: ignore[union-attr]
     assert place is not None
     assert place.is_certain()
     place._confirmed_at -= 2.1  # type: ignore[attr-defined]

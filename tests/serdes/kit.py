@@ -10,8 +10,8 @@ import msgspec
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from strandline.framework.codecs import TypedCodec
 from strandline.framework.formats.choice import AnySerde, value_codec
+from strandline.framework.formats.codecs import TypedCodec
 from strandline.framework.formats.wire import SerdeUse
 
 

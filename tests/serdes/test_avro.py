@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import strandline as sl
 from strandline.framework.formats import avro_columns, avro_schema
 from strandline.framework.formats.avro import AvroWire
+from strandline.framework.formats.schema import RowType
 from strandline.framework.formats.wire import SerdeUse
-from strandline.framework.schema import RowType
 from tests.serdes.kit import Trip, codec, read, shown, trips, written
 
 SOME = settings(

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.changelog.errors import MissingDependency
-from strandline.framework.codecs import TypedCodec
 from strandline.framework.formats.choice import value_codec
-from strandline.framework.schema import RowType
+from strandline.framework.formats.codecs import TypedCodec
+from strandline.framework.formats.schema import RowType
 from tests.serdes.kit import FORMS, Trip, codec, read, trips, written
 
 EACH = pytest.mark.parametrize("form", FORMS)

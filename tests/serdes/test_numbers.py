@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.changelog.errors import InvalidRecord
-from strandline.framework.codecs import Codec
 from strandline.framework.formats.choice import key_codec, value_codec
+from strandline.framework.formats.codecs import Codec
 from strandline.framework.formats.numbers import NumberCodec
 from strandline.statestore.serdes import Double, Long
 

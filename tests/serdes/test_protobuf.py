@@ -16,7 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 import strandline as sl
 from strandline.framework.formats import protobuf_messages
-from strandline.framework.schema import RowType
+from strandline.framework.formats.schema import RowType
 from tests.serdes.kit import Trip, codec, read, shown, written
 
 _F = descriptor_pb2.FieldDescriptorProto

@@ -20,8 +20,8 @@ import strandline as sl
 from strandline.changelog.errors import RegistryUnavailable, SchemaMismatch
 from strandline.framework.formats import avro_schema, protobuf_messages
 from strandline.framework.formats.registry import SchemaRegistry
+from strandline.framework.formats.schema import RowType
 from strandline.framework.formats.wire import SerdeUse
-from strandline.framework.schema import RowType
 from tests.serdes.kit import Trip, codec, read, shown, written
 from tests.serdes.test_forms import a_trip
 from tests.serdes.test_protobuf import SalePb, a_message

@@ -15,7 +15,7 @@ from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.records import Append, TopicPartition
 from strandline.changelog.storage import LocalStorage
 from strandline.statestore import StoreSpec
-from strandline.statestore.checking import check_stores
+from strandline.statestore.checking.stores import check_stores
 from strandline.statestore.engine import StorePosition
 from strandline.statestore.engines.rocksdb import RocksEngine
 from strandline.statestore.ordered import encode_str

@@ -20,12 +20,12 @@ from strandline.changelog.clock import SystemClock
 from strandline.changelog.embedded.repairing.plan import RepairPlan, carry_out
 from strandline.changelog.errors import DiskFull, LogLocked
 from strandline.changelog.storage import LocalStorage
-from strandline.statestore.checking import CheckedStores
+from strandline.statestore.checking.repairing import add_stores
+from strandline.statestore.checking.stores import CheckedStores
 from strandline.statestore.engine import StorePosition
 from strandline.statestore.engines.folders import open_beside, open_when_free, remove_all
 from strandline.statestore.engines.inspection import inspected
 from strandline.statestore.engines.rocksdb import RocksEngine
-from strandline.statestore.repairing import add_stores
 
 Eventually = Callable[..., None]
 

@@ -156,7 +156,7 @@ def judge(made: Pipeline, given: Iterable[tuple[str, int]]) -> list[str]:
 def _sent(topic: sl.Topic[str, Figures]) -> dict[str, list[Figures]]:
     return by_key(
         (record.key, record.value)
-        for batch in committed_batches(topic.app.broker(), topic.name)
+        for batch in committed_batches(topic.session.broker(), topic.name)
         for chunk in decode(topic, batch, tombstones=False)
         for record in chunk.records
     )

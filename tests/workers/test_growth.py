@@ -118,7 +118,7 @@ def test_a_task_with_stores_refuses_added_partitions_in_logs_metrics_and_at_its_
     assert said.levelno == logging.ERROR
     assert "'note'" in said.getMessage()
     assert "reset" in said.getMessage()
-    running = made.app._worker
+    running = made.app.runner.worker
     assert running is not None
     [unread] = [one for one in running.metrics() if one.metric.name.endswith("unread_partitions")]
     assert (unread.labels, unread.value) == ((made.app.name, made.name), 2)

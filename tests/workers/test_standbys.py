@@ -46,7 +46,7 @@ def test_a_single_member_has_no_copies() -> None:
 
 
 def copies(worker: Running) -> dict[TopicPartition, int]:
-    running = worker.made.app._worker
+    running = worker.made.app.runner.worker
     return running._tasks._standbys.positions() if running else {}
 
 
@@ -96,7 +96,7 @@ def test_a_copy_follows_the_changelog_and_replays_only_its_tail_when_it_takes_ov
 
 def crash(worker: Running) -> None:
     """End it without a commit or a checkpoint. The log sees it leave."""
-    running = worker.made.app._worker
+    running = worker.made.app.runner.worker
     assert running is not None
     running.checkpoint_all = lambda: None  # type: ignore[method-assign]
     worker.stop()

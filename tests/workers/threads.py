@@ -26,7 +26,7 @@ class InThread:
     @property
     def numbers(self) -> list[int]:
         """Return the partitions on which the task works."""
-        worker = self._app._worker
+        worker = self._app.runner.worker
         instances = list(worker.instances) if worker else []
         return sorted(i.partition for i in instances if i.spec.name == self._task)
 

@@ -34,7 +34,10 @@ from strandline.changelog.embedded.folder import (
     FolderMeta,
     log_config,
 )
-from strandline.changelog.embedded.names import (
+from strandline.changelog.embedded.topic import KIND as CATALOG_KIND
+from strandline.changelog.embedded.topic import TopicMeta
+from strandline.changelog.errors import CorruptLog, FutureFormat, InvalidConfig, cause
+from strandline.changelog.layout import (
     CATALOG,
     CLEAN,
     CONSUMER_OFFSETS,
@@ -46,9 +49,6 @@ from strandline.changelog.embedded.names import (
     topic_copy,
     topic_folder,
 )
-from strandline.changelog.embedded.topic import KIND as CATALOG_KIND
-from strandline.changelog.embedded.topic import TopicMeta
-from strandline.changelog.errors import CorruptLog, FutureFormat, InvalidConfig, cause
 from strandline.changelog.schema import decode_schemas
 from strandline.changelog.storage import Storage
 

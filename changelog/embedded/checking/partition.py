@@ -25,13 +25,13 @@ from strandline.changelog.embedded.checking.side_files import (
 from strandline.changelog.embedded.checking.walking import schema_is_missing, validator_of, walk
 from strandline.changelog.embedded.format import FrameHeader
 from strandline.changelog.embedded.manifest import STILL_OPEN, Manifest
-from strandline.changelog.embedded.names import MANIFEST, segment_of, snapshot_offset
 from strandline.changelog.embedded.recovery import holds_records
 from strandline.changelog.embedded.scanning import NO_LIMIT, WholeFrame
 from strandline.changelog.embedded.segment import Segment, SparseIndex
 from strandline.changelog.embedded.topic import TopicMeta
 from strandline.changelog.errors import CorruptLog, FutureFormat, cause
 from strandline.changelog.history import LOST, REBUILT, Epochs, epoch_of, is_cut_short
+from strandline.changelog.layout import MANIFEST, segment_of, snapshot_offset
 from strandline.changelog.schema import ValueSchemas
 from strandline.changelog.storage import Storage
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from strandline.changelog.embedded.checking.findings import CheckReport, Severity
-from strandline.changelog.embedded.names import pin_folder
 from strandline.changelog.embedded.pins import pins_in, whole_pin
 from strandline.changelog.errors import CorruptLog, FutureFormat, cause
+from strandline.changelog.layout import pin_folder
 from strandline.changelog.storage import Storage
 
 WAY_OUT = "opening the log removes it; its reader gets an error"

@@ -17,9 +17,9 @@ from strandline.changelog.embedded.checking.scanned import LostMarker, RecordGap
 from strandline.changelog.embedded.format import Attributes, FrameHeader, FrameKind, unpack_marker
 from strandline.changelog.embedded.maintenance import PRODUCER_ID_EXPIRATION_MS
 from strandline.changelog.embedded.manifest import SegmentEntry
-from strandline.changelog.embedded.producer_state import ProducerEntry, ProducerStates, advance
 from strandline.changelog.embedded.recovery import replay
 from strandline.changelog.embedded.segment import LocatedFrame
+from strandline.changelog.producer_state import ProducerEntry, ProducerStates, advance
 from strandline.changelog.records import ProducerIdentity, TopicPartition
 
 

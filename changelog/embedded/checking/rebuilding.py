@@ -11,7 +11,13 @@ from typing import NamedTuple
 from strandline.changelog.config import TopicConfig
 from strandline.changelog.embedded.format import FrameHeader
 from strandline.changelog.embedded.manifest import STILL_OPEN, Manifest, SegmentEntry
-from strandline.changelog.embedded.names import (
+from strandline.changelog.embedded.partition import RESERVATION
+from strandline.changelog.embedded.scanning import WholeFrame, scan
+from strandline.changelog.embedded.segment import Segment
+from strandline.changelog.embedded.topic import TopicMeta
+from strandline.changelog.errors import CorruptLog, FutureFormat, StrandlineError
+from strandline.changelog.history import FIRST, REBUILT, Epochs, HistoryEpoch
+from strandline.changelog.layout import (
     SYSTEM_TOPICS,
     TOPICS,
     SegmentName,
@@ -20,12 +26,6 @@ from strandline.changelog.embedded.names import (
     snapshot_offset,
     topic_folder,
 )
-from strandline.changelog.embedded.partition import RESERVATION
-from strandline.changelog.embedded.scanning import WholeFrame, scan
-from strandline.changelog.embedded.segment import Segment
-from strandline.changelog.embedded.topic import TopicMeta
-from strandline.changelog.errors import CorruptLog, FutureFormat, StrandlineError
-from strandline.changelog.history import FIRST, REBUILT, Epochs, HistoryEpoch
 from strandline.changelog.schema import decode_schemas
 from strandline.changelog.storage import Storage
 

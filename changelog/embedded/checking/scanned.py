@@ -9,11 +9,11 @@ from strandline.changelog.embedded.aborted import AbortedTransactions
 from strandline.changelog.embedded.batches import batch_of
 from strandline.changelog.embedded.format import FrameHeader
 from strandline.changelog.embedded.manifest import STILL_OPEN, Manifest, SegmentEntry
-from strandline.changelog.embedded.names import partition_folder
-from strandline.changelog.embedded.producer_state import ProducerStates
 from strandline.changelog.embedded.scanning import CHUNK, NO_LIMIT, BrokenFrame
 from strandline.changelog.embedded.segment import LocatedFrame, Segment
 from strandline.changelog.embedded.topic import TopicMeta
+from strandline.changelog.layout import partition_folder
+from strandline.changelog.producer_state import ProducerStates
 from strandline.changelog.records import Batch, PartitionOffsets, TopicPartition
 from strandline.changelog.schema import ValueSchemas
 

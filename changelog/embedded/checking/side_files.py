@@ -14,11 +14,11 @@ from strandline.changelog.embedded import document
 from strandline.changelog.embedded.checking.producers import ProducerRules, SegmentAges
 from strandline.changelog.embedded.format import FrameHeader
 from strandline.changelog.embedded.manifest import Manifest
-from strandline.changelog.embedded.names import SegmentName, producer_snapshot
-from strandline.changelog.embedded.producer_state import BatchMeta, EndedTransaction, ProducerEntry
 from strandline.changelog.embedded.segment import INDEX_KIND, SparseIndex
 from strandline.changelog.embedded.side_files import ABORTED_KIND, SNAPSHOT_KIND
 from strandline.changelog.errors import CorruptLog, cause
+from strandline.changelog.layout import SegmentName, producer_snapshot
+from strandline.changelog.producer_state import BatchMeta, EndedTransaction, ProducerEntry
 from strandline.changelog.storage import Storage
 
 Problem = str | None

@@ -8,10 +8,10 @@ from strandline.changelog.embedded import misplaced, offsets, transaction_log
 from strandline.changelog.embedded.batches import batch_of
 from strandline.changelog.embedded.checking.scanned import RecordGap, ScannedSegment
 from strandline.changelog.embedded.format import FrameHeader, FrameKind, unpack_marker
-from strandline.changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from strandline.changelog.embedded.scanning import BrokenFrame, WholeFrame, durable_end_behind, scan
 from strandline.changelog.embedded.segment import LocatedFrame, Segment
 from strandline.changelog.errors import REPAIR, CorruptLog, cause
+from strandline.changelog.layout import CONSUMER_OFFSETS, TRANSACTION_STATE
 from strandline.changelog.records import Batch, ConsumerRecord, TopicPartition
 from strandline.changelog.schema import ValueSchemas
 

@@ -32,10 +32,10 @@ from strandline.changelog.embedded.cleaning.passes import PassPace, PassResult
 from strandline.changelog.embedded.cleaning.runs import SortedRuns
 from strandline.changelog.embedded.cleaning.survivors import LastRecords, content_of
 from strandline.changelog.embedded.format import HEADER_SIZE, FrameHeader, FrameKind
-from strandline.changelog.embedded.names import KEYS
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.segment import LocatedFrame, Segment
 from strandline.changelog.errors import DiskFull
+from strandline.changelog.layout import KEYS
 
 READ_BYTES = 1 << 20
 """Bytes of a segment read at a time."""

@@ -32,10 +32,10 @@ from strandline.changelog.embedded.format import (
 )
 from strandline.changelog.embedded.frame import encode, encode_nothing, refilled
 from strandline.changelog.embedded.manifest import NO_HORIZON
-from strandline.changelog.embedded.names import place_of
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.segment import LocatedFrame, Segment
 from strandline.changelog.errors import StorageFailed
+from strandline.changelog.layout import place_of
 
 MERGED_BYTES = 1 << 20
 """Approximate size of a frame of merged records."""

@@ -23,8 +23,8 @@ from strandline.changelog.embedded.cleaning.offset_map import Choice, Offsets
 from strandline.changelog.embedded.format import Attributes, FrameHeader, FrameKind
 from strandline.changelog.embedded.manifest import NO_HORIZON
 from strandline.changelog.embedded.partition import Partition
-from strandline.changelog.embedded.producer_state import ProducerEntry
 from strandline.changelog.embedded.segment import LocatedFrame
+from strandline.changelog.producer_state import ProducerEntry
 from strandline.changelog.schema import ValueSchemas
 
 

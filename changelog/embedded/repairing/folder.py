@@ -16,7 +16,14 @@ from strandline.changelog.embedded.checking.rebuilding import partition_numbers
 from strandline.changelog.embedded.checking.transactions import PartitionReach, Place
 from strandline.changelog.embedded.folder import CONFIG_KIND, FOLDER_KIND, FolderMeta
 from strandline.changelog.embedded.frame import FramePayload, encode
-from strandline.changelog.embedded.names import (
+from strandline.changelog.embedded.repairing.losses import losses_of
+from strandline.changelog.embedded.repairing.outcomes import outcomes_of, write_ends
+from strandline.changelog.embedded.repairing.plan import RepairPlan, remove
+from strandline.changelog.embedded.repairing.surgery import Surgery
+from strandline.changelog.embedded.topic import COPY_KIND
+from strandline.changelog.embedded.topic import KIND as CATALOG_KIND
+from strandline.changelog.embedded.transaction_log import PRODUCER_IDS_KEY
+from strandline.changelog.layout import (
     CATALOG,
     CLEAN,
     FOLDER_META,
@@ -26,13 +33,6 @@ from strandline.changelog.embedded.names import (
     topic_copy,
     topic_folder,
 )
-from strandline.changelog.embedded.repairing.losses import losses_of
-from strandline.changelog.embedded.repairing.outcomes import outcomes_of, write_ends
-from strandline.changelog.embedded.repairing.plan import RepairPlan, remove
-from strandline.changelog.embedded.repairing.surgery import Surgery
-from strandline.changelog.embedded.topic import COPY_KIND
-from strandline.changelog.embedded.topic import KIND as CATALOG_KIND
-from strandline.changelog.embedded.transaction_log import PRODUCER_IDS_KEY
 from strandline.changelog.storage import Storage
 
 SKIPPED_PRODUCER_IDS = 1_000_000

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from strandline.changelog.embedded.checking.folder import CheckedLog
 from strandline.changelog.embedded.checking.scanned import RecordGap, ScannedPartition
-from strandline.changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from strandline.changelog.embedded.repairing.outcomes import Outcomes
+from strandline.changelog.layout import CONSUMER_OFFSETS, TRANSACTION_STATE
 
 MAX_LISTED = 20
 """Maximum number of names listed; further ones are only counted."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from strandline.changelog.embedded.checking.folder import CheckedLog
 from strandline.changelog.embedded.checking.scanned import LostMarker, RecordGap, ScannedPartition
 from strandline.changelog.embedded.format import unpack_marker
-from strandline.changelog.embedded.names import TRANSACTION_STATE
 from strandline.changelog.embedded.repairing.surgery import RepairMarker, Surgery
 from strandline.changelog.embedded.transaction_log import TransactionalIdRecord, parsed
+from strandline.changelog.layout import TRANSACTION_STATE
 from strandline.changelog.records import ProducerIdentity
 
 Transaction = tuple[int, int]

@@ -14,8 +14,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from strandline.changelog.clock import Clock
-from strandline.changelog.embedded.names import REPAIRED
 from strandline.changelog.embedded.scanning import CHUNK
+from strandline.changelog.layout import REPAIRED
 from strandline.changelog.storage import Storage
 
 Act = Callable[[Storage, str], None]

@@ -24,12 +24,12 @@ from strandline.changelog.embedded.checking.scanned import (
 )
 from strandline.changelog.embedded.frame import FramePayload, encode_marker, frame_parts
 from strandline.changelog.embedded.manifest import STILL_OPEN, SegmentEntry
-from strandline.changelog.embedded.names import MANIFEST, SegmentName, segment_of
 from strandline.changelog.embedded.partition import RESERVATION
 from strandline.changelog.embedded.repairing.plan import RepairPlan, remove
 from strandline.changelog.embedded.scanning import CHUNK
 from strandline.changelog.embedded.segment import Segment
 from strandline.changelog.history import LOST, epoch_of, with_epoch
+from strandline.changelog.layout import MANIFEST, SegmentName, segment_of
 from strandline.changelog.records import ProducerIdentity
 from strandline.changelog.storage import Storage
 

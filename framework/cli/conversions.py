@@ -14,8 +14,8 @@ import pyarrow as pa
 from strandline.changelog.moving import Conversion
 from strandline.changelog.records import TopicInfo
 from strandline.framework.formats.choice import value_codec
+from strandline.framework.formats.schema import RowType, is_typed
 from strandline.framework.formats.wire import SerdeUse, WireCodec
-from strandline.framework.schema import RowType, is_typed
 from strandline.framework.topic import Topic
 
 

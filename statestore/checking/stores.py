@@ -5,7 +5,7 @@ up to the engine's position. Engine and fold are compared in one pass over both,
 records after that position are left out, because their earlier records may have been removed by
 compaction. A fold is kept in memory up to FOLD_BYTES of keys and values; a larger one is kept in a
 RocksDB in a temporary folder. Last, keys and values are decoded with the recorded declarations
-(`statestore.checking_declared`).
+(`statestore.checking.declared`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from strandline.changelog.embedded.checking.findings import Severity
 from strandline.changelog.embedded.checking.folder import CheckedLog
 from strandline.changelog.embedded.checking.scanned import ScannedPartition
 from strandline.changelog.embedded.checking.transactions import PartitionReach, Place
-from strandline.changelog.embedded.names import STATE
 from strandline.changelog.errors import CorruptLog, FutureFormat
+from strandline.changelog.layout import STATE
 from strandline.changelog.records import Batch
-from strandline.statestore.checking_declared import check_declared, shown_key
+from strandline.statestore.checking.declared import check_declared, shown_key
 from strandline.statestore.engine import Entry, StorePosition
 from strandline.statestore.engines.inspection import inspected, is_unfinished
 from strandline.statestore.engines.rocksdb import DATABASE

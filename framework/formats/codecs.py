@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from strandline.changelog.decoding import msgpack_decoder
 from strandline.changelog.errors import UNREADABLE, InvalidRecord, StrandlineError
-from strandline.framework.schema import Row, RowType
+from strandline.framework.formats.schema import Row, RowType
 from strandline.statestore.packing import pack_ints
 from strandline.statestore.serdes import Serde, TypedMessagePack, value_serde
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from strandline.changelog.embedded.repairing.plan import RepairPlan
 from strandline.changelog.storage import Storage
-from strandline.statestore.checking import CheckedStores
+from strandline.statestore.checking.stores import CheckedStores
 from strandline.statestore.engines.folders import lock_folder
 
 

@@ -1,0 +1,104 @@
+"""Scan of partitions up to end offsets that are known before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+from strandline.changelog.broker import Broker
+from strandline.changelog.errors import RequestTimedOut
+from strandline.changelog.records import Batch, Fetched, Isolation, TopicPartition
+
+ROUND_BYTES = 32 << 20
+"""Approximate maximum number of bytes of a fetch, over all its partitions."""
+MIN_PARTITION_BYTES = 1 << 20
+"""Minimum number of bytes of a fetch for each partition."""
+MAX_PARTITIONS = 16
+"""Maximum number of partitions in a fetch, so that each is read without long pauses."""
+MAX_STALLED_FETCHES = 30
+"""Maximum number of successive fetches of one second without progress."""
+
+Offsets = Mapping[TopicPartition, int]
+FetchAt = Callable[[Offsets, float], Mapping[TopicPartition, Fetched]]
+"""Fetches at positions; the second argument is the number of seconds to wait for records."""
+
+
+def scan(
+    broker: Broker,
+    positions: Offsets,
+    ends: Offsets,
+    *,
+    isolation: Isolation = "read_committed",
+    max_bytes: int = ROUND_BYTES,
+) -> Iterator[dict[TopicPartition, Fetched]]:
+    """Yield the results of fetches from `positions` to `ends` (exclusive).
+
+    Args:
+        broker: The log.
+        positions: First offset to read of each partition.
+        ends: Offsets up to which to read. They are at most the last stable offset, or with
+            read_uncommitted the high watermark, of a moment before the call.
+        isolation: Whether aborted records and those of open transactions are left out.
+        max_bytes: Approximate maximum number of bytes of one fetch.
+
+    Returns:
+        The partitions of each fetch that have progressed, without the records after their ends.
+
+    Raises:
+        OffsetOutOfRange: Records at a position are gone.
+        RequestTimedOut: The log makes no progress.
+    """
+    fetch = partial(_fetch, broker, isolation, max_bytes)
+    return scan_by(fetch, positions, ends)
+
+
+def scan_batches(
+    broker: Broker, positions: Offsets, ends: Offsets, *, max_bytes: int = ROUND_BYTES
+) -> Iterator[Batch]:
+    """Yield the committed batches of a scan, one partition after another."""
+    for tp, position in positions.items():
+        for fetched in scan(broker, {tp: position}, ends, max_bytes=max_bytes):
+            yield from fetched[tp].batches
+
+
+def scan_by(
+    fetch: FetchAt, positions: Offsets, ends: Offsets
+) -> Iterator[dict[TopicPartition, Fetched]]:
+    """Yield what `scan` yields, read by `fetch`."""
+    left = {tp: at for tp, at in positions.items() if at < ends[tp]}
+    stalled = 0
+    while left:
+        asked = dict(list(left.items())[:MAX_PARTITIONS])
+        # Records before the end come at once. Wait only after a fetch without progress.
+        fetched = fetch(asked, 1.0 if stalled else 0.0)
+        moved = {
+            tp: _clipped(got, ends[tp])
+            for tp, got in fetched.items()
+            if got.next_offset > asked[tp]
+        }
+        stalled = 0 if moved else stalled + 1
+        if stalled > MAX_STALLED_FETCHES:
+            raise RequestTimedOut(
+                f"{', '.join(map(str, asked))}: no progress although the end is not reached; is the "
+                f"log's owner alive?"
+            )
+        if moved:
+            yield moved
+        left |= {tp: got.next_offset for tp, got in moved.items()}
+        left = {tp: at for tp, at in left.items() if at < ends[tp]}
+
+
+def _fetch(
+    broker: Broker, isolation: Isolation, max_bytes: int, positions: Offsets, timeout: float
+) -> Mapping[TopicPartition, Fetched]:
+    size = max(MIN_PARTITION_BYTES, max_bytes // len(positions))
+    return broker.fetch(positions, max_bytes=size, isolation=isolation, timeout=timeout)
+
+
+def _clipped(fetched: Fetched, end: int) -> Fetched:
+    """Return a fetch without the records at or after `end`."""
+    if fetched.next_offset <= end:
+        return fetched
+    batches = [clipped for batch in fetched.batches if len(clipped := batch.clip(0, end))]
+    return replace(fetched, batches=batches, next_offset=end)
