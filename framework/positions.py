@@ -13,6 +13,7 @@ its keys are hashed. For the end of a bounded run it lists the tasks with a pend
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -20,8 +21,10 @@ import msgspec
 
 from strandline.changelog.decoding import json_decoder
 from strandline.changelog.depth import check_json
-from strandline.changelog.errors import UNREADABLE
-from strandline.changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.errors import UNREADABLE, OffsetOutOfRange
+from strandline.changelog.records import CommittedOffset, PartitionOffsets, TopicPartition
+
+_log = logging.getLogger("strandline")
 
 MAX_PLACED_BYTES = 2_000
 """Maximum characters of all names of placed stores, because Kafka's metadata has 4,096 bytes.
@@ -154,3 +157,45 @@ def _encoded(metadata: _Metadata) -> str:
 
 _NOTHING = _Metadata()
 _ENCODER = msgspec.json.Encoder()
+
+
+def check_history(
+    committed: Mapping[TopicPartition, CommittedOffset],
+    ends: Mapping[TopicPartition, PartitionOffsets],
+) -> None:
+    """Raise OffsetOutOfRange if a committed offset is of another history than its partition.
+
+    Offsets and inputs are in one log, so their histories differ only if a part of the log's folder
+    was replaced by a copy. It is unknown then which records are in the stores, so the app does not
+    start.
+    """
+    for tp, at in committed.items():
+        now = ends[tp]
+        if (
+            at.incarnation
+            and at.topic_id == now.topic_id
+            and (problem := now.reading_divergence(at))
+        ):
+            raise OffsetOutOfRange(
+                f"{tp}: the app goes on at offset {at.offset}, but {problem}. Restore the whole "
+                "log folder from one copy, or start over with `strandline reset`"
+            )
+
+
+def starting_offset(
+    task: str,
+    tp: TopicPartition,
+    committed: Mapping[TopicPartition, CommittedOffset],
+    log_start: int,
+) -> int:
+    """Return the first offset that a task handles: the committed one, but at least `log_start`."""
+    position = position_of(task, tp, committed)
+    if position is None:
+        return log_start
+    if position < log_start:
+        _log.warning(
+            "task %s: %s begins at offset %d, records from %d on are gone (retention)",
+            *(task, tp, log_start, position),
+            extra={"task": task, "partition": str(tp), "offset": log_start},
+        )
+    return max(position, log_start)

@@ -39,7 +39,7 @@ from strandline.statestore.counters import Sample, StoreCounters, StoreSizes
 from strandline.statestore.dirty import DirtyKeys
 from strandline.statestore.edit import Edit
 from strandline.statestore.engine import Engine, StorePosition
-from strandline.statestore.engines.choice import engine_of
+from strandline.statestore.engines.memory import MemoryEngine
 from strandline.statestore.expiry import Sweeper
 from strandline.statestore.keys import Never, key_codec
 from strandline.statestore.no_len import NoLen
@@ -95,9 +95,23 @@ def open_store(
         ValueCodec(spec.value, spec.name, ttl_ms=spec.ttl_ms, now=now, expiry=expiry),
         KeyCache(spec.limits.cache_bytes),
         DirtyKeys(key_codec(spec.key).encode),
-        Changelogged(engine or engine_of(spec, folder, lock_timeout, clock), counters),
+        Changelogged(engine or _engine(spec, folder, lock_timeout, clock), counters),
         clock,
     )
+
+
+def _engine(
+    spec: StoreSpec[Any, Any],
+    folder: str | os.PathLike[str] | None,
+    lock_timeout: float,
+    clock: Clock,
+) -> Engine:
+    """Open the engine that the spec names; without a folder it is in memory."""
+    if spec.engine == "memory" or folder is None:
+        return MemoryEngine()
+    from strandline.statestore.engines.folders import open_when_free  # it imports RocksDB
+
+    return open_when_free(folder, timeout=lock_timeout, clock=clock)
 
 
 class PartitionStore(NoLen, Generic[K, V]):

@@ -33,9 +33,13 @@ from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.outage import patiently
 from strandline.framework.container.restore import OnRestore, RestoreMonitor
 from strandline.framework.container.standbys import Standbys
-from strandline.framework.container.starting import check_history, starting_offset
 from strandline.framework.placing import Placed
-from strandline.framework.positions import placed_of, waiting_of
+from strandline.framework.positions import (
+    check_history,
+    placed_of,
+    starting_offset,
+    waiting_of,
+)
 from strandline.framework.querying.endpoint import QueryEndpoint
 from strandline.framework.store_declarations import StoreDeclarations
 from strandline.framework.task import TaskSpec

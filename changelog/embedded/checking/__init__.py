@@ -9,6 +9,5 @@ side_files.py    indexes, aborted indexes and producer snapshots against the fra
 rebuilding.py    lost manifests and catalogs, rebuilt from the other files
 transactions.py  the transaction log, and the partitions of a transaction against one another
 groups.py        committed offsets against the ends of partitions
-pins.py          pins that are incomplete
 scanned.py       results of a scan, for further checks and for repair
 """

@@ -12,7 +12,6 @@ from strandline.changelog.embedded import document
 from strandline.changelog.embedded.checking.findings import CheckReport, Severity
 from strandline.changelog.embedded.checking.groups import GroupFacts, check_groups, read_groups
 from strandline.changelog.embedded.checking.partition import CheckContext, check_partition
-from strandline.changelog.embedded.checking.pins import check_pins
 from strandline.changelog.embedded.checking.rebuilding import (
     RebuiltCatalog,
     partition_numbers,
@@ -34,6 +33,7 @@ from strandline.changelog.embedded.folder import (
     FolderMeta,
     log_config,
 )
+from strandline.changelog.embedded.pins import pins_in, whole_pin
 from strandline.changelog.embedded.topic import KIND as CATALOG_KIND
 from strandline.changelog.embedded.topic import TopicMeta
 from strandline.changelog.errors import CorruptLog, FutureFormat, InvalidConfig, cause
@@ -46,6 +46,7 @@ from strandline.changelog.layout import (
     TOPICS,
     TRANSACTION_STATE,
     partition_folder,
+    pin_folder,
     topic_copy,
     topic_folder,
 )
@@ -54,6 +55,8 @@ from strandline.changelog.storage import Storage
 
 OnProgress = Callable[[int, int], None]
 """Called with the bytes of segments read so far, and the total bytes of segments."""
+
+PIN_WAY_OUT = "opening the log removes it; its reader gets an error"
 
 
 @dataclass
@@ -126,7 +129,7 @@ def check_log(
     for meta in checked.metas:
         _check_topic(context, checked, meta)
     _check_across(checked)
-    check_pins(storage, checked.report)
+    _check_pins(storage, checked.report)
     return checked
 
 
@@ -323,3 +326,18 @@ def _log_bytes(storage: Storage, meta: TopicMeta) -> int:
                 with closing(storage.open(f"{folder}/{name}")) as file:
                     total += file.size()
     return total
+
+
+def _check_pins(storage: Storage, report: CheckReport) -> None:
+    """Note incomplete pins, which are no loss of the log. Raises FutureFormat."""
+    for name in pins_in(storage):
+        try:
+            whole_pin(storage, name)
+            continue
+        except FileNotFoundError:
+            what = "is incomplete: a crash interrupted its creation or removal"
+        except FutureFormat:
+            raise
+        except CorruptLog as error:
+            what = f"cannot be read: {cause(error)}"
+        report.add(Severity.NOTE, "pin", pin_folder(name), what, way_out=PIN_WAY_OUT)
