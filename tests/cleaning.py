@@ -57,7 +57,7 @@ def little_memory(memory: int) -> Iterator[None]:
 
 def close_segment(owner: Owner, tp: TopicPartition) -> None:
     """Roll the partition, if its active segment is not empty, so that it can be cleaned."""
-    partition = owner._partition(tp)
+    partition = owner._log.partition(tp)
     with partition.lock:
         # One byte per segment: each is rewritten by itself. Topic settings do not allow so little.
         partition.config = copy(partition.config)
@@ -76,7 +76,7 @@ def clean(
     passes are removed. With `frames` the pass raises CutShort after that many frames. Replaced
     segments are deleted at once.
     """
-    partition = owner._partition(tp)
+    partition = owner._log.partition(tp)
     left = iter(range(frames)) if frames is not None else None
 
     def pace(nbytes: int) -> None:

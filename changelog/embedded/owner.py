@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -19,31 +17,17 @@ import pyarrow as pa
 
 from strandline.changelog.cleaning import CleaningStatus
 from strandline.changelog.clock import Clock, SystemClock
-from strandline.changelog.embedded import folder, reading, retention
+from strandline.changelog.embedded import reading, retention
 from strandline.changelog.embedded.admission import admitted, identity_of
-from strandline.changelog.embedded.cleaning.schedule import Cleaners
-from strandline.changelog.embedded.context import LogContext
-from strandline.changelog.embedded.coordinator import Coordinator
-from strandline.changelog.embedded.folder_watch import FolderWatch
-from strandline.changelog.embedded.groups.groups import GroupCoordinator
-from strandline.changelog.embedded.maintenance import LogMaintenance, sync_quietly
-from strandline.changelog.embedded.offsets import GroupOffsets, located
+from strandline.changelog.embedded.offsets import located
+from strandline.changelog.embedded.open_folder import OpenFolder
 from strandline.changelog.embedded.partition import Partition
-from strandline.changelog.embedded.pins import KeptPins
 from strandline.changelog.embedded.readings import log_readings
-from strandline.changelog.embedded.segment import Segment
-from strandline.changelog.embedded.snapshots import KeptSnapshots
 from strandline.changelog.embedded.syncing import begin_epochs, sync_all
-from strandline.changelog.embedded.ticker import Ticker
-from strandline.changelog.embedded.topic import OpenTopic, TopicCatalog
-from strandline.changelog.embedded.transaction_log import TransactionLog
+from strandline.changelog.embedded.topic import OpenTopic
 from strandline.changelog.embedded.view import RecordView
 from strandline.changelog.errors import (
-    NO_EFFECT_ERRORS,
-    FolderLost,
-    InvalidConfig,
     InvalidTopic,
-    OwnerUnavailable,
 )
 from strandline.changelog.groups import (
     Assignment,
@@ -53,11 +37,7 @@ from strandline.changelog.groups import (
     check_commit,
 )
 from strandline.changelog.layout import (
-    CLEAN,
-    CONSUMER_OFFSETS,
-    LOCK,
     SYSTEM_TOPICS,
-    TRANSACTION_STATE,
 )
 from strandline.changelog.metrics import MetricReading
 from strandline.changelog.records import (
@@ -109,122 +89,25 @@ class Owner:
         background: bool = True,
         role: str = "owner",
     ) -> None:
-        if durability not in ("fsync", "os"):
-            raise InvalidConfig(f"durability is 'fsync' or 'os', got {durability!r}")
-        self._environment = LogContext(storage, clock or SystemClock(), durability)
-        self._watch = FolderWatch(self._environment)
-        self._background = background
-        self._closed = False
-        self._pid = os.getpid()
-        """Process that opened the log. A forked child must not use it."""
-        self._admin_lock = threading.RLock()
-        """Serializes changes of topics and settings, and the deletion of files."""
-        storage.make_dir("")
-        self._lock = storage.lock(LOCK, folder.lock_note(role), whole=True)
-        try:
-            self._open()
-        except BaseException:
-            self._lock.release()
-            raise
-        self._ticking = Ticker(self.tick) if background else None
+        self._log = OpenFolder(
+            storage, clock or SystemClock(), durability, background=background, role=role
+        )
+        self.meta = self._log.meta
+        self.pins = self._log.pins
+        self.snapshots = self._log.snapshots
 
     # Opening and closing --------------------------------------------------------------
 
-    def _open(self) -> None:
-        environment, storage = self._environment, self._environment.storage
-        self.meta = folder.folder_meta(environment)
-        closed = folder.closed_sizes(storage)
-        storage.sync_dir("")  # make the names found durable before anything depends on them
-        environment.config = folder.log_config(storage)
-        self._catalog = TopicCatalog(environment, closed)
-        self._maintenance = LogMaintenance(environment, self._catalog)
-        self._cleaners = Cleaners(
-            environment, self._catalog, self._schedule_delete, self._background
-        )
-        self.pins = KeptPins(environment, self._partition, self._admin)
-        self.snapshots = KeptSnapshots(environment, self.meta, self._partitions, self._admin)
-        # Removed before the first append, because a stale record of an orderly close would vouch
-        # for segment sizes that are no longer right.
-        storage.unlink(CLEAN)
-        storage.sync_dir("")
-        offsets = GroupOffsets(self._system_partition(CONSUMER_OFFSETS), self._catalog.has_id)
-        log = TransactionLog(self._system_partition(TRANSACTION_STATE))
-        self._coordinator = Coordinator(environment, log, offsets.ended)
-        self._coordinator.recover(self._catalog.partition_by_id, self._partitions)
-        offsets.load()  # after recovery, which has ended all open transactions
-        self._offsets = offsets
-        self._groups = GroupCoordinator(environment.clock, self._partition_count)
+    def tick(self) -> None:
+        """Do the periodic work that is due: transaction timeouts, group members, retention, ….
 
-    def _partition_count(self, topic: str) -> int:
-        return len(self._catalog.get(topic).partitions) if self._catalog.has(topic) else 0
-
-    def _system_partition(self, name: str) -> Partition:
-        """Return the partition of an internal topic, which the first opening creates."""
-        if not self._catalog.has(name):
-            config = {"cleanup.policy": "compact"}
-            self._catalog.create(name, 1, config, None, internal=True)
-        return self._catalog.get(name).partition(0)
-
-    def _partitions(self) -> Iterator[Partition]:
-        return (partition for topic in self._catalog for partition in topic.partitions)
+        Without a background thread the caller calls it.
+        """
+        self._log.tick()
 
     def close(self) -> None:
         """Make everything durable, record the orderly close, and release the folder's lock."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._ticking is not None:
-            self._ticking.stop()
-        self._cleaners.stop()
-        try:
-            if not self._watch.finds_loss(self._partitions()):
-                self._close_in_order()
-        except (*NO_EFFECT_ERRORS, FolderLost) as error:
-            message = "the log is closed, and the next opening runs recovery: %s"
-            _log.warning(message, error, extra={"error": error})
-        finally:
-            self._environment.pool.shutdown()
-            self._environment.notifier.notify()
-            self._lock.release()
-
-    def _close_in_order(self) -> None:
-        """Make all partitions durable, and record their sizes if nothing has failed."""
-        written = [partition for partition in self._partitions() if partition.segments]
-        try:
-            self._coordinator.close()
-            self._maintenance.delete_all()
-        finally:
-            synced = self._environment.in_parallel(sync_quietly, written)
-            # After an orderly close the next opening takes the manifests as durable, and removes
-            # files that they do not list. If a save has failed, the close must not be recorded.
-            known = all(partition.is_known for partition in self._partitions())
-            for partition in self._partitions():
-                partition.shut()
-        if known and all(synced) and all(p.log_end == p.synced_end for p in written):
-            sizes = {partition.folder: partition.segments[-1].size for partition in written}
-            folder.save_closed_sizes(self._environment.storage, sizes)
-
-    def tick(self) -> None:
-        """Do the periodic work that is due.
-
-        It covers transaction timeouts, durable markers, group members, retention, pins, snapshots
-        and cleaning.
-        """
-        if self._watch.finds_loss(self._partitions()):
-            return
-        self._coordinator.tick()
-        self._groups.tick()
-        # Makes the records of open transactions durable, so that read_uncommitted readers see them.
-        sync_all(self._environment, [p for p in self._partitions() if p.synced_end < p.log_end])
-        with self._admin_lock:
-            self._maintenance.tick()
-            self.pins.tick()
-            self.snapshots.tick()
-        self._cleaners.tick()
-
-    def _schedule_delete(self, topic: OpenTopic, segments: Sequence[Segment]) -> None:
-        with self._admin_lock:
-            self._maintenance.schedule_delete(topic, segments)
+        self._log.close()
 
     # Topics ---------------------------------------------------------------------------
 
@@ -237,16 +120,16 @@ class Owner:
         schema: pa.Schema | None = None,
         internal: bool = False,
     ) -> TopicInfo:
-        with self._admin():
-            return self._catalog.create(
+        with self._log.admin():
+            return self._log.catalog.create(
                 name, partitions, config or {}, schema, internal=internal
             ).info()
 
     def delete_topic(self, name: str) -> None:
-        with self._admin():
+        with self._log.admin():
             self._refuse_system(name, "delete")
-            self._catalog.delete(name)
-            for group, partitions in self._offsets.of_topic(name).items():
+            self._log.catalog.delete(name)
+            for group, partitions in self._log.offsets.of_topic(name).items():
                 self._commit_offsets(group, dict.fromkeys(partitions))
 
     def alter_topic(
@@ -257,33 +140,26 @@ class Owner:
         partitions: int | None = None,
         schema: pa.Schema | None = None,
     ) -> TopicInfo:
-        with self._admin():
+        with self._log.admin():
             if partitions is not None:
                 self._refuse_system(name, "add partitions to")
-            return self._catalog.alter(name, config, partitions, schema).info()
+            return self._log.catalog.alter(name, config, partitions, schema).info()
 
     def topics(self) -> list[TopicInfo]:
-        self._check_open()
-        return sorted((topic.info() for topic in self._catalog), key=lambda info: info.name)
+        self._log.check_open()
+        return sorted((topic.info() for topic in self._log.catalog), key=lambda info: info.name)
 
     def topic(self, name: str) -> TopicInfo:
-        self._check_open()
-        return self._catalog.get(name).info()
+        self._log.check_open()
+        return self._log.catalog.get(name).info()
 
     def describe_config(self) -> dict[str, str]:
-        self._check_open()
-        return dict(self._environment.config.given)
+        self._log.check_open()
+        return dict(self._log.environment.config.given)
 
     def alter_config(self, changes: Mapping[str, str | None]) -> dict[str, str]:
-        with self._admin():
-            return dict(self._catalog.alter_log(changes).given)
-
-    @contextlib.contextmanager
-    def _admin(self) -> Iterator[None]:
-        """Hold the administration lock. Raises OwnerUnavailable if the log is closed."""
-        self._check_open()
-        with self._admin_lock:
-            yield
+        with self._log.admin():
+            return dict(self._log.catalog.alter_log(changes).given)
 
     @staticmethod
     def _refuse_system(name: str, doing: str) -> None:
@@ -293,14 +169,14 @@ class Owner:
     # The log --------------------------------------------------------------------------
 
     def append(self, appends: Sequence[Append]) -> list[Appended]:
-        self._check_open()
+        self._log.check_open()
         appended: list[Appended] = []
         plain: dict[Partition, None] = {}
-        with self._environment.traffic:
-            begin_epochs(self._environment, self._partition, appends)
+        with self._log.environment.traffic:
+            begin_epochs(self._log.environment, self._log.partition, appends)
             try:
                 for request in appends:
-                    topic = self._catalog.get(request.topic)
+                    topic = self._log.catalog.get(request.topic)
                     partition = topic.partition(request.partition)
                     appended.append(self._append(topic, partition, request))
                     if not request.transactional:
@@ -311,11 +187,11 @@ class Owner:
 
     def _append(self, topic: OpenTopic, partition: Partition, request: Append) -> Appended:
         self._refuse_system(request.topic, "append to")
-        payload = admitted(topic, request, self._environment.clock.now_ms())
+        payload = admitted(topic, request, self._log.environment.clock.now_ms())
         producer = request.producer
         joined: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if request.transactional:
-            joined = self._coordinator.joined(identity_of(producer), partition)
+            joined = self._log.coordinator.joined(identity_of(producer), partition)
         with joined:
             return partition.append(
                 payload, producer, request.base_sequence, transactional=request.transactional
@@ -323,7 +199,7 @@ class Owner:
 
     def _sync(self, partitions: Collection[Partition]) -> None:
         if partitions:
-            for error in sync_all(self._environment, partitions).values():
+            for error in sync_all(self._log.environment, partitions).values():
                 raise error
 
     def fetch(
@@ -335,7 +211,7 @@ class Owner:
         timeout: float = 0.0,
     ) -> dict[TopicPartition, Fetched]:
         def fetch(tp: TopicPartition, offset: int) -> Fetched:
-            partition = self._partition(tp)
+            partition = self._log.partition(tp)
             return reading.fetch(partition, offset, max_bytes=max_bytes, isolation=isolation)
 
         return self._poll(positions, fetch, lambda one: bool(one.batches), timeout)
@@ -355,7 +231,7 @@ class Owner:
         """
 
         def locate(tp: TopicPartition, offset: int) -> RecordView:
-            partition = self._partition(tp)
+            partition = self._log.partition(tp)
             return reading.view(partition, offset, max_bytes=max_bytes, isolation=isolation)
 
         return self._poll(positions, locate, lambda view: bool(view.pieces), timeout)
@@ -373,19 +249,19 @@ class Owner:
         """
 
         def look_at_all() -> dict[TopicPartition, T]:
-            self._check_open()
+            self._log.check_open()
             return {tp: look(tp, offset) for tp, offset in positions.items()}
 
-        seconds = timeout if self._ticking else 0.0
-        return self._environment.poll_until(
+        seconds = timeout if self._log.ticking else 0.0
+        return self._log.environment.poll_until(
             look_at_all, lambda found: any(map(is_new, found.values())), seconds
         )
 
     def offsets(
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, PartitionOffsets]:
-        self._check_open()
-        return {tp: self._partition(tp).offsets() for tp in partitions}
+        self._log.check_open()
+        return {tp: self._log.partition(tp).offsets() for tp in partitions}
 
     def offset_for_time(
         self,
@@ -394,36 +270,35 @@ class Owner:
         *,
         isolation: Isolation = "read_committed",
     ) -> int | None:
-        self._check_open()
-        return reading.offset_for_time(self._partition(partition), timestamp, isolation=isolation)
+        self._log.check_open()
+        return reading.offset_for_time(
+            self._log.partition(partition), timestamp, isolation=isolation
+        )
 
     def delete_records(self, partition: TopicPartition, before: int) -> int:
-        with self._admin():
+        with self._log.admin():
             self._refuse_system(partition.topic, "delete records of")
-            log = self._partition(partition)
-            self._maintenance.schedule_delete(
-                self._catalog.get(partition.topic), retention.delete_records(log, before)
+            log = self._log.partition(partition)
+            self._log.maintenance.schedule_delete(
+                self._log.catalog.get(partition.topic), retention.delete_records(log, before)
             )
             return log.log_start
 
     def clean(self, topics: Collection[str] | None = None) -> None:
-        self._check_open()
-        self._cleaners.request(topics)
+        self._log.check_open()
+        self._log.cleaners.request(topics)
 
     def cleaning(self) -> list[CleaningStatus]:
-        self._check_open()
-        return self._cleaners.status()
-
-    def _partition(self, tp: TopicPartition) -> Partition:
-        return self._catalog.get(tp.topic).partition(tp.partition)
+        self._log.check_open()
+        return self._log.cleaners.status()
 
     # Producers and transactions -------------------------------------------------------
 
     def init_producer(
         self, transactional_id: str | None = None, *, timeout_ms: int = 10_000
     ) -> ProducerIdentity:
-        self._check_open()
-        return self._coordinator.init_producer(transactional_id, timeout_ms)
+        self._log.check_open()
+        return self._log.coordinator.init_producer(transactional_id, timeout_ms)
 
     def add_offsets(
         self,
@@ -433,20 +308,20 @@ class Owner:
         *,
         member_id: str = "",
     ) -> None:
-        self._check_open()
+        self._log.check_open()
         if not offsets and not member_id:
             return
         check_commit(group, offsets)
         located = {tp: self._located(tp, offset) for tp, offset in offsets.items()}
-        check = partial(self._groups.check_commit, group, member_id, located)
-        with self._coordinator.joined(producer, self._offsets.partition, check):
-            owned = () if located else self._groups.held(group, member_id)
-            self._offsets.add(producer, group, located, owned)
+        check = partial(self._log.groups.check_commit, group, member_id, located)
+        with self._log.coordinator.joined(producer, self._log.offsets.partition, check):
+            owned = () if located else self._log.groups.held(group, member_id)
+            self._log.offsets.add(producer, group, located, owned)
 
     def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
-        self._check_open()
-        with self._environment.traffic:
-            return self._coordinator.end(producer, commit=commit)
+        self._log.check_open()
+        with self._log.environment.traffic:
+            return self._log.coordinator.end(producer, commit=commit)
 
     # Consumer groups ------------------------------------------------------------------
 
@@ -457,20 +332,22 @@ class Owner:
         *,
         member_id: str = "",
     ) -> None:
-        self._check_open()
+        self._log.check_open()
         if offsets:
             check_commit(group, offsets)
-            self._groups.check_commit(group, member_id, offsets)
+            self._log.groups.check_commit(group, member_id, offsets)
             located = {tp: offset and self._located(tp, offset) for tp, offset in offsets.items()}
             self._commit_offsets(group, located)
 
     def _commit_offsets(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]
     ) -> None:
-        with self._environment.traffic:
-            changes = self._offsets.write(group, offsets)
-            self._sync([self._offsets.partition])
-            self._offsets.apply(changes)  # after the fsync: an offset that clients see is durable
+        with self._log.environment.traffic:
+            changes = self._log.offsets.write(group, offsets)
+            self._sync([self._log.offsets.partition])
+            self._log.offsets.apply(
+                changes
+            )  # after the fsync: an offset that clients see is durable
 
     def committed(
         self,
@@ -479,20 +356,20 @@ class Owner:
         *,
         require_stable: bool = True,
     ) -> dict[TopicPartition, CommittedOffset]:
-        self._check_open()
-        return self._offsets.committed(group, partitions, require_stable=require_stable)
+        self._log.check_open()
+        return self._log.offsets.committed(group, partitions, require_stable=require_stable)
 
     def groups(self) -> list[str]:
-        self._check_open()
-        return sorted({*self._offsets.groups(), *self._groups.names()})
+        self._log.check_open()
+        return sorted({*self._log.offsets.groups(), *self._log.groups.names()})
 
     def describe_group(self, group: str) -> GroupInfo:
-        self._check_open()
-        return self._groups.info(group)
+        self._log.check_open()
+        return self._log.groups.info(group)
 
     def join_group(self, group: str, subscription: Subscription) -> GroupMember:
-        self._check_open()
-        return self._groups.join(group, subscription)
+        self._log.check_open()
+        return self._log.groups.join(group, subscription)
 
     def heartbeat(
         self,
@@ -503,28 +380,19 @@ class Owner:
         *,
         timeout: float = 0.0,
     ) -> Assignment:
-        self._check_open()
-        return self._groups.beat(member, call, seen, holds, timeout if self._ticking else 0.0)
+        self._log.check_open()
+        return self._log.groups.beat(
+            member, call, seen, holds, timeout if self._log.ticking else 0.0
+        )
 
     def leave_group(self, member: GroupMember) -> None:
-        self._check_open()
-        self._groups.leave(member)
+        self._log.check_open()
+        self._log.groups.leave(member)
 
     def metrics(self) -> list[MetricReading]:
         """Return counters since the opening, and gauges of the present state."""
-        counters, open_ = self._environment.counters, self._coordinator.open_transactions
-        return [*log_readings(self._catalog, counters, open_), *self._cleaners.readings()]
+        counters, open_ = self._log.environment.counters, self._log.coordinator.open_transactions
+        return [*log_readings(self._log.catalog, counters, open_), *self._log.cleaners.readings()]
 
     def _located(self, tp: TopicPartition, offset: CommittedOffset) -> CommittedOffset:
-        return located(tp, offset, self._partition(tp).offsets())
-
-    def _check_open(self) -> None:
-        """Raise OwnerUnavailable if the log is closed or this process was forked, or FolderLost."""
-        if os.getpid() != self._pid:
-            raise OwnerUnavailable(
-                "this process was forked from the log's owner, which alone may use it; open the "
-                "log again with changelog.open, which attaches"
-            )
-        if self._closed:
-            raise OwnerUnavailable("this log is closed; open it again with changelog.open")
-        self._watch.check()
+        return located(tp, offset, self._log.partition(tp).offsets())

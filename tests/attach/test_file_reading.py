@@ -74,7 +74,7 @@ def filled(owner, columns):
 
 
 def segments(owner):
-    return [segment.path for segment in owner._partition(T0).segments]
+    return [segment.path for segment in owner._log.partition(T0).segments]
 
 
 def values(broker, position=0):

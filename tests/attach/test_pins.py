@@ -29,7 +29,7 @@ def span(owner, columns):
     producer = owner.init_producer()
     for n in range(80):
         owner.append([Append("t", 0, columns(5), producer, 5 * n)])
-    assert len(owner._partition(T0).segments) > 2
+    assert len(owner._log.partition(T0).segments) > 2
     return {T0: PinnedRange(owner.topic("t").topic_id, 0, 400)}
 
 

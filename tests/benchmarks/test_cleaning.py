@@ -51,7 +51,7 @@ def test_everything_but_the_last_record_is_in_closed_segments(tmp_path: Path) ->
     records = KeyedRecords(COUNT, 100, timestamp=1_700_000_000_000)
     size = fill(tmp_path, records)
     owner = Owner(LocalStorage(tmp_path), background=False)
-    partition = owner._catalog.get(CHANGELOG.topic).partition(0)
+    partition = owner._log.catalog.get(CHANGELOG.topic).partition(0)
     assert partition.segments[-1].base_offset == COUNT
     assert sum(segment.size for segment in partition.segments[:-1]) == size > 100 * COUNT
     owner.close()

@@ -57,7 +57,7 @@ def send(client: Client, *records: tuple[bytes | None, bytes | None]) -> Appende
 
 
 def partition_of(world: World) -> Partition:
-    return world.owner._catalog.get("t").partition(0)
+    return world.owner._log.catalog.get("t").partition(0)
 
 
 def pass_of(world: World, memory: int) -> PassResult:
@@ -280,7 +280,7 @@ def test_files_replaced_by_a_failed_pass_are_removed_after_the_delay(world: Powe
     [status] = [one for one in world.owner.cleaning() if one.topic == "t"]
     assert (status.state, status.reason) == ("failed", "no room")
     world.clock.advance(60_001)  # file.delete.delay.ms
-    world.owner._maintenance.tick()
+    world.owner._log.maintenance.tick()
     partition = partition_of(world)
     listed = {segment.path for segment in partition.segments}
     assert set(world.storage.paths(partition.folder, ".log")) == listed
@@ -362,7 +362,7 @@ def test_a_partition_that_is_less_dirty_does_not_wait_for_ever(
 
     monkeypatch.setattr(Cleaners, "_begin", begin)
     for _ in range(4):
-        owner._cleaners._busy = 0
+        owner._log.cleaners._busy = 0
         world.clock.advance(15_000)
         owner.tick()
     assert chosen[0] == "busy"

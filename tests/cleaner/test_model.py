@@ -459,7 +459,7 @@ class CleaningMachine(RuleBasedStateMachine):
         with suppress(StrandlineError):
             self.world.owner.clean(["t"] if "compact" in self.policy else None)
         self.world.storage.hook = None
-        partitions = list(self.world.owner._partitions())
+        partitions = list(self.world.owner._log.partitions())
         if not all(one.usable and not one._manifest_in_doubt for one in partitions):
             self._reopen("kill", lost=())
 
@@ -753,7 +753,7 @@ class CleaningMachine(RuleBasedStateMachine):
         return self._partition_of("t", number)
 
     def _partition_of(self, topic: str, number: int = 0) -> Partition:
-        return self.world.owner._catalog.get(topic).partition(number)
+        return self.world.owner._log.catalog.get(topic).partition(number)
 
     def _read(
         self,

@@ -120,6 +120,6 @@ def test_the_state_of_the_cleaner_can_be_requested_while_it_looks_for_work(
 
     monkeypatch.setattr(Partition, "retired", property(retired))
     world.clock.advance(60_000)
-    world.owner._cleaners.tick()
+    world.owner._log.cleaners.tick()
     asking.join(BOUND)
     assert {one.topic for one in world.owner.cleaning()} >= {"t", "u"}

@@ -71,7 +71,7 @@ def send(client: Client, keys: list[int]) -> None:
 
 
 def partition_of(world: World) -> Partition:
-    return world.owner._catalog.get("t").partition(0)
+    return world.owner._log.catalog.get("t").partition(0)
 
 
 def close_segment(world: World) -> Partition:

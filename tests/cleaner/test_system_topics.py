@@ -105,12 +105,12 @@ class Story:
 
 
 def system_partition(owner: Owner, topic: str) -> Partition:
-    return owner._catalog.get(topic).partition(0)
+    return owner._log.catalog.get(topic).partition(0)
 
 
 def offsets_of(owner: Owner) -> dict[Any, Any]:
     """Return the committed offsets in memory, with the offset of each one's record."""
-    committed = owner._offsets._committed
+    committed = owner._log.offsets._committed
     return {key: change for key, change in committed.items() if change[1] is not None}
 
 

@@ -297,7 +297,7 @@ class Actors:
         partition."""
         with self.tolerant():
             with suppress(UnknownTopic):
-                aged = self.world.owner._partition(AGED)
+                aged = self.world.owner._log.partition(AGED)
                 bases = {segment.base_offset for segment in aged.segments}
                 self.ledger.starts[AGED] |= bases | {aged.log_end}
             self.world.owner.tick()

@@ -107,7 +107,7 @@ def _asked(storage: MemoryStorage, *, tolerant: bool = False) -> Answers:
     try:
         return ask(owner, tolerant=tolerant)
     finally:
-        owner._environment.pool.shutdown()
+        owner._log.environment.pool.shutdown()
 
 
 def _judge_refusal(

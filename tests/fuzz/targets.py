@@ -244,7 +244,7 @@ def open_with(name: str) -> Target:
         try:
             ask(owner)
         finally:
-            owner._environment.pool.shutdown()
+            owner._log.environment.pool.shutdown()
 
     return Target(read, [known])
 

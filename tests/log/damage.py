@@ -26,7 +26,7 @@ def files(world: World) -> dict[str, bytearray]:
 
 def folder_of(world: World, topic: str = "t", partition: int = 0) -> str:
     """Return the folder of a partition, also if its owner is closed."""
-    return partition_folder(world.owner._catalog.get(topic).meta.topic_id, partition)
+    return partition_folder(world.owner._log.catalog.get(topic).meta.topic_id, partition)
 
 
 def paths(world: World, suffix: str, topic: str = "t", partition: int = 0) -> list[str]:

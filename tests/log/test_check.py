@@ -268,7 +268,7 @@ def test_a_schema_missing_in_the_catalog_is_named_and_is_not_a_damaged_record() 
 
 def append_holder(world: World) -> None:
     """Create the partition's folder, with an empty segment in it."""
-    partition = world.owner._catalog.get("t").partition(0)
+    partition = world.owner._log.catalog.get("t").partition(0)
     world.storage.make_dir(partition.folder)
     partition.roll()
 
@@ -594,7 +594,7 @@ def test_a_transaction_that_ends_twice_is_found() -> None:
     world.owner.create_topic("t")
     tx = Client(world, "tx")
     tx.append(b"a")
-    partition = world.owner._catalog.get("t").partition(0)
+    partition = world.owner._log.catalog.get("t").partition(0)
     partition.append_marker(tx.identity._replace(epoch=tx.identity.epoch + 1), commit=False)
     tx.commit()
     assert found(world) == [("damage", "producer")]
@@ -624,7 +624,7 @@ def test_a_commit_without_a_prepare_is_found() -> None:
     world.owner.create_topic("t")
     tx = Client(world, "tx")
     tx.append(b"a")
-    partition = world.owner._catalog.get("t").partition(0)
+    partition = world.owner._log.catalog.get("t").partition(0)
     partition.append_marker(tx.identity._replace(epoch=tx.identity.epoch + 1), commit=True)
     partition.sync()
     assert found(world) == [("damage", "outcome")]
@@ -632,7 +632,7 @@ def test_a_commit_without_a_prepare_is_found() -> None:
 
 def test_an_epoch_assigned_twice_is_found() -> None:
     world = World()
-    log = world.owner._coordinator._log
+    log = world.owner._log.coordinator._log
     for epoch in (3, 2):
         log.write([("tx", TransactionRecord("empty", 0, epoch, epoch, 1000))], sync=True)
     assert ("damage", "epoch") in found(world)

@@ -117,7 +117,7 @@ def test_nothing_is_removed_from_a_topic_that_is_no_longer_compacted(
     owner.alter_topic("c", config={"cleanup.policy": "delete"})
     assert not of_topic(owner)
     owner.alter_config({"log.cleaner.io.max.bytes.per.second": None})
-    eventually(lambda: not owner._cleaners._busy)
+    eventually(lambda: not owner._log.cleaners._busy)
     assert left(owner) == 40
     owner.alter_topic("c", config={"cleanup.policy": "compact"})
     owner.clean(["c"])

@@ -256,7 +256,7 @@ class Commits:
         self.threads = in_threads(lambda: self._commit(self.clients[0]))
         assert self.held.wait(BOUND)
         self.threads += in_threads(*(lambda c=c: self._commit(c) for c in self.clients[1:]))
-        commits = world.owner._coordinator._commits
+        commits = world.owner._log.coordinator._commits
         eventually(lambda: len(commits._waiting) == 2, what="the two waiting for a round")
 
     def _hold_the_first_fsync(self) -> None:

@@ -101,7 +101,7 @@ def test_rolls_that_fail_do_not_take_the_snapshot_of_the_one_that_did_not() -> N
     client, other = Client(world), Client(world)
     client.append(b"a")
     world.owner.delete_records(TopicPartition("t", 0), -1)  # the snapshot has the client
-    partition = world.owner._catalog.get("t").partition(0)
+    partition = world.owner._log.catalog.get("t").partition(0)
     world.storage.hook = failing("create", ".log", error=DiskFull("no room"))
     for n in range(3):
         other.append(b"%d" % n)

@@ -251,13 +251,13 @@ class TestALiveTopic:
         client = Client(world)
         for _ in range(20):
             client.append(b"x" * 500)
-        assert len(world.owner._partition(T0).segments) == 1
+        assert len(world.owner._log.partition(T0).segments) == 1
         if whose == "topic":
             world.owner.alter_topic("t", config={"segment.bytes": "4096"})
         else:
             world.owner.alter_config({"log.segment.bytes": "4096"})
         client.append(b"x" * 500)
-        assert len(world.owner._partition(T0).segments) == 2
+        assert len(world.owner._log.partition(T0).segments) == 2
 
     @pytest.mark.parametrize("whose", ["topic", "log"])
     @pytest.mark.parametrize(

@@ -131,10 +131,10 @@ def deleted(world: World) -> None:
 def test_a_pinned_range_reads_the_same_after_any_change_of_the_log(world: World, fate: Any) -> None:
     fill(world)
     before = shown(world)
-    assert len(world.owner._partition(T0).segments) > 3
+    assert len(world.owner._log.partition(T0).segments) > 3
     hold(world)
     fate(world)
-    assert not world.owner._catalog.has("t") or shown(world) != before
+    assert not world.owner._log.catalog.has("t") or shown(world) != before
     assert pinned(world) == before
     assert pinned(world, max_bytes=1) == before  # one batch per fetch
     world.reopen()
@@ -159,7 +159,7 @@ def test_a_part_of_a_partition_is_pinned_from_and_to_any_offset(world: World) ->
 
 def test_only_the_segments_of_a_range_are_kept(world: World) -> None:
     fill(world)
-    first, *_ = world.owner._partition(T0).segments
+    first, *_ = world.owner._log.partition(T0).segments
     span = {T0: PinnedRange(committed(world).topic_id, 1, 2)}
     world.owner.pins.hold(PIN, span, timeout_ms=HOUR)
     links = [n for n in world.storage.list_dir(pin_folder(PIN)) if n.endswith(".log")]
@@ -427,7 +427,7 @@ def test_damage_in_a_pinned_file_is_named() -> None:
     world.owner.create_topic("t", 2, config=SMALL)
     fill(world)
     hold(world)
-    first, *_ = world.owner._partition(T0).segments
+    first, *_ = world.owner._log.partition(T0).segments
     world.storage.flip(first.path, 150)
     with pytest.raises(CorruptLog, match="pins/query/a-b/"):
         pinned(world)

@@ -584,7 +584,7 @@ def test_two_folders_with_one_topic_name_are_resolved_by_moving_the_emptier_one_
     values = all_values(world)
     copy = bytes(files(world)[topic_copy(world.owner.topic("t").topic_id)])
     other = "f" * 32
-    meta = world.owner._catalog.get("t").meta
+    meta = world.owner._log.catalog.get("t").meta
     import msgspec
 
     msgspec.structs.replace(meta, topic_id=other).save_copy(world.storage)

@@ -62,7 +62,7 @@ def test_a_segment_rolls_before_it_has_too_many_frames_counted_over_openings(
         world.crash()
     counts = [
         sum(1 for _ in segment.frames(0, 1 << 20))
-        for segment in world.owner._partition(T0).segments
+        for segment in world.owner._log.partition(T0).segments
     ]
     assert sum(counts) == 35
     assert max(counts) == 10
@@ -73,7 +73,7 @@ def test_headers_are_read_without_their_payloads(monkeypatch: pytest.MonkeyPatch
     client = Client(world)
     for count in (1, 40, 3):
         client.append(*[b"x" * 100] * count)
-    [segment] = world.owner._partition(T0).segments
+    [segment] = world.owner._log.partition(T0).segments
     expected = [frame.header for frame in segment.frames(0, 1 << 20)]
     sizes, read = list[int](), MemoryFile.read
 

@@ -46,7 +46,7 @@ def read(world: World) -> dict[str, list[Any]]:
 
 def versions(world: World, topic: str) -> list[set[int]]:
     """Return the versions of the frames in each segment of partition 0."""
-    segments = world.owner._catalog.get(topic).partition(0).segments
+    segments = world.owner._log.catalog.get(topic).partition(0).segments
     return [{header.version for header in segment.headers()} for segment in segments]
 
 

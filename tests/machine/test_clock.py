@@ -80,10 +80,10 @@ def test_retention_works_while_the_clock_catches_up(jump: int) -> None:
     world.clock.advance(10_001)
     world.owner.tick()
     assert world.owner.offsets([T0])[T0].log_start > 0
-    assert len(world.owner._maintenance.pending_deletes) > 0
+    assert len(world.owner._log.maintenance.pending_deletes) > 0
     world.clock.advance(60_001)
     world.owner.tick()
-    assert world.owner._maintenance.pending_deletes == []
+    assert world.owner._log.maintenance.pending_deletes == []
 
 
 def test_a_clock_set_forward_does_not_remove_files_that_may_be_in_use() -> None:
@@ -92,11 +92,11 @@ def test_a_clock_set_forward_does_not_remove_files_that_may_be_in_use() -> None:
     for _ in range(5):
         client.append(b"x" * 2000, times=START_MS - HOUR)
     world.owner.tick()
-    kept = len(world.owner._maintenance.pending_deletes)
+    kept = len(world.owner._log.maintenance.pending_deletes)
     assert kept > 0
     world.clock.jump(DAY)
     world.owner.tick()
-    assert len(world.owner._maintenance.pending_deletes) >= kept
+    assert len(world.owner._log.maintenance.pending_deletes) >= kept
 
 
 def test_a_clock_set_forward_only_deletes_by_the_time_of_records() -> None:

@@ -524,7 +524,7 @@ def test_a_log_is_closed_on_a_full_disk_too_and_loses_nothing() -> None:
     no_room(world)
     owner.close()
     with pytest.raises(StrandlineError):
-        owner._catalog.get("t").partition(0).append(None)  # type: ignore[arg-type]
+        owner._log.catalog.get("t").partition(0).append(None)  # type: ignore[arg-type]
     world.storage.hook = None
     world.open()
     assert world.values() == [b"a"]
@@ -578,7 +578,7 @@ def test_an_fsync_after_one_whose_failure_another_thread_got_acknowledges_nothin
     world = a_world()
     client = Client(world)
     client.append(b"a")
-    partition = world.owner._catalog.get("t").partition(0)
+    partition = world.owner._log.catalog.get("t").partition(0)
 
     def another_is_told(operation: Operation) -> None:
         if operation.kind == "fsync":
@@ -598,7 +598,7 @@ def test_an_append_cut_short_anywhere_is_neither_repeated_nor_overwritten(
     world = a_world()
     client = Client(world)
     client.append(b"a")
-    partition = world.owner._catalog.get("t").partition(0)
+    partition = world.owner._log.catalog.get("t").partition(0)
     target = {
         "append": partition.segments[-1].file,
         "noted": partition.segments[-1],

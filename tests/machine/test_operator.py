@@ -111,7 +111,7 @@ def test_a_read_only_folder_is_reported_and_the_log_works_afterwards(
             world.owner.create_topic("new")
         assert world.values() == [b"a"]
         world.owner._closed = True  # like a crash; an orderly close would have to write as well
-        world.owner._lock.release()
+        world.owner._log._lock.release()
         with pytest.raises(StorageFailed, match=os.strerror(number)):
             world.open()
     world.open()

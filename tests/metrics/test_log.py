@@ -87,7 +87,7 @@ def test_a_partition_whose_disk_failed_is_counted(
     log.append("a", [{"value": b"x"}], partition=1)
     owner = log.broker._connections.current(1.0)[1].broker  # type: ignore[attr-defined]
     assert isinstance(owner, Owner)
-    partition = owner._partition(TopicPartition("a", 1))
+    partition = owner._log.partition(TopicPartition("a", 1))
     file = partition.segments[-1].file
 
     def refuse() -> None:
