@@ -10,8 +10,8 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.errors import RequestTimedOut
 from strandline.changelog.records import Batch, Fetched, Isolation, TopicPartition
 
-ROUND_BYTES = 32 << 20
-"""Approximate maximum number of bytes of a fetch, over all its partitions."""
+ROUND_BYTES = 8 << 20
+"""Default of the approximate maximum number of bytes of a fetch, over all its partitions."""
 MIN_PARTITION_BYTES = 1 << 20
 """Minimum number of bytes of a fetch for each partition."""
 MAX_PARTITIONS = 16

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack, overload
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock, SystemClock
-from strandline.changelog.errors import InvalidConfig, MissingDependency
+from strandline.changelog.errors import MissingDependency
 from strandline.changelog.storage import Durability
 from strandline.framework.aggregates import Counter, Grouped
 from strandline.framework.container.running import RunLimits, Runner, reset
@@ -695,10 +695,12 @@ class App:
             InvalidConfig: The store belongs to no task, or its stored values have another type.
             InvalidRequest: There is no such partition.
         """
-        if store.task is None:
-            raise InvalidConfig(f"store {store.name!r} belongs to no task, so it holds nothing")
         self.prepare()
-        return self._queries().store(store, partition=partition)
+        if self._connection is None:
+            from strandline.framework.querying.client import connection_of
+
+            self._connection = connection_of(self.session)
+        return self._connection.store(store, partition=partition)
 
     def describe(self) -> dict[str, Any]:
         """Return tasks with their inputs and stores, topics, and settings as plain data."""
@@ -722,21 +724,13 @@ class App:
         """
         self.session.prepare()
 
-    def _queries(self) -> Connection:
-        if self._connection is None:
-            from strandline.framework.querying.client import Connection, connections_at
-
-            workers = connections_at(self.log)
-            self._connection = Connection(self.broker(), workers, clock=self.session.clock)
-        return self._connection
-
 
 def _command_line() -> Callable[[App], NoReturn]:
     """Return the function that runs an app's command line, an entry point of this package.
 
     The command line imports the app, so the app does not import the command line.
     """
-    for found in entry_points(group=COMMAND_LINE):
+    for found in entry_points(group=COMMAND_LINE, name="main"):
         return found.load()  # type: ignore[no-any-return]
     raise MissingDependency(
         "app.main() needs the command line of the installed package: pip install strandline"

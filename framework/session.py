@@ -1,4 +1,4 @@
-"""What the handles of an app share: its name, its log, and the settings that concern both."""
+"""Session of an app: its name, its log, and the settings that its handles share."""
 
 from __future__ import annotations
 

@@ -25,12 +25,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Each file, and all tests that share a server, stay in one process.
     """
     if not LONG:
-        longer = [item for item in items if item.get_closest_marker("long")]
+        longer = [item for item in items if _is_long(item)]
         config.hook.pytest_deselected(items=longer)
         items[:] = [item for item in items if item not in longer]
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+def _is_long(item: pytest.Item) -> bool:
+    """Return True if a test, or its variant on Kafka, is left to the long form of the suite."""
+    on_kafka = item.get_closest_marker("long_on_kafka") is not None and is_on_kafka(item)
+    return on_kafka or item.get_closest_marker("long") is not None
 
 
 def _group(item: pytest.Item) -> str:

@@ -273,7 +273,7 @@ class Coordinator:
         """
         successor = self._successor(transaction)
         for partition in transaction.partitions:
-            if not partition.retired:
+            if not partition.gate.retired:
                 try:
                     partition.append_marker(successor, commit=False)
                 except NO_EFFECT_ERRORS:
@@ -289,7 +289,7 @@ class Coordinator:
         """Write the markers that there was no room for. Raises DiskFull if there still is none."""
         self._commits.write_pending_markers(transaction.transactional_id)
         for partition, successor in list(transaction.pending_markers.items()):
-            if partition.usable:
+            if partition.gate.usable:
                 with contextlib.suppress(UnknownTopic):  # the topic was deleted meanwhile
                     partition.append_marker(successor, commit=False)
             del transaction.pending_markers[partition]

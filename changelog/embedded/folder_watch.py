@@ -40,6 +40,6 @@ class FolderWatch:
                 self._lost = error
                 _log.error("the log stops: %s", error, extra={"error": error})
                 for partition in partitions:
-                    partition.poison(error)
+                    partition.gate.poison(error)
                 self._environment.notifier.notify()
         return self._lost is not None

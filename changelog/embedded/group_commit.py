@@ -68,12 +68,12 @@ class CommitTicket:
     @property
     def is_marked(self) -> bool:
         """True if the transaction has ended in every partition."""
-        return all(p in self.markers or p.retired for p in self.partitions)
+        return all(p in self.markers or p.gate.retired for p in self.partitions)
 
     @property
     def pending_markers(self) -> list[Partition]:
         """Partitions without a marker that can be written as soon as there is room."""
-        return [p for p in self.partitions if p not in self.markers and p.usable]
+        return [p for p in self.partitions if p not in self.markers and p.gate.usable]
 
     def is_finalized(self, *, fsync: bool) -> bool:
         """Return True if the Prepare is no longer needed.
@@ -81,7 +81,7 @@ class CommitTicket:
         With `fsync` every marker must be durable, without it every marker must be written.
         """
         return all(
-            p.retired or (p in self.markers and (not fsync or self.markers[p] < p.synced_end))
+            p.gate.retired or (p in self.markers and (not fsync or self.markers[p] < p.synced_end))
             for p in self.partitions
         )
 
@@ -235,12 +235,12 @@ class GroupCommit:
         hidden: set[Partition] = set()
         for ticket in tickets:
             for partition in ticket.partitions:
-                if partition in ticket.markers or partition.retired:
+                if partition in ticket.markers or partition.gate.retired:
                     continue
                 try:
                     offset, visible = partition.append_marker(ticket.successor, commit=True)
                 except StrandlineError as error:
-                    if not partition.retired:
+                    if not partition.gate.retired:
                         errors[ticket] = error
                     continue
                 ticket.markers[partition] = offset

@@ -23,9 +23,8 @@ tuple and need no lock.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -39,13 +38,10 @@ from strandline.changelog.embedded.frame import FramePayload, encode_marker, fra
 from strandline.changelog.embedded.manifest import Manifest, SegmentEntry
 from strandline.changelog.embedded.metrics import AppendCounters
 from strandline.changelog.embedded.segment import Segment
+from strandline.changelog.embedded.write_gate import WriteGate
 from strandline.changelog.errors import (
     NO_EFFECT_ERRORS,
-    OwnerUnavailable,
-    PartitionPoisoned,
     StorageFailed,
-    StrandlineError,
-    UnknownTopic,
 )
 from strandline.changelog.history import HistoryEpoch, epoch_of, with_epoch
 from strandline.changelog.layout import SegmentName
@@ -119,8 +115,8 @@ class Partition:
         The file name may then refer to the new manifest without being durable."""
         self.cleaning = threading.Lock()
         """Lock held while segments are rewritten, and while the partition's folder is removed."""
-        self._refused: StrandlineError | None = None
-        """Reason why nothing can be written: a failure, a deleted topic, or a closed log."""
+        self.gate = WriteGate(self.topic_partition)
+        """Rejects appends after a failure, a deletion of the topic, or a close of the log."""
 
     # State ---------------------------------------------------------------------------
 
@@ -138,22 +134,12 @@ class Partition:
         return max(self.log_start, min(self.high_watermark, first_open))
 
     @property
-    def retired(self) -> bool:
-        """True if the topic was deleted."""
-        return isinstance(self._refused, UnknownTopic)
-
-    @property
-    def usable(self) -> bool:
-        """True if the partition accepts appends, provided that there is room on the disk."""
-        return self._refused is None
-
-    @property
     def is_known(self) -> bool:
         """True if no write, fsync or save of the manifest has failed since the opening.
 
         Otherwise the content of the disk is unknown.
         """
-        return not (self._manifest_in_doubt or isinstance(self._refused, StorageFailed))
+        return not (self._manifest_in_doubt or self.gate.poisoned)
 
     def offsets(self) -> PartitionOffsets:
         """Return the partition's ends and leader epochs, all as of one moment."""
@@ -189,7 +175,7 @@ class Partition:
         or PartitionPoisoned. After another StorageFailed the outcome is unknown.
         """
         with self.lock:
-            self.check_usable()
+            self.gate.check()
             if producer is not None:
                 known = self.producers.check(
                     producer,
@@ -201,7 +187,7 @@ class Partition:
                 if known is not None:
                     epoch = epoch_of(self.manifest.epochs, known.base_offset)
                     return known._replace(leader_epoch=epoch.number, incarnation=epoch.incarnation)
-            with self._atomic_or_poisoned():
+            with self.gate.atomic_or_poisoned():
                 header = self._write(payload, producer, base_sequence, transactional=transactional)
                 self._note_producer(header)
                 self.written.add(header)
@@ -235,10 +221,10 @@ class Partition:
         now = self.environment.clock.now_ms()
         payload = encode_marker(commit=commit, coordinator_epoch=0, timestamp=now)
         with self.lock:
-            self.check_usable()
+            self.gate.check()
             nothing_waits = self.high_watermark == self.log_end
             opened = self.producers.open_since(producer.producer_id)
-            with self._atomic_or_poisoned():
+            with self.gate.atomic_or_poisoned():
                 header = self._write(payload, producer, -1, transactional=True, recovery=recovery)
                 if not commit and opened >= 0:
                     # Before the marker is visible, because a reader that sees the marker without
@@ -287,20 +273,6 @@ class Partition:
         self.log_end = header.last_offset + 1
         return header
 
-    @contextlib.contextmanager
-    def _atomic_or_poisoned(self) -> Iterator[None]:
-        """Poison the partition if a change of the log's end fails in a way that was not undone."""
-        try:
-            yield
-        except NO_EFFECT_ERRORS:
-            raise
-        except StorageFailed as error:
-            self.poison(error)
-            raise
-        except BaseException as error:  # MemoryError or an interrupt, between any two steps
-            self.poison(StorageFailed(f"a write was interrupted: {type(error).__name__}: {error}"))
-            raise
-
     def _note_producer(self, header: FrameHeader) -> None:
         if header.producer_id < 0:
             return
@@ -328,7 +300,7 @@ class Partition:
         """
         wanted = self.log_end
         with self._sync_lock:
-            self.check_usable()
+            self.gate.check()
             if self.synced_end >= wanted:
                 return
             # Under the lock, because a roll between the two reads would pair the end with the
@@ -337,7 +309,7 @@ class Partition:
                 covered, file = self.log_end, self.segments[-1].file
             self._sync_file(file)  # earlier segments were synced when they were closed
             with self.lock:
-                self._check_not_poisoned()  # a write may have failed during the fsync
+                self.gate.check_not_poisoned()  # a write may have failed during the fsync
                 self._publish(covered)
 
     def _sync_file(self, file: File) -> None:
@@ -345,35 +317,13 @@ class Partition:
             with self.environment.counters.fsyncs.timed():
                 file.sync()
         except StorageFailed as error:
-            self.poison(error)
+            self.gate.poison(error)
             raise
 
     def _publish(self, durable_end: int) -> None:
         self.synced_end = max(self.synced_end, durable_end)
         self.high_watermark = max(self.high_watermark, self.synced_end)
         self.environment.notifier.notify()
-
-    def poison(self, error: StorageFailed) -> None:
-        """Reject all appends from now on: after this failure the content of the disk is unknown.
-
-        Only recovery, at the next opening, can find out what is there.
-        """
-        self._refused = self._refused or error
-
-    def check_usable(self) -> None:
-        """Raise PartitionPoisoned after a failed write or fsync, UnknownTopic after a deletion."""
-        self._check_not_poisoned()
-        if self._refused is not None:
-            raise self._refused
-
-    def _check_not_poisoned(self) -> None:
-        # Also checked after an fsync, because the operating system reports a failed write-back to
-        # only one of several concurrent fsyncs.
-        if isinstance(self._refused, StorageFailed):
-            raise PartitionPoisoned(
-                f"{self.topic_partition} cannot be written after an earlier failure "
-                f"({self._refused}); reopen the log once the cause is fixed"
-            )
 
     # Segments -------------------------------------------------------------------------
 
@@ -382,25 +332,11 @@ class Partition:
         if not self.segments:
             self.environment.storage.make_dir(self.folder)
             self.roll()
-        elif self._is_full(self.segments[-1], payload):
+        elif _is_full(self.segments[-1], payload, self.config):
             self.roll()
         if self.environment.durability == "os":
             self._reserve(self.log_end + payload.record_count)
         return self.segments[-1]
-
-    def _is_full(self, active: Segment, payload: FramePayload) -> bool:
-        """Return True if the active segment must be closed before the payload is appended."""
-        if active.size == 0:
-            return False
-        too_large = (
-            active.size + payload.frame_size > self.config.segment_bytes
-            or active.frames_noted >= MAX_SEGMENT_FRAMES
-        )
-        age = payload.max_timestamp - active.first_timestamp
-        oldest = self.config.segment_ms
-        if self.config.compact:
-            oldest = min(oldest, self.config.max_compaction_lag_ms)
-        return too_large or age > oldest
 
     def roll(self, start: int | None = None) -> None:
         """Close the active segment and create another one, at `start` or the log's end.
@@ -409,8 +345,8 @@ class Partition:
         durable before the manifest lists its successor, so only the active segment ever needs a
         full walk. If there is no room, the next attempt writes all of these files anew.
         """
-        self.check_usable()
-        with self._atomic_or_poisoned():
+        self.gate.check()
+        with self.gate.atomic_or_poisoned():
             self._roll(self.log_end if start is None else start)
 
     def _roll(self, start: int) -> None:
@@ -424,7 +360,7 @@ class Partition:
         # name and leave a manifest that lists a missing file.
         storage.sync_dir(self.folder)
         entries.append(SegmentEntry(base_offset=start, generation=name.generation, created_ms=now))
-        self._check_not_poisoned()
+        self.gate.check_not_poisoned()
         self._change_manifest(segments=entries, next_generation=name.generation + 1)
         self._publish(self.log_end)
         if self.segments:
@@ -513,7 +449,7 @@ class Partition:
         tombstone below `purged_end`.
         """
         with self.lock:
-            self.check_usable()
+            self.gate.check()
             at = next((i for i, one in enumerate(self.segments) if one is old[0]), 0)
             after = at + len(old)
             if self.segments[at:after] != tuple(old):
@@ -535,7 +471,7 @@ class Partition:
         Below it no key has two records, and there are no records of aborted transactions.
         """
         with self.lock:
-            self.check_usable()
+            self.gate.check()
             self._change_manifest(clean_end=end)
             self.aborted = self.aborted.since(end)
 
@@ -559,12 +495,25 @@ class Partition:
     def retire(self) -> None:
         """Reject all appends from now on, because the topic was deleted."""
         with self.lock:
-            self._refused = UnknownTopic(f"topic {self.topic_partition.topic!r} was deleted")
+            self.gate.retire()
         self.environment.notifier.notify()
 
     def shut(self) -> None:
         """Reject all appends from now on, because the log is being closed."""
         with self.lock:
-            self._refused = self._refused or OwnerUnavailable(
-                "the log is closed; open it again with changelog.open"
-            )
+            self.gate.shut()
+
+
+def _is_full(active: Segment, payload: FramePayload, config: TopicConfig) -> bool:
+    """Return True if the active segment must be closed before the payload is appended."""
+    if active.size == 0:
+        return False
+    too_large = (
+        active.size + payload.frame_size > config.segment_bytes
+        or active.frames_noted >= MAX_SEGMENT_FRAMES
+    )
+    age = payload.max_timestamp - active.first_timestamp
+    oldest = config.segment_ms
+    if config.compact:
+        oldest = min(oldest, config.max_compaction_lag_ms)
+    return too_large or age > oldest

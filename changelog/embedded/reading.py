@@ -32,8 +32,8 @@ def view(partition: Partition, offset: int, *, max_bytes: int, isolation: Isolat
     Raises OffsetOutOfRange, and UnknownTopic if the topic was deleted.
     """
     with partition.lock:
-        if partition.retired:
-            partition.check_usable()
+        if partition.gate.retired:
+            partition.gate.check()
         ends = partition.offsets()
         if not ends.log_start <= offset <= max(partition.log_end, ends.log_start):
             raise OffsetOutOfRange(
@@ -115,7 +115,7 @@ def _read(
         try:
             return seen, read(seen)
         except FileNotFoundError as error:
-            if partition.segments is segments and not partition.retired:
+            if partition.segments is segments and not partition.gate.retired:
                 raise CorruptLog(
                     f"{partition.folder}: a segment is gone ({error}); {REPAIR}"
                 ) from error

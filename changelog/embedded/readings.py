@@ -43,7 +43,9 @@ def _of_topic(topic: OpenTopic) -> Iterator[MetricReading]:
     yield MetricReading(RECORDS, (name,), sum(w.records for w in written))
     yield MetricReading(BYTES, (name,), sum(w.nbytes for w in written))
     yield MetricReading(SIZE, (name,), sum(s.size for p in partitions for s in p.segments))
-    yield MetricReading(REFUSING, (name,), sum(not p.usable and not p.retired for p in partitions))
+    yield MetricReading(
+        REFUSING, (name,), sum(not p.gate.usable and not p.gate.retired for p in partitions)
+    )
     for number, partition in enumerate(partitions):
         ends = partition.offsets()
         yield MetricReading(START, (name, str(number)), ends.log_start)

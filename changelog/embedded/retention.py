@@ -51,7 +51,7 @@ def retain(partition: Partition, now_ms: int) -> list[Segment]:
     with partition.lock:
         segments = partition.segments
         nothing = not segments or (len(segments) == 1 and segments[0].size == 0)
-        if nothing or partition.retired:
+        if nothing or partition.gate.retired:
             return []
         count = expired_segments(
             segments,
@@ -69,7 +69,7 @@ def delete_records(partition: Partition, before: int) -> list[Segment]:
     Raises OffsetOutOfRange beyond the high watermark.
     """
     with partition.lock:
-        partition.check_usable()
+        partition.gate.check()
         if before == -1:
             before = partition.high_watermark
         if before > partition.high_watermark:

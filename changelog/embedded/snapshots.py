@@ -145,7 +145,7 @@ class KeptSnapshots:
         self._storage.remove_tree(snapshot_folder(name))
 
     def _write(self, name: str, folder: str) -> None:
-        partitions = [partition for partition in self._partitions() if not partition.retired]
+        partitions = [partition for partition in self._partitions() if not partition.gate.retired]
         with contextlib.ExitStack() as held:
             for partition in partitions:
                 held.enter_context(partition.lock)
@@ -174,7 +174,7 @@ class _Cut:
     """The files of one partition at the moment of the snapshot. Its lock is held at creation."""
 
     def __init__(self, partition: Partition, folder: str) -> None:
-        partition.check_usable()  # the files of a poisoned partition may hold anything
+        partition.gate.check()  # the files of a poisoned partition may hold anything
         self._storage = partition.environment.storage
         self._inside = partition.folder
         self._folder = folder

@@ -20,7 +20,7 @@ def sync_all(
     """
     if environment.durability == "os":
         return {}
-    waiting = [partition for partition in partitions if not partition.retired]
+    waiting = [partition for partition in partitions if not partition.gate.retired]
     results = environment.in_parallel(_sync, waiting)
     return {p: error for p, error in zip(waiting, results, strict=True) if error is not None}
 
@@ -29,7 +29,7 @@ def _sync(partition: Partition) -> StrandlineError | None:
     try:
         partition.sync()
     except StrandlineError as error:
-        return None if partition.retired else error
+        return None if partition.gate.retired else error
     return None
 
 
@@ -51,5 +51,5 @@ def begin_epochs(
 
 def _begin_epoch(partition: Partition) -> None:
     with partition.lock, contextlib.suppress(StrandlineError):
-        if partition.usable and not partition.epoch_begun:
+        if partition.gate.usable and not partition.epoch_begun:
             partition.begin_epoch(partition.log_end, reserve=True)

@@ -22,6 +22,8 @@ Advance = Callable[[int], None]
 GroupOffsets = dict[str, dict[TopicPartition, CommittedOffset]]
 """Committed offsets by group."""
 
+ROUND_BYTES = 32 << 20
+"""Approximate bytes of a fetch, over all its partitions."""
 MAX_WAIT_S = 10.0
 """Maximum time to wait for open transactions to end."""
 _PAUSE_S = 0.02
@@ -95,7 +97,7 @@ def fetches(
     stable = {tp: ends[tp].last_stable_offset for tp in positions}
     while True:
         try:
-            for fetched in scan(broker, left, stable):
+            for fetched in scan(broker, left, stable, max_bytes=ROUND_BYTES):
                 yield fetched
                 left |= {tp: one.next_offset for tp, one in fetched.items()}
             return

@@ -18,10 +18,10 @@ from typing import Literal, NamedTuple
 from strandline.changelog.broker import Broker
 from strandline.changelog.records import CommittedOffset, TopicPartition
 from strandline.framework.container.container_context import ContainerContext
-from strandline.framework.container.driving import Steps
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.manager import TaskManager
 from strandline.framework.container.slices import SLICE_SECONDS
+from strandline.framework.container.steps import Steps
 from strandline.framework.positions import PendingAtEnd, waiting_of
 
 Bound = Literal["settled", "idle", "end"]

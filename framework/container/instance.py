@@ -14,20 +14,20 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from strandline.changelog.clock import Clock
 from strandline.changelog.errors import TaskFailed
 from strandline.changelog.records import TopicPartition
 from strandline.framework import context
+from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.decoding import Chunk
-from strandline.framework.container.driving import Steps, drive, drive_async
 from strandline.framework.container.error_policy import ErrorPolicy
 from strandline.framework.container.event_loop import EventLoop
 from strandline.framework.container.failures import INFRASTRUCTURE_ERRORS
 from strandline.framework.container.inputs import Input, next_run
-from strandline.framework.container.metrics import TaskCounters
 from strandline.framework.container.sampling import Sampling
+from strandline.framework.container.steps import StepRunner, Steps, drive, drive_async
 from strandline.framework.container.windows import WindowTimer
 from strandline.framework.context import TaskContext
 from strandline.framework.handlers import check_finished, no_timer
@@ -36,59 +36,71 @@ from strandline.framework.placing import Placed
 from strandline.framework.record import Record
 from strandline.framework.task import TaskSpec
 from strandline.framework.timers import ClockName, DueTimer, Timers
-from strandline.framework.topic import Topic
 from strandline.framework.trial import Trial
-from strandline.statestore.store import PartitionStore
+from strandline.statestore.store import AnyStore
+
+
+@dataclass
+class InstanceParts:
+    """Parts of a task instance whose stores are being restored.
+
+    The worker's thread makes the instance from them, including the object of a class task.
+    """
+
+    spec: TaskSpec
+    number: int
+    inputs: list[Input]
+    stores: list[AnyStore]
+    timer_store: AnyStore | None
+
+    @property
+    def all_stores(self) -> list[AnyStore]:
+        return self.stores if self.timer_store is None else [*self.stores, self.timer_store]
+
+    def release(self) -> None:
+        """Close the stores."""
+        for store in self.all_stores:
+            store.close()
+
+
+def release_all(parts: Sequence[InstanceParts]) -> None:
+    """Close the stores of several instances."""
+    for part in parts:
+        part.release()
 
 
 class TaskInstance:
     """One task on one partition, with its inputs, stores, timers and outboxes."""
 
     def __init__(
-        self,
-        app: str,
-        spec: TaskSpec,
-        partition: int,
-        inputs: list[Input],
-        stores: Sequence[PartitionStore[Any, Any]],
-        timer_store: PartitionStore[Any, Any] | None,
-        topics: Sequence[Topic[Any, Any]],
-        clock: Clock,
-        counters: TaskCounters,
-        placed: Placed,
-        trial: Trial,
+        self, container: ContainerContext, parts: InstanceParts, placed: Placed, trial: Trial
     ) -> None:
+        spec, clock = parts.spec, container.clock
         self.spec = spec
-        self.partition = partition
-        self.inputs = inputs
-        self.stores = list(stores)
-        self.all_stores = [*stores] if timer_store is None else [*stores, timer_store]
+        self.partition = parts.number
+        self.inputs = parts.inputs
+        self.stores = parts.stores
+        self.all_stores = parts.all_stores
         """All stores of the instance, including the one that holds its timers."""
-        self.timers = Timers(timer_store) if timer_store is not None else None
-        self.context = TaskContext(app, spec.name, partition, self.timers)
-        self.outboxes = {topic: Outbox(self.context, trial) for topic in topics}
+        self.timers = None if parts.timer_store is None else Timers(parts.timer_store)
+        self.context = TaskContext(container.app, spec.name, parts.number, self.timers)
+        self.outboxes = {topic: Outbox(self.context, trial) for topic in container.topics}
         self.is_started = False
         """True once `init` has run; its effects are committed, or are part of the next commit."""
         self._start_is_committed = False
         """True once the effects of `init` are committed."""
-        self.counters = counters
+        self.counters = container.counters.task(spec.name)
         self.placed = placed
         """Tracks the stores in which each key is on the partition that its hash selects."""
         self._handled = 0
         """Number of records since the last commit, including skipped and dead-lettered ones."""
         self.turn = 0
         """Number of its latest slice, counted over all slices of the worker."""
-        self.changed = False
-        """True if a step ran since the last commit."""
-        self._slice: list[Record[Any, Any]] = []
-        """Records that the hot loop iterates over; `cut` clears it to end the loop."""
-        self._ends_early = False
-        """True if the slice is to end after the running step."""
-        self._has_run = False
-        """True if a step has run in this slice."""
         self._trial = trial
-        self._policy = ErrorPolicy(spec, partition, self.outboxes, trial, clock)
+        self._policy = ErrorPolicy(spec, parts.number, self.outboxes, trial, clock)
         self.mark_refused = self._policy.mark_refused
+        self._runner = StepRunner(self.context, self.all_stores, self.outboxes, self._policy, trial)
+        self._may_continue = self._runner.may_continue
         self._clock = clock
         self._object: Any = spec.handler() if spec.is_class else None
         self._process: Callable[..., Any] = (
@@ -98,8 +110,12 @@ class TaskInstance:
         self._on_timer = spec.on_timer or own_timer
         self._windows = WindowTimer(spec.window_ms, clock)
         self._plain = not spec.is_async and self.timers is None
-        self._marks = [0] * len(self.all_stores)
         self._sampling = Sampling(self.stores)
+
+    @property
+    def changed(self) -> bool:
+        """True if a step ran since the last commit."""
+        return self._runner.changed
 
     @property
     def failure(self) -> TaskFailed | None:
@@ -128,19 +144,17 @@ class TaskInstance:
 
     def begin_slice(self) -> None:
         """Begin a slice. At least one step runs in it, even if `cut` is called before that step."""
-        self._ends_early = self._has_run = False
+        self._runner.begin_slice()
 
     def cut(self) -> None:
         """End the slice after the running step. May be called from any thread."""
-        self._ends_early = True
-        # Clearing the list ends the hot loop's iteration, so the loop needs no check of a flag.
-        self._slice.clear()
+        self._runner.cut()
 
     def start(self) -> Steps:
         """Run `init` of a class task as a step."""
         init = getattr(self._object, "init", None)
         if init is not None:
-            yield from self._step(self._clock_record(), "init", init, self.context)
+            yield from self._runner.run(self._clock_record(), "init", init, self.context)
         self.is_started = not self.has_failed()
         return 0
 
@@ -205,11 +219,6 @@ class TaskInstance:
                 handled += 1
         return handled
 
-    def _may_continue(self) -> bool:
-        """Return True if another step may run before the worker commits or does other work."""
-        is_cut = self._ends_early and self._has_run
-        return not (is_cut or self.has_failed() or self._trial.is_over)
-
     def ticks(self) -> Steps:
         """Yield a step for each timer and window that is due by the wall clock."""
         now = self._clock.now_ms()
@@ -231,7 +240,7 @@ class TaskInstance:
             return 0
         now = self._clock.now_ms()
         self._windows.end_window(now)
-        yield from self._step(self._clock_record(now), "window", self._object.window)
+        yield from self._runner.run(self._clock_record(now), "window", self._object.window)
         if not self.has_failed():
             self._windows.called()
         return 1
@@ -321,7 +330,7 @@ class TaskInstance:
             box.checked = self._trial.is_checking
             if box.keys:
                 box.clear()
-        self.changed = False
+        self._runner.changed = False
         for source in self.inputs:
             # The commit may have appended to this input, so only the next fetch shows its end.
             source.stable = None
@@ -370,16 +379,14 @@ class TaskInstance:
     def _run_plain(self, source: Input, chunk: Chunk, stop: int) -> int:
         """Handle the records of `chunk` before index `stop`; end at one that fails the task."""
         begin = chunk.at
-        self.changed = True
+        self._runner.changed = True
         if chunk.error is not None:
             self._policy.resolve(chunk.records[0], chunk, chunk.error)
             self._mark_handled(source, chunk, 0 if self.has_failed() else 1)
-            self._has_run = True
+            self._runner.has_run = True
         while chunk.at < stop and self._may_continue():
-            self._slice = chunk.records[chunk.at : stop]
             try:
-                self._handle_all(self._slice)
-                is_whole = len(self._slice) == stop - chunk.at
+                is_whole = self._runner.run_all(self._process, chunk.records[chunk.at : stop])
                 done = stop - chunk.at if is_whole else self._count_begun(chunk, stop)
                 self._mark_handled(source, chunk, done)
             except INFRASTRUCTURE_ERRORS:
@@ -388,7 +395,7 @@ class TaskInstance:
                 done = self._count_begun(chunk, stop)
                 self._policy.resolve(self.context.record, chunk, error)
                 self._mark_handled(source, chunk, done - 1 if self.has_failed() else done)
-            self._has_run = self._has_run or done > 0
+            self._runner.has_run = self._runner.has_run or done > 0
         if done := chunk.at - begin:
             self._trial.done += done
             self._policy.note_step(chunk.records[chunk.at - 1], chunk)
@@ -403,62 +410,14 @@ class TaskInstance:
         begun = (at for at in range(chunk.at, stop) if chunk.records[at] is last)
         return next(begun, chunk.at - 1) + 1 - chunk.at
 
-    def _handle_all(self, records: list[Record[Any, Any]]) -> None:
-        """Call the handler for each record: the hot loop. Undo the record whose handler raises."""
-        current, process = self.context, self._process
-        marks, logs = self._marks, [store.changed for store in self.stores]
-        try:
-            if len(logs) == 1:
-                log = logs[0]
-                for record in records:
-                    current.record = record
-                    marks[0] = len(log)
-                    if (result := process(record)) is not None:
-                        check_finished(result)
-                return
-            for record in records:
-                current.record = record
-                marks[:] = map(len, logs)
-                if (result := process(record)) is not None:
-                    check_finished(result)
-        except BaseException:
-            self._undo(current.record)
-            raise
-
     def _record_step(self, record: Record[Any, Any], chunk: Chunk) -> Steps:
         if chunk.error is not None:
             self._trial.done += 1
-            self._has_run = True
+            self._runner.has_run = True
             if not self._policy.apply_verdict(record, chunk):
                 self._policy.resolve(record, chunk, chunk.error)
             return 0
-        return (yield from self._step(record, chunk, self._process, record))
-
-    def _step(
-        self, record: Record[Any, Any], what: Chunk | str, call: Callable[..., Any], *args: Any
-    ) -> Steps:
-        """Call a handler as one step.
-
-        Returns:
-            1 if the handler succeeded; 0 if the policy was applied to its error.
-        """
-        self.context.record = record
-        self.changed = True
-        self._trial.done += 1
-        self._has_run = True
-        self._policy.note_step(record, what)
-        if self._policy.apply_verdict(record, what):
-            return 0
-        self._marks[:] = [store.mark() for store in self.all_stores]
-        try:
-            yield call, args
-        except BaseException as error:
-            self._undo(record)
-            if isinstance(error, INFRASTRUCTURE_ERRORS) or not isinstance(error, Exception):
-                raise
-            self._policy.resolve(record, what, error)
-            return 0
-        return 1
+        return (yield from self._runner.run(record, chunk, self._process, record))
 
     def _advance(self, timestamp: int) -> Steps:
         """Advance stream time to `timestamp` (ms) and fire the stream timers up to it."""
@@ -483,7 +442,9 @@ class TaskInstance:
                 timers.take(due)
                 return self._on_timer(due.name)
 
-            done = yield from self._step(self._clock_record(due.at), f"timer {due.name!r}", call)
+            done = yield from self._runner.run(
+                self._clock_record(due.at), f"timer {due.name!r}", call
+            )
             if self.has_failed():
                 self.context.stream_time = before
             elif not done:
@@ -499,13 +460,6 @@ class TaskInstance:
             self._handled += count
             self._windows.handled()
             source.position = chunk.records[chunk.at - 1].offset + 1
-
-    def _undo(self, record: Record[Any, Any]) -> None:
-        """Roll the stores back to the marks of the running step; drop the sends of `record`."""
-        for store, mark in zip(self.all_stores, self._marks, strict=True):
-            store.rollback(mark)
-        for box in self.outboxes.values():
-            box.cut(record)
 
     def _clock_record(self, at: int | None = None) -> Record[Any, Any]:
         """Return a record without key and value, at time `at` (ms), for a step that has none."""

@@ -29,7 +29,7 @@ from strandline.framework.container.event_loop import EventLoop
 from strandline.framework.container.folders import StoreFolders
 from strandline.framework.container.growth import PartitionGrowth, input_partitions
 from strandline.framework.container.inputs import Input
-from strandline.framework.container.instance import TaskInstance
+from strandline.framework.container.instance import InstanceParts, TaskInstance, release_all
 from strandline.framework.container.outage import patiently
 from strandline.framework.container.restore import OnRestore, RestoreMonitor
 from strandline.framework.container.standbys import Standbys
@@ -65,24 +65,6 @@ may need a moment to release them.
 
 class RestoreAbandoned(Exception):
     """The partitions being restored are no longer assigned to this worker."""
-
-
-@dataclass
-class InstanceParts:
-    """Parts of a task instance whose stores are being restored.
-
-    The worker's thread makes the instance from them, including the object of a class task.
-    """
-
-    spec: TaskSpec
-    number: int
-    inputs: list[Input]
-    stores: list[AnyStore]
-    timer_store: AnyStore | None
-
-    @property
-    def all_stores(self) -> list[AnyStore]:
-        return self.stores if self.timer_store is None else [*self.stores, self.timer_store]
 
 
 class RestoredInstances(NamedTuple):
@@ -239,7 +221,7 @@ class TaskManager:
                 arrived.append(self._instance(part, committed))
                 arrived[-1].restored(window_pending=_window_is_pending(part, committed))
         except BaseException:
-            _release(parts)
+            release_all(parts)
             raise
         self.committed.update(committed)
         # A new list replaces the old one, because other threads may be iterating over that.
@@ -323,7 +305,7 @@ class TaskManager:
             finally:
                 self._report_end(opening, is_restored)
         except BaseException:
-            _release(parts)
+            release_all(parts)
             raise
         return RestoredInstances(parts, committed)
 
@@ -388,7 +370,7 @@ class TaskManager:
             if spec.has_timers:
                 parts.timer_store = opened(spec.timer_store)
         except BaseException:
-            _release([parts])
+            parts.release()
             raise
         return parts
 
@@ -430,7 +412,7 @@ class TaskManager:
         wait([opening.result for opening in begun])
         for opening in openings:
             if opening in begun and opening.result.exception() is None:
-                _release(opening.result.result().parts)
+                release_all(opening.result.result().parts)
         for opening in openings:
             if opening not in begun:
                 self._report_unbegun_end(opening)
@@ -451,25 +433,9 @@ class TaskManager:
     def _instance(self, parts: InstanceParts, committed: Committed) -> TaskInstance:
         first = parts.inputs[0].partition
         placed = placed_of(committed[first].metadata) if first in committed else {}
-        return TaskInstance(
-            self._app,
-            parts.spec,
-            parts.number,
-            parts.inputs,
-            parts.stores,
-            parts.timer_store,
-            self._context.topics,
-            self._context.clock,
-            self.counters.task(parts.spec.name),
-            Placed(parts.number, self._context.infos[first.topic].partitions, parts.stores, placed),
-            self.trial,
-        )
-
-
-def _release(parts: Sequence[InstanceParts]) -> None:
-    for part in parts:
-        for store in part.all_stores:
-            store.close()
+        count = self._context.infos[first.topic].partitions
+        placed_stores = Placed(parts.number, count, parts.stores, placed)
+        return TaskInstance(self._context, parts, placed_stores, self.trial)
 
 
 def _window_is_pending(parts: InstanceParts, committed: Committed) -> bool:

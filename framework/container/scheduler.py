@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from strandline.changelog.clock import Clock
-from strandline.framework.container.driving import Steps
 from strandline.framework.container.event_loop import EventLoop
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.slice_guard import SliceGuard
@@ -23,6 +22,7 @@ from strandline.framework.container.slices import (
     shares,
     slice_seconds,
 )
+from strandline.framework.container.steps import Steps
 from strandline.framework.trial import Trial
 
 

@@ -18,9 +18,10 @@ from strandline import changelog
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.credentials import token_of
-from strandline.changelog.errors import InvalidRequest, UnknownTopic
+from strandline.changelog.errors import InvalidConfig, InvalidRequest, UnknownTopic
 from strandline.changelog.location import is_encrypted, is_served
 from strandline.changelog.log import Log
+from strandline.changelog.records import TopicInfo
 from strandline.framework.parts import partitions_asked
 from strandline.framework.querying.committed import CommittedSource
 from strandline.framework.querying.connections import Connections
@@ -29,11 +30,14 @@ from strandline.framework.querying.folded import ReplayedSource
 from strandline.framework.querying.messages import StoreDescription
 from strandline.framework.querying.placement import Placement
 from strandline.framework.querying.workers import Fleet, Source
+from strandline.framework.session import Session
 from strandline.framework.store import Store
+from strandline.framework.store_declarations import StoreDeclarations
 from strandline.statestore.no_len import NoLen
 from strandline.statestore.ordered import FIRST_KEY
 from strandline.statestore.reader import KeyRange
 from strandline.statestore.spec import UNSET, changelog_topic
+from strandline.statestore.values import Expiry
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,6 +96,11 @@ def connect(
         return Connection(opened.broker, workers, deadline, clock, opened.close)
     broker = log.broker if isinstance(log, Log) else log
     return Connection(broker, workers, deadline, clock)
+
+
+def connection_of(session: Session) -> Connection:
+    """Return a connection to the workers of an app, over the log that its session has open."""
+    return Connection(session.broker(), connections_at(session.log), clock=session.clock)
 
 
 def connections_at(
@@ -166,15 +175,18 @@ class Connection:
             InvalidRequest: The store or the partition does not exist.
             InvalidConfig: The stored data cannot be read as `key` and `value`.
         """
-        if isinstance(name, Store):
-            name, value = f"{name.session.app}/{name.name}", name
-        return ReadOnlyStore(name, self.committed(name), key, value, partition)
+        if not isinstance(name, Store):
+            return ReadOnlyStore(name, self.committed(name), key, value, partition)
+        full = f"{name.session.app}/{name.name}"
+        committed = self.committed(full, expiry=self._checked(full, name))
+        return ReadOnlyStore(full, committed, key, name, partition)
 
-    def committed(self, name: str) -> CommittedSource:
+    def committed(self, name: str, *, expiry: Expiry = "marked") -> CommittedSource:
         """Return the committed state of the store "app/store", as bytes.
 
         Args:
             name: Name of the app, a slash, name of the store.
+            expiry: Which values carry an expiry, if the log has no declaration of the store.
 
         Returns:
             The source that `ReadOnlyStore` decodes.
@@ -182,16 +194,12 @@ class Connection:
         Raises:
             InvalidRequest: The store does not exist.
         """
-        app, slash, short = name.partition("/")
-        topic = changelog_topic(app, short)
-        try:
-            partitions = self.broker.topic(topic).partitions if slash else 0
-        except UnknownTopic:
-            partitions = 0
-        if not partitions:
-            raise InvalidRequest(f"there is no store {name!r}, as app/store; {self._changelogs()}")
+        app, _, short = name.partition("/")
+        topic, partitions = changelog_topic(app, short), self._changelog(name).partitions
         fleet = Fleet(app, self.broker, self._connections, self._clock, self._deadline)
-        replayed = ReplayedSource(self.broker, topic, partitions, app=app, wait=self._deadline)
+        replayed = ReplayedSource(
+            *(self.broker, topic, partitions), app=app, wait=self._deadline, expiry=expiry
+        )
         placement = Placement(self.broker, app, short, partitions, self._clock)
         return CommittedSource(short, fleet, replayed, placement, partitions)
 
@@ -205,6 +213,29 @@ class Connection:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _changelog(self, name: str) -> TopicInfo:
+        """Return the changelog of the store "app/store". Raises InvalidRequest."""
+        app, slash, short = name.partition("/")
+        try:
+            if slash:
+                return self.broker.topic(changelog_topic(app, short))
+        except UnknownTopic:
+            pass
+        raise InvalidRequest(f"there is no store {name!r}, as app/store; {self._changelogs()}")
+
+    def _checked(self, name: str, store: Store[Any, Any]) -> Expiry:
+        """Compare a store of this program with the log; return which values carry an expiry.
+
+        Raises InvalidConfig, InvalidRequest.
+        """
+        if store.task is None:
+            raise InvalidConfig(f"store {store.name!r} belongs to no task, so it holds nothing")
+        info = self._changelog(name)
+        declared = StoreDeclarations(
+            store.session.app, [store.spec], {info.name: info}, self.broker, self._clock
+        )
+        return declared.check()[info.name]
 
     def _changelogs(self) -> str:
         suffix = changelog_topic("", "")[1:]

@@ -36,6 +36,7 @@ class ReplayedSource:
         app: str | None = None,
         wait: float = READERS_WAIT_S,
         expired: bool = False,
+        expiry: Expiry = "marked",
     ) -> None:
         """Create an empty state of each partition.
 
@@ -47,6 +48,7 @@ class ReplayedSource:
             wait: Seconds that a query waits for an open transaction that precedes committed
                 records, before it raises RequestTimedOut.
             expired: Whether to return values after the end of their time to live.
+            expiry: Which values carry an expiry, as long as no declaration is recorded.
         """
         self._broker = broker
         self._wait = wait
@@ -54,10 +56,10 @@ class ReplayedSource:
         self._changelog = changelog
         self._log = None if app is None else DeclarationLog(broker, app, SystemClock())
         self._now = _long_ago if expired else None
-        self._expiry: Expiry = "marked"  # if nothing is recorded, marks in the values count
+        self._undeclared = expiry
         self._parts: list[AnyStore] = []
         self._readers: list[CommittedReader] = []
-        self._reset(self._expiry)
+        self._reset(expiry)
         self._lock = threading.Lock()
         """Serializes queries, because a replay may replace the stores and their readers."""
 
@@ -109,7 +111,7 @@ class ReplayedSource:
             # The declaration is read after the replay. Values are rewritten only after their
             # declaration was recorded, so this read returns that of all replayed values.
             declaration = self.declaration()
-            expiry = self._expiry if declaration is None else declaration.expiry
+            expiry = self._undeclared if declaration is None else declaration.expiry
             if expiry == self._expiry:
                 return
             self._reset(expiry)

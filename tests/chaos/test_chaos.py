@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.chaos import NO_SMALL_DISK
+from tests.forms import by_form
 from tests.kafka.brokers import Running
 
 pytestmark = pytest.mark.slow
@@ -27,7 +28,7 @@ def chaos(repository: Path, *arguments: str) -> tuple[int, str]:
 
 @pytest.mark.timeout(900)
 def test_nothing_is_lost_and_nothing_doubled(repository: Path) -> None:
-    status, said = chaos(repository, "--minutes", "0.6")
+    status, said = chaos(repository, "--minutes", by_form("0.5", "2"))
     assert status == 0, said
     assert "lost 0, doubled 0" in said
     assert "WRONG" not in said
@@ -51,7 +52,7 @@ def test_nothing_is_lost_and_nothing_doubled(repository: Path) -> None:
 @pytest.mark.timeout(900)
 def test_nothing_is_lost_and_nothing_doubled_on_kafka(repository: Path, running: Running) -> None:
     """This runs its own three brokers. It requests the shared one to be skipped without Kafka."""
-    status, said = chaos(repository, "--kafka", "--minutes", "0.3", "--only", "kill")
+    status, said = chaos(repository, "--kafka", "--minutes", by_form("0.2", "1"), "--only", "kill")
     assert status == 0, said
     assert "lost 0, doubled 0" in said
     assert "WRONG" not in said

@@ -460,7 +460,7 @@ class CleaningMachine(RuleBasedStateMachine):
             self.world.owner.clean(["t"] if "compact" in self.policy else None)
         self.world.storage.hook = None
         partitions = list(self.world.owner._log.partitions())
-        if not all(one.usable and not one._manifest_in_doubt for one in partitions):
+        if not all(one.gate.usable and not one._manifest_in_doubt for one in partitions):
             self._reopen("kill", lost=())
 
     def _watched(self, clean: Callable[..., PassResult]) -> Callable[..., PassResult]:

@@ -12,7 +12,7 @@ import pytest
 from strandline.changelog.embedded.cleaning import cleaner, schedule
 from strandline.changelog.embedded.cleaning.passes import PassResult
 from strandline.changelog.embedded.owner import Owner
-from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.embedded.write_gate import WriteGate
 from strandline.changelog.errors import StorageFailed
 from strandline.changelog.storage import LocalStorage
 from tests.log.kit import Client, World
@@ -110,15 +110,15 @@ def test_the_state_of_the_cleaner_can_be_requested_while_it_looks_for_work(
         if topic == "t":
             world.owner.clean(["t"])
     asking = threading.Thread(target=world.owner.cleaning)
-    looked_up = Partition.retired
+    looked_up = WriteGate.retired
 
-    def retired(partition: Partition) -> bool:
+    def retired(gate: WriteGate) -> bool:
         if threading.current_thread() is threading.main_thread() and asking.ident is None:
             asking.start()
             asking.join(0.2)  # it adds a partition, unless it waits for the lock
-        return bool(looked_up.__get__(partition))
+        return bool(looked_up.__get__(gate))
 
-    monkeypatch.setattr(Partition, "retired", property(retired))
+    monkeypatch.setattr(WriteGate, "retired", property(retired))
     world.clock.advance(60_000)
     world.owner._log.cleaners.tick()
     asking.join(BOUND)

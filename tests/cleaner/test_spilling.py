@@ -296,7 +296,7 @@ def test_another_failure_fails_the_pass_and_leaves_no_file(world: PowerWorld, ki
     with pytest.raises(StorageFailed, match="the disk fails"):
         pass_of(world)
     assert files(world) == []
-    assert partition_of(world).usable
+    assert partition_of(world).gate.usable
     world.storage.hook = None
     assert pass_of(world).whole
     assert left(world) == last_of(keys)

@@ -24,10 +24,10 @@ from tests.crash.twin import Operation, PowerStorage
 
 STEPS = {
     "Owner.append": "append",
-    "Owner.tick": "tick",
+    "OpenFolder.tick": "tick",
     "Owner._commit_offsets": "offsets",
     "Owner.add_offsets": "offsets",
-    "Owner._close_in_order": "close",
+    "OpenFolder._close_in_order": "close",
     "LogMaintenance._delete_due": "remove",
     "TopicCatalog.create": "create",
     "TopicCatalog.alter": "alter",
@@ -58,7 +58,7 @@ STEPS = {
 }
 """Step names by qualified name of the function."""
 
-RECOVERY = "Owner._open"
+RECOVERY = "OpenFolder._open"
 _SYSTEM = {TRANSACTION_STATE: "transactions", CONSUMER_OFFSETS: "offsets"}
 
 

@@ -34,11 +34,11 @@ PACKAGES = ("changelog", "statestore")
 SHORT = {
     "stops": 193,
     "stops, os": 167,
-    "torn": 10_007,
-    "failures": 421,
+    "torn": 20_011,
+    "failures": 797,
     "recoveries": 251,
-    "recoveries, os": 127,
-    "recoveries, all points": 151,
+    "recoveries, os": 211,
+    "recoveries, all points": 251,
     "pairs": 97,
 }
 """Stride of each part in this short run."""

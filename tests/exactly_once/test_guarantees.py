@@ -96,7 +96,13 @@ def at_once(run_case: Callable[[Case], list[int]], cases: Mapping[str, Case]) ->
         return dict(zip(cases, pool.map(run_case, cases.values()), strict=True))
 
 
-@pytest.mark.parametrize("guarantee", DEATHS)
+@pytest.mark.parametrize(
+    "guarantee",
+    [
+        pytest.param(name, marks=[] if name == "exactly_once" else pytest.mark.long_on_kafka)
+        for name in DEATHS
+    ],
+)
 def test_a_worker_that_dies_in_its_commit_keeps_its_guarantee(
     system: System, tmp_path: Path, guarantee: str
 ) -> None:
@@ -150,6 +156,7 @@ def test_a_worker_that_sleeps_in_its_commit_while_another_continues_keeps_its_gu
     assert found == {name: allowed for name, (_, allowed) in expected.items()}
 
 
+@pytest.mark.long_on_kafka
 def test_a_sleeping_worker_whose_slot_is_free_commits_nothing(
     system: System, tmp_path: Path, eventually: Callable[..., None]
 ) -> None:
@@ -204,6 +211,7 @@ def is_done(log: Log, made: Totals) -> bool:
 
 
 @pytest.mark.parametrize("guarantee", DEATHS)
+@pytest.mark.long_on_kafka
 def test_all_guarantees_give_the_same_result_without_failures(
     system: System, guarantee: str
 ) -> None:

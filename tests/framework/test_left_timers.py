@@ -88,7 +88,7 @@ def test_a_reset_deletes_the_timers_of_dropped_tasks(log: Path) -> None:
     with renamed:
         renamed.run(until="idle", progress=False)
         renamed.reset()
-        topics = {topic.name for topic in renamed.broker.topics()}
+        topics = {topic.name for topic in renamed.broker().topics()}
     assert "app-remind-timers-changelog" not in topics
 
 

@@ -27,8 +27,9 @@ NAMED_BY_THE_PROGRAM = {
     # the app that a user names on the command line: `strandline run module:app`
     ("framework/cli/loading.py", "import_module"): 1,
     ("framework/cli/loading.py", "find_spec"): 1,
+    # the command line of this package, whose entry point has a constant name
+    ("framework/app.py", "entry_points"): 1,
     # names in tables and tuples of the same module
-    # The module of a command, by a table of the same package.
     ("framework/cli/lazy.py", "import_module"): 1,
     ("strandline/__init__.py", "import_module"): 2,
 }

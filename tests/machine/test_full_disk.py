@@ -582,7 +582,7 @@ def test_an_fsync_after_one_whose_failure_another_thread_got_acknowledges_nothin
 
     def another_is_told(operation: Operation) -> None:
         if operation.kind == "fsync":
-            partition.poison(StorageFailed("cannot fsync: Input/output error"))
+            partition.gate.poison(StorageFailed("cannot fsync: Input/output error"))
 
     world.storage.hook = another_is_told
     with pytest.raises(PartitionPoisoned):

@@ -393,6 +393,7 @@ def test_a_supervisor_exports_metrics_of_the_log_and_each_worker_its_own(
     assert supervisor.end() == 0
 
 
+@pytest.mark.long
 def test_a_supervisor_on_kafka_exports_metrics_of_its_workers(
     commands: Commands, kafka: str, name: str, tmp_path: Path, eventually: Eventually
 ) -> None:

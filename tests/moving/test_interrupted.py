@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from strandline.changelog import scan
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.log import Log
 from strandline.changelog.moving import MovedLog, Selection, move, reading, verify_only
@@ -65,8 +66,8 @@ def owners() -> Iterator[list[Owner]]:
 def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copy one batch of each of two partitions at a time."""
     monkeypatch.setattr(reading, "ROUND_BYTES", 1)
-    monkeypatch.setattr(reading, "MIN_PARTITION_BYTES", 1)
-    monkeypatch.setattr(reading, "MAX_PARTITIONS", 2)
+    monkeypatch.setattr(scan, "MIN_PARTITION_BYTES", 1)
+    monkeypatch.setattr(scan, "MAX_PARTITIONS", 2)
 
 
 def opened(owners: list[Owner]) -> Owner:

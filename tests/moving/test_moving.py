@@ -11,6 +11,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from strandline.changelog import scan
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import CorruptLog, InvalidRequest, InvalidTopic, UnknownTopic
 from strandline.changelog.log import Log
@@ -103,7 +104,7 @@ def test_a_tombstone_removed_before_it_was_copied_is_detected(
 ) -> None:
     """The copy has the value by then, and would never learn of the deletion."""
     monkeypatch.setattr(reading, "ROUND_BYTES", 1)
-    monkeypatch.setattr(reading, "MIN_PARTITION_BYTES", 1)
+    monkeypatch.setattr(scan, "MIN_PARTITION_BYTES", 1)
     changelog = Segments()
     changelog.change("stays", 1)
     changelog.change("goes", 2)
@@ -288,7 +289,7 @@ def test_records_deleted_by_retention_meanwhile_are_skipped(
     owner: Owner, target: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "ROUND_BYTES", 1)
-    monkeypatch.setattr(reading, "MIN_PARTITION_BYTES", 1)
+    monkeypatch.setattr(scan, "MIN_PARTITION_BYTES", 1)
     log = Log(owner)
     log.create_topic("t")
     for n in range(5):

@@ -10,13 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.forms import by_form
-
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
 
 OLDEST = "4.1.1"
-SOME = ["-k", "typed_topics or latest_state or goes_on_where"]
-"""A batch, a store and a stream."""
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +35,7 @@ def oldest_python(repository: Path) -> Path:
 def test_the_oldest_supported_spark_passes_the_same_tests(
     oldest_python: Path, repository: Path
 ) -> None:
-    tests = ["tests/spark/test_spark.py", "-q", "-p", "no:cacheprovider", *by_form(SOME, [])]
+    tests = ["tests/spark/test_spark.py", "-q", "-p", "no:cacheprovider"]
     said = command([str(oldest_python), "-m", "pytest", *tests], cwd=repository)
     assert " passed" in said
 

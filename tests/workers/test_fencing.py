@@ -8,7 +8,6 @@ handles their records and commits. Then the first continues where it was.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
@@ -27,10 +26,9 @@ from strandline.framework.container.folders import StoreFolders
 from strandline.framework.container.running import worker_on
 from strandline.framework.container.worker import Worker
 from strandline.framework.options import Guarantee
+from tests.forms import by_form
 from tests.workers.pipeline import Pipeline, judge, pipeline
 
-ALL = bool(os.environ.get("STRANDLINE_ALL_STEPS"))
-"""True to try every step, which takes minutes."""
 GIVEN = [(f"{'abc'[n % 3]}{n % 7}", n) for n in range(60)]
 LATER = [(f"{'abc'[n % 3]}{n % 7}", n) for n in range(60, 90)]
 
@@ -187,12 +185,11 @@ def story(at: int, *, after: bool, late: bool, guarantee: Guarantee = "exactly_o
 
 
 def stories(**how: Any) -> Iterator[Story]:
-    """Run a story for each step, or only for the first, middle and last of each kind of call."""
+    """Run a story for each step; in the short form for the first and last of each kind of call."""
     names = story(0, **how).calls
-    steps = range(1, len(names) + 1)
-    if not ALL:
-        by_name = [[at for at in steps if names[at - 1] == name] for name in sorted(set(names))]
-        steps = sorted({at for kind in by_name for at in (kind[0], kind[len(kind) // 2], kind[-1])})
+    steps: Collection[int] = range(1, len(names) + 1)
+    by_name = [[at for at in steps if names[at - 1] == name] for name in sorted(set(names))]
+    steps = sorted({at for kind in by_name for at in by_form((kind[0], kind[-1]), kind)})
     for at in steps:
         told = story(at, **how)
         assert told.point

@@ -100,6 +100,7 @@ def cluster(system: System, tmp_path: Path, eventually: Eventually) -> Iterator[
         made.close()
 
 
+@pytest.mark.long_on_kafka
 def test_a_killed_worker_is_noticed_and_the_others_continue(cluster: Cluster) -> None:
     """It is noticed at once in a folder, and after its session timeout on Kafka."""
     one, two = cluster.start()
@@ -114,6 +115,7 @@ def test_a_killed_worker_is_noticed_and_the_others_continue(cluster: Cluster) ->
     cluster.judge()
 
 
+@pytest.mark.long_on_kafka
 def test_a_worker_frozen_past_its_session_changes_nothing_logs_it_and_rejoins(
     cluster: Cluster, eventually: Eventually
 ) -> None:
@@ -162,6 +164,7 @@ def test_new_workers_continue_after_all_are_killed(cluster: Cluster) -> None:
     cluster.judge()
 
 
+@pytest.mark.long_on_kafka
 def test_workers_are_replaced_one_by_one_under_load(cluster: Cluster) -> None:
     first = cluster.start()
     cluster.shared(2)

@@ -168,6 +168,7 @@ def test_a_killed_worker_is_started_again_and_a_signal_ends_all_in_order(
         assert "nothing is wrong" in said
 
 
+@pytest.mark.long_on_kafka
 def test_workers_end_in_order_when_their_supervisor_is_killed(
     supervised: Supervised, eventually: Eventually
 ) -> None:
@@ -198,6 +199,7 @@ def test_until_idle_ends_with_the_work_done_and_logs_in_files(
     assert "6,000 records handled" in supervised.text(), "2,000, each by three tasks"
 
 
+@pytest.mark.long_on_kafka
 def test_each_second_is_a_line_of_json(supervised: Supervised, eventually: Eventually) -> None:
     supervised.start("--workers", "2", "--json", "--timeout", "60")
     supervised.at_work(2)  # otherwise the first might finish before the second has joined

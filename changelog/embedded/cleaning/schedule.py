@@ -224,7 +224,7 @@ class Cleaners:
             with self._lock:
                 progress = self._progress_of(partition)
                 requests, requested = progress.requests, progress.requested
-                if not partition.usable:
+                if not partition.gate.usable:
                     progress.answered = requests
                     continue
                 if progress.running or steady_ms < progress.retry_ms:
@@ -314,7 +314,7 @@ class Cleaners:
         def check() -> None:
             if self._stopping.is_set():
                 raise OwnerUnavailable("the log is being closed")
-            partition.check_usable()
+            partition.gate.check()
             check_compacted(topic.meta.name, topic.config)
 
         def pace(nbytes: int) -> None:
@@ -355,7 +355,7 @@ class Cleaners:
 
     def _forget_retired(self) -> None:
         with self._lock:  # because other threads look up and add entries
-            for partition in [one for one in self._progresses if one.retired]:
+            for partition in [one for one in self._progresses if one.gate.retired]:
                 del self._progresses[partition]
 
     def _progress_of(self, partition: Partition) -> _CleaningProgress:

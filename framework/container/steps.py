@@ -1,0 +1,170 @@
+"""Steps of a task instance: calls of its handlers, which are undone if they raise.
+
+There are two drivers: one calls the handlers, the other also awaits them.
+
+A generator of steps yields each call to be made. It is resumed when the handler has returned. If
+the handler raises, the exception is thrown into the generator.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+from strandline.framework.container.decoding import Chunk
+from strandline.framework.container.error_policy import ErrorPolicy
+from strandline.framework.container.failures import INFRASTRUCTURE_ERRORS
+from strandline.framework.context import TaskContext
+from strandline.framework.handlers import check_finished
+from strandline.framework.outbox import Outbox
+from strandline.framework.record import Record
+from strandline.framework.topic import Topic
+from strandline.framework.trial import Trial
+from strandline.statestore.store import AnyStore
+
+Step = tuple[Callable[..., Any], tuple[Any, ...]]
+Steps = Generator[Step, None, int]
+
+
+def drive(steps: Steps) -> int:
+    """Call the handlers of `steps`, one after another; return what the generator returns."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                result = step[0](*step[1])
+                if result is not None:
+                    check_finished(result)
+            except Exception as error:
+                step = steps.throw(error)
+            else:
+                step = next(steps)
+    except StopIteration as end:
+        return int(end.value or 0)
+
+
+async def drive_async(steps: Steps) -> int:
+    """Call the handlers of `steps`, one after another, and await those that are async."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                result = step[0](*step[1])
+                if inspect.isawaitable(result):
+                    result = await result
+                if result is not None:
+                    check_finished(result)
+            except Exception as error:
+                step = steps.throw(error)
+            else:
+                step = next(steps)
+    except StopIteration as end:
+        return int(end.value or 0)
+
+
+class StepRunner:
+    """Runs the steps of one task instance: undoes one that raises, and applies the error policy."""
+
+    def __init__(
+        self,
+        context: TaskContext,
+        stores: Sequence[AnyStore],
+        outboxes: Mapping[Topic[Any, Any], Outbox],
+        policy: ErrorPolicy,
+        trial: Trial,
+    ) -> None:
+        self.changed = False
+        """True if a step ran since the last commit."""
+        self.has_run = False
+        """True if a step has run in this slice."""
+        self._ends_early = False
+        """True if the slice is to end after the running step."""
+        self._slice: list[Record[Any, Any]] = []
+        """Records that the hot loop iterates over; `cut` clears it to end the loop."""
+        self._context = context
+        self._stores = stores
+        self._outboxes = outboxes
+        self._policy = policy
+        self._trial = trial
+        self._marks = [0] * len(stores)
+
+    def begin_slice(self) -> None:
+        """Begin a slice. At least one step runs in it, even if `cut` is called before that step."""
+        self._ends_early = self.has_run = False
+
+    def cut(self) -> None:
+        """End the slice after the running step. May be called from any thread."""
+        self._ends_early = True
+        # Clearing the list ends the hot loop's iteration, so the loop needs no check of a flag.
+        self._slice.clear()
+
+    def may_continue(self) -> bool:
+        """Return True if another step may run before the worker commits or does other work."""
+        is_cut = self._ends_early and self.has_run
+        return not (is_cut or self._policy.failure is not None or self._trial.is_over)
+
+    def run(
+        self, record: Record[Any, Any], what: Chunk | str, call: Callable[..., Any], *args: Any
+    ) -> Steps:
+        """Call a handler as one step.
+
+        Returns:
+            1 if the handler succeeded; 0 if the policy was applied to its error.
+        """
+        self._context.record = record
+        self.changed = True
+        self._trial.done += 1
+        self.has_run = True
+        self._policy.note_step(record, what)
+        if self._policy.apply_verdict(record, what):
+            return 0
+        self._marks[:] = [store.mark() for store in self._stores]
+        try:
+            yield call, args
+        except BaseException as error:
+            self._undo(record)
+            if isinstance(error, INFRASTRUCTURE_ERRORS) or not isinstance(error, Exception):
+                raise
+            self._policy.resolve(record, what, error)
+            return 0
+        return 1
+
+    def run_all(self, handler: Callable[..., Any], records: list[Record[Any, Any]]) -> bool:
+        """Call a synchronous handler for each record. Undo the record whose handler raises.
+
+        Returns:
+            True if all records were handled; False if `cut` has ended the slice before.
+        """
+        count, self._slice = len(records), records
+        try:
+            self._handle_all(handler, records)
+        except BaseException:
+            self._undo(self._context.record)
+            raise
+        return len(records) == count
+
+    def _handle_all(self, handler: Callable[..., Any], records: list[Record[Any, Any]]) -> None:
+        """Call the handler for each record: the hot loop."""
+        current = self._context
+        marks, logs = self._marks, [store.changed for store in self._stores]
+        if len(logs) == 1:
+            log = logs[0]
+            for record in records:
+                current.record = record
+                marks[0] = len(log)
+                if (result := handler(record)) is not None:
+                    check_finished(result)
+            return
+        for record in records:
+            current.record = record
+            marks[:] = map(len, logs)
+            if (result := handler(record)) is not None:
+                check_finished(result)
+
+    def _undo(self, record: Record[Any, Any]) -> None:
+        """Roll the stores back to the marks of the running step; drop the sends of `record`."""
+        for store, mark in zip(self._stores, self._marks, strict=True):
+            store.rollback(mark)
+        for box in self._outboxes.values():
+            box.cut(record)
