@@ -20,9 +20,11 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException
 
 from strandline.changelog.errors import (
+    InvalidRecord,
     InvalidTxnState,
     MemberFenced,
     ProducerFenced,
+    RecordTooLarge,
     StrandlineError,
     TransactionAborted,
 )
@@ -38,6 +40,13 @@ GRACE_S = 2.0
 OFFSETS_S = 5.0
 """Maximum seconds to wait for a group's coordinator. A new attempt of the commit looks up the
 coordinator again."""
+REFUSALS = (InvalidRecord, RecordTooLarge)
+"""Errors of a batch that the cluster has refused.
+
+librdkafka (2.16) counts its records in the sequence numbers of the partition although they were
+not written, so the next transaction that writes there would fail (docs/upstream.md). The client is
+therefore replaced after the abort.
+"""
 Ended = Callable[[ProducerIdentity, Collection[TopicPartition]], None]
 """Function called after a transaction, with the producer's next identity and the partitions that it
 has written to."""
@@ -73,17 +82,26 @@ class Transactions:
         """Partitions written to in the open transaction."""
         self._groups: dict[str, Any] = {}
         """Metadata that librdkafka requires in place of a group's name, by group."""
-        self._sending = KafkaProducer(
-            connection,
-            {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms},
-        )
+        self._timeout_ms = timeout_ms
+        self._refused = False
+        """True if the cluster has refused a batch since the client was made."""
         self._caller = DeadlineCaller()
         try:
-            with connection.translated(f"taking over as {transactional_id!r}"):
-                self._in_time(lambda: self._sending.producer.init_transactions(DEADLINE_S))
+            self._sending = self._client()
         except BaseException:
             self._caller.close()
             raise
+
+    def _client(self) -> KafkaProducer:
+        """Return a client of librdkafka that has taken over the transactional id."""
+        properties = {
+            "transactional.id": self._name,
+            "transaction.timeout.ms": self._timeout_ms,
+        }
+        client = KafkaProducer(self._connection, properties)
+        with self._connection.translated(f"taking over as {self._name!r}"):
+            self._in_time(lambda: client.producer.init_transactions(DEADLINE_S))
+        return client
 
     def send(self, producer: ProducerIdentity, batches: Sequence[KafkaBatch]) -> list[Outcome]:
         """Append batches in the transaction. The first append begins it."""
@@ -101,6 +119,7 @@ class Transactions:
             if isinstance(failed, ProducerFenced):
                 self._dead = failed
             self._doom = self._doom or failed
+            self._refused = self._refused or any(isinstance(one, REFUSALS) for one in outcomes)
             return outcomes
 
     def add_offsets(
@@ -167,6 +186,9 @@ class Transactions:
         self._check(producer)
         self._check_not_failed()
         if not self._open:
+            if self._refused:
+                self._sending = self._client()
+                self._refused = False
             with self._connection.translated(self._doing("beginning")):
                 self._sending.producer.begin_transaction()
             self._open = True

@@ -6,12 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
+from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import (
     CoordinatorLoading,
     Fenced,
     InvalidConfig,
+    InvalidRecord,
     InvalidTxnState,
     ProducerFenced,
+    RecordTooLarge,
     StrandlineError,
     TransactionAborted,
     UnknownTopic,
@@ -23,6 +26,7 @@ from tests.contract.test_records import batch
 from tests.systems import System
 
 Sees = Callable[..., None]
+A_CENTURY_MS = 100 * 365 * 24 * 3_600_000
 
 
 def test_a_committed_transaction_is_visible_in_all_its_partitions(
@@ -51,6 +55,36 @@ def test_an_aborted_transaction_is_invisible_and_the_next_one_works(
         sees(topic, b"kept")
     uncommitted = log.read(topic, isolation="read_uncommitted")["value"].to_pylist()
     assert uncommitted.count(b"never") == 6
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "value", "time"),
+    [
+        ({"message.timestamp.after.max.ms": "3600000"}, b"k", b"v", A_CENTURY_MS),
+        ({"max.message.bytes": "2000"}, b"k", b"v" * 5_000, 0),
+        ({"cleanup.policy": "compact"}, None, b"v", 0),
+    ],
+)
+def test_the_next_transaction_works_after_one_with_a_refused_record(
+    log: Log,
+    name: str,
+    sees: Sees,
+    config: dict[str, str],
+    key: bytes | None,
+    value: bytes,
+    time: int,
+) -> None:
+    log.create_topic(name, config=config)
+    now = SystemClock().now_ms()
+    with log.producer(transactional_id=name, delivery_timeout_ms=5_000) as producer:
+        for number in range(3):
+            producer.begin_transaction()
+            with pytest.raises((InvalidRecord, RecordTooLarge)):
+                producer.append_columns(name, [key], [value], [now + time])
+            producer.abort_transaction()
+            with producer.transaction():
+                producer.append_columns(name, [b"k"], [b"%d" % number], [now])
+    sees(name, b"0", b"1", b"2")
 
 
 def test_readers_get_past_aborted_records(

@@ -37,7 +37,7 @@ SHORT = {
     "torn": 20_011,
     "failures": 797,
     "recoveries": 251,
-    "recoveries, os": 211,
+    "recoveries, os": 151,
     "recoveries, all points": 251,
     "pairs": 97,
 }
