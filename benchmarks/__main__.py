@@ -22,6 +22,7 @@ WORKLOADS = (
     "scaling",
     "producers",
     "commits",
+    "partitions",
     "serdes",
     "moving",
 )

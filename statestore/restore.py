@@ -209,8 +209,9 @@ def restore(
         end = max(log.last_stable_offset, log.committed_end if wait else 0)
         replay = _Replay(broker, partition, _origin(state, plan, log), end, wait, progress, clock)
         try:
-            with closing(_prefetched(replay.chunks())) as chunks:
-                state.refill(chunks)
+            if replay.position < end:
+                with closing(_prefetched(replay.chunks())) as chunks:
+                    state.refill(chunks)
         except OffsetOutOfRange:
             if broker.offsets([partition])[partition].log_start <= replay.position:
                 raise

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from strandline.changelog.clock import Clock
 from strandline.changelog.embedded.metrics import LogCounters
@@ -39,6 +39,16 @@ class Notifier:
         """Return when the version is no longer `seen`, at the latest after `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: self.version != seen, seconds)
+
+
+class Seen(NamedTuple, Generic[R]):
+    """Result of a look at partitions."""
+
+    version: int
+    """Version of the notifier before the look."""
+    found: R
+    is_new: bool
+    """True if a reader that waits for something new has it."""
 
 
 @dataclass
@@ -88,13 +98,27 @@ class LogContext:
                 pass  # the interpreter is shutting down and starts no new threads
         return [call(item) for item in items]
 
-    def poll_until(self, look: Callable[[], R], is_new: Callable[[R], bool], seconds: float) -> R:
-        """Call `look` until `is_new` accepts its result, at most for `seconds`, and return it."""
+    def poll_until(
+        self,
+        look: Callable[[], R],
+        is_new: Callable[[R], bool],
+        seconds: float,
+        seen: Seen[R] | None = None,
+    ) -> Seen[R]:
+        """Call `look` until `is_new` accepts its result, at most for `seconds`.
+
+        `look` is not called while nothing has changed since its last result, which may be that of
+        an earlier poll (`seen`) for the same positions.
+        """
         deadline = self.clock.monotonic() + seconds
         while True:
-            seen = self.notifier.version  # before `look`, so that no change in between is missed
-            found = look()
+            version = self.notifier.version  # before `look`, so that no change is missed
+            if seen is None or seen.version != version:
+                found = look()
+                seen = Seen(version, found, is_new(found))
             remaining = deadline - self.clock.monotonic()
-            if remaining <= 0 or is_new(found):
-                return found
-            self.notifier.wait(seen, remaining)
+            if remaining <= 0 or seen.is_new:
+                return seen
+            self.notifier.wait(version, remaining)
+            if self.notifier.version == version:
+                return seen  # the time is over

@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -19,6 +19,7 @@ from strandline.changelog.cleaning import CleaningStatus
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.embedded import reading, retention
 from strandline.changelog.embedded.admission import admitted, identity_of
+from strandline.changelog.embedded.context import Seen
 from strandline.changelog.embedded.offsets import located
 from strandline.changelog.embedded.open_folder import OpenFolder
 from strandline.changelog.embedded.partition import Partition
@@ -58,6 +59,10 @@ _log = logging.getLogger("strandline")
 T = TypeVar("T")
 
 
+MAX_UNCHANGED = 64
+"""Maximum number of polls whose empty results are kept."""
+
+
 class Owner:
     """An open log in a folder. Implements Broker.
 
@@ -92,6 +97,8 @@ class Owner:
         self._log = OpenFolder(
             storage, clock or SystemClock(), durability, background=background, role=role
         )
+        self._unchanged: dict[object, Seen[Any]] = {}
+        """Latest results of polls that have found nothing new."""
         self.meta = self._log.meta
         self.pins = self._log.pins
         self.snapshots = self._log.snapshots
@@ -214,7 +221,8 @@ class Owner:
             partition = self._log.partition(tp)
             return reading.fetch(partition, offset, max_bytes=max_bytes, isolation=isolation)
 
-        return self._poll(positions, fetch, lambda one: bool(one.batches), timeout)
+        key = "fetch", isolation, tuple(positions.items())
+        return self._poll(key, positions, fetch, lambda one: bool(one.batches), timeout)
 
     def locate(
         self,
@@ -234,10 +242,12 @@ class Owner:
             partition = self._log.partition(tp)
             return reading.view(partition, offset, max_bytes=max_bytes, isolation=isolation)
 
-        return self._poll(positions, locate, lambda view: bool(view.pieces), timeout)
+        key = "locate", isolation, tuple(positions.items())
+        return self._poll(key, positions, locate, lambda view: bool(view.pieces), timeout)
 
     def _poll(
         self,
+        key: object,
         positions: Mapping[TopicPartition, int],
         look: Callable[[TopicPartition, int], T],
         is_new: Callable[[T], bool],
@@ -245,17 +255,30 @@ class Owner:
     ) -> dict[TopicPartition, T]:
         """Return what `look` finds in each partition, once something new is found.
 
-        It waits up to `timeout` seconds, and not at all without a background thread.
+        It waits up to `timeout` seconds, and not at all without a background thread. A repeated
+        call that has found nothing costs almost nothing while the log does not change: its result
+        is kept by `key`, which says what is looked at. So idle readers of a thousand partitions are
+        cheap (the aim of Kafka's fetch sessions, KIP-227).
         """
 
         def look_at_all() -> dict[TopicPartition, T]:
             self._log.check_open()
             return {tp: look(tp, offset) for tp, offset in positions.items()}
 
+        def any_new(found: dict[TopicPartition, T]) -> bool:
+            return any(map(is_new, found.values()))
+
+        self._log.check_open()
         seconds = timeout if self._log.ticking else 0.0
-        return self._log.environment.poll_until(
-            look_at_all, lambda found: any(map(is_new, found.values())), seconds
+        seen = self._log.environment.poll_until(
+            look_at_all, any_new, seconds, self._unchanged.pop(key, None)
         )
+        if not seen.is_new:
+            if len(self._unchanged) >= MAX_UNCHANGED:
+                self._unchanged.clear()
+            self._unchanged[key] = seen
+        found: dict[TopicPartition, T] = seen.found
+        return found
 
     def offsets(
         self, partitions: Collection[TopicPartition]

@@ -40,9 +40,11 @@ class Input:
     """Decoded records; those before each chunk's `at` are handled."""
     origin: int = -1
     """Offset at which the input started."""
+    committed: int = -1
+    """Position as of the last commit, or the one at which the input started."""
 
     def __post_init__(self) -> None:
-        self.ahead = self.origin = self.position
+        self.ahead = self.origin = self.committed = self.position
 
     @property
     def pending(self) -> bool:
@@ -81,11 +83,11 @@ class Input:
         with contextlib.suppress(Retriable):  # raised if a schema registry does not answer
             self.head(tombstones)
 
-    def rewind(self, position: int) -> None:
-        """Drop all fetched records and continue at `position`."""
+    def rewind(self) -> None:
+        """Drop all fetched records and continue at the last committed position."""
         self.batches.clear()
         self.chunks.clear()
-        self.position = self.ahead = position
+        self.position = self.ahead = self.committed
         self.stable, self.read_to_end = None, False
 
     def _decode_some(self, tombstones: bool) -> None:

@@ -13,12 +13,11 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from strandline.changelog.errors import TaskFailed
-from strandline.changelog.records import TopicPartition
 from strandline.framework import context
 from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.decoding import Chunk
@@ -121,6 +120,11 @@ class TaskInstance:
     def failure(self) -> TaskFailed | None:
         """Error at which the instance has stopped; None if it has not."""
         return self._policy.failure
+
+    @property
+    def has_uncommitted(self) -> bool:
+        """True if a commit would write anything for this instance."""
+        return self.changed or any(one.position != one.committed for one in self.inputs)
 
     def has_failed(self) -> bool:
         """Return True if the instance has stopped at a step and handles no further ones."""
@@ -298,8 +302,8 @@ class TaskInstance:
         if self.timers is not None:
             self.context.stream_time = self.timers.rebuild()
 
-    def rewind(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Undo everything since the last commit and set the inputs to `positions`.
+    def rewind(self) -> None:
+        """Undo everything since the last commit, and set the inputs to their positions then.
 
         `init` runs again if its effects were not committed.
         """
@@ -309,9 +313,9 @@ class TaskInstance:
         self._windows.rewind()
         self._handled = 0  # these records are read and counted again
         self._policy.rewind()
-        self.after_commit()
+        self._forget_work()
         for source in self.inputs:
-            source.rewind(positions[source.partition])
+            source.rewind()
         self.restored()
 
     def before_commit(self) -> None:
@@ -322,7 +326,13 @@ class TaskInstance:
             source.skip(self.spec.tombstones)
 
     def after_commit(self) -> None:
-        """Clear the outboxes and count the handled records as committed."""
+        """Take the positions as committed, clear the outboxes, and count the handled records."""
+        for source in self.inputs:
+            source.committed = source.position
+        self._forget_work()
+
+    def _forget_work(self) -> None:
+        """Begin a new transaction, after a commit or after everything since it was undone."""
         self.counters.handled += self._handled
         self._handled = 0
         self._policy.committed(self.counters)
@@ -331,9 +341,6 @@ class TaskInstance:
             if box.keys:
                 box.clear()
         self._runner.changed = False
-        for source in self.inputs:
-            # The commit may have appended to this input, so only the next fetch shows its end.
-            source.stable = None
         self._windows.committed()
         self._start_is_committed = self.is_started
 

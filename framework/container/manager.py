@@ -329,10 +329,11 @@ class TaskManager:
 
     def _tasks_of(self, partitions: Partitions) -> list[tuple[TaskSpec, int]]:
         """Return each task with inputs among these partitions, with the partition number."""
+        numbers = sorted({tp.partition for tp in partitions})
         return [
             (spec, number)
             for spec in self._tasks
-            for number in range(self._context.infos[spec.inputs[0].name].partitions)
+            for number in numbers
             if TopicPartition(spec.inputs[0].name, number) in partitions
         ]
 

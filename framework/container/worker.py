@@ -13,7 +13,6 @@ Only `cycle` and the methods it calls touch task instances. `stop` may be called
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -30,20 +29,21 @@ from strandline.changelog.errors import (
 from strandline.changelog.metrics import MetricReading
 from strandline.framework.container.commit import checkpoint_if_due, offsets_of
 from strandline.framework.container.container_context import ContainerContext
+from strandline.framework.container.feeder import Feeder
 from strandline.framework.container.gauges import WAITING, StableEnds, gauges
 from strandline.framework.container.group_membership import GroupMembership
 from strandline.framework.container.idle import Bound, Completion
-from strandline.framework.container.inputs import Input, groups
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.manager import Partitions, TaskManager
 from strandline.framework.container.outage import Outage, patiently
 from strandline.framework.container.scheduler import SliceScheduler
 from strandline.framework.container.session import WorkerSession
 from strandline.framework.container.status import WorkerStatus, positions_of, state_of
-from strandline.framework.positions import position_of
 
 _log = logging.getLogger("strandline")
 
+MAX_REST_S = 5.0
+"""Maximum seconds for which an idle worker only waits for records."""
 MAX_ABORTED_COMMITS = 10
 """Maximum number of consecutive aborted commits; after one more the worker raises the error."""
 
@@ -65,6 +65,8 @@ class Worker:
         self._session = session
         self._reported: tuple[GroupMembership, Partitions] | None = None
         """Partitions last reported as owned, and the membership to which they were reported."""
+        self._told: tuple[GroupMembership, Partitions, Partitions] | None = None
+        """Membership, its assignment and its standbys as the last cycle has seen them."""
         self._turns = SliceScheduler(tasks.trial, tasks.loop, clock, guarded=tasks.in_background)
         self._outage = Outage(clock)
         self._ends = StableEnds(context.broker, clock)
@@ -74,6 +76,7 @@ class Worker:
         self._next_commit = 0.0
         self._aborted_in_a_row = 0
         self._completion = Completion(context, tasks)
+        self._feeder = Feeder(context, tasks)
         self.handled = 0
         """Number of records handled since the worker was created, without the rewound ones."""
 
@@ -96,7 +99,7 @@ class Worker:
         """
         self._rebalance()
         self._start_restored()
-        self._feed(wait)
+        self._feeder.feed(wait)
         handled = self._turns.handle(self.instances, limit, lambda: self._is_commit_time)
         self._turns.tick(self.instances)
         self.handled += handled
@@ -115,13 +118,16 @@ class Worker:
             DiskFull: The disk is full; the caller must rewind the uncommitted work.
         """
         is_committed = True
-        if self.has_uncommitted:
+        if committing := self._committing():
             is_committed = False
             try:
-                self._session.commit(self.instances)
+                self._session.commit(committing)
                 is_committed = True
                 self._trial.committed()
-                self._tasks.committed.update(offsets_of(self.instances))
+                self._tasks.committed.update(offsets_of(committing))
+                for source in [source for one in self.instances for source in one.inputs]:
+                    # The commit may have appended to it, so only the next fetch shows its end.
+                    source.stable = None
                 self._aborted_in_a_row = self._since_commit = 0
                 self._checkpoint()
                 self._outage.end()
@@ -135,6 +141,14 @@ class Worker:
                 self._recover(error)
         self._schedule_commit()
         return is_committed
+
+    def _committing(self) -> list[TaskInstance]:
+        """Return the instances to commit: those with uncommitted work, and those beside them.
+
+        Tasks that read the same partition share its committed offset.
+        """
+        numbers = {one.partition for one in self.instances if one.has_uncommitted}
+        return [one for one in self.instances if one.partition in numbers]
 
     def _checkpoint(self) -> None:
         # An engine whose write failed refuses all further writes until it is reopened. So if the
@@ -197,11 +211,14 @@ class Worker:
                 continue  # the log refused the commit, so the records are handled again
             wait = self._wait(seconds, bounded=until is not None)
             handled = patiently(partial(self.cycle, limit=left, wait=wait), lambda: self.stopping)
-            if until is not None and not handled:
-                if self.has_uncommitted:
-                    patiently(self.commit, lambda: self.stopping)
-                elif patiently(partial(self._has_ended, until), lambda: self.stopping):
-                    return
+            if handled:
+                continue
+            if until is None:
+                patiently(partial(self._rest, seconds_left()), lambda: self.stopping)
+            elif self.has_uncommitted:
+                patiently(self.commit, lambda: self.stopping)
+            elif patiently(partial(self._has_ended, until), lambda: self.stopping):
+                return
         self.commit()
 
     def _has_ended(self, until: Bound) -> bool:
@@ -289,11 +306,7 @@ class Worker:
     @property
     def has_uncommitted(self) -> bool:
         """True if a commit would write anything."""
-        return any(
-            instance.changed or source.position != self._last(instance, source)
-            for instance in self.instances
-            for source in instance.inputs
-        )
+        return any(instance.has_uncommitted for instance in self.instances)
 
     @property
     def is_idle(self) -> bool:
@@ -334,7 +347,8 @@ class Worker:
         """Commit and close revoked partitions, open newly assigned ones, and report the change."""
         membership = self._session.acquire()
         try:
-            allowed = self._tasks.readable(membership.allowed())
+            self._told = membership, membership.allowed(), membership.standbys()
+            allowed = self._tasks.readable(self._told[1])
         except MemberFenced as error:
             self._handle_fencing(error)
             if not self.stopping:
@@ -355,6 +369,26 @@ class Worker:
             self._tasks.open(missing)
         self._tasks.follow(membership.standbys() & self._tasks.input_partitions - allowed)
 
+    def _rest(self, seconds: float | None) -> None:
+        """Wait for records while there is nothing to do."""
+        if self.has_uncommitted or self._tasks.is_opening or not self.instances:
+            return
+        now = self._clock.now_ms()
+        due = [(at - now) / 1000 for i in self.instances if (at := i.due_at()) is not None]
+        self._feeder.rest(
+            min([MAX_REST_S, *due, *([] if seconds is None else [seconds])]), self._is_called
+        )
+
+    def _is_called(self) -> bool:
+        """Return True if the run is to end, or the group has changed the worker's partitions."""
+        membership = self._session.membership
+        if self.stopping or membership is None:
+            return True
+        try:
+            return self._told != (membership, membership.allowed(), membership.standbys())
+        except MemberFenced:
+            return True  # the next cycle handles it
+
     def _start_restored(self) -> None:
         """Add the instances whose restore has ended, and run their `init`."""
         self._tasks.ready()
@@ -365,34 +399,6 @@ class Worker:
         dropped = self._since_commit
         self._drop()
         self._session.fenced(error, dropped)
-
-    # Feeding and handling -------------------------------------------------------------
-
-    def _feed(self, wait: float) -> None:
-        """Fetch for the inputs without pending records; wait only if nothing else can be done."""
-        if not self.instances:
-            self._pause(wait)
-            return
-        running = [instance for instance in self.instances if instance.failure is None]
-        drained = [s for instance in running for s in instance.inputs if not s.pending]
-        grouped = groups(drained)
-        if len(grouped) != 1 or any(instance.has_input for instance in running):
-            wait = 0.0
-        for group in grouped:
-            positions = {tp: sources[0].ahead for tp, sources in group.items()}
-            fetched = self._broker.fetch(
-                positions, max_bytes=self.options.fetch_bytes, timeout=wait
-            )
-            for tp, sources in group.items():
-                for source in sources:
-                    source.feed(fetched[tp])
-
-    def _pause(self, seconds: float) -> None:
-        """Wait up to `seconds` for restores to end, or just wait if none is under way."""
-        if self._tasks.is_opening:
-            self._tasks.wait(seconds)
-        else:
-            threading.Event().wait(seconds)
 
     # Going back -----------------------------------------------------------------------
 
@@ -462,14 +468,7 @@ class Worker:
         """Reset every instance in memory to the last commit."""
         self._uncount_handled()
         for instance in self.instances:
-            instance.rewind(
-                {source.partition: self._last(instance, source) for source in instance.inputs}
-            )
-
-    def _last(self, instance: TaskInstance, source: Input) -> int:
-        """Return the input's position as of the last commit, or the one at which it started."""
-        position = position_of(instance.spec.name, source.partition, self._tasks.committed)
-        return source.origin if position is None else max(position, source.origin)
+            instance.rewind()
 
     def _schedule_commit(self) -> None:
         self._since_commit = 0

@@ -20,6 +20,9 @@ These are the rules. Each prevents a failure that was seen:
   removed or created again. So the engine holds a lock of the folder besides
   (statestore/engines/folders.py) until the engine itself is closed.
 
+- The first write creates the database. So a worker of a thousand partitions, most of which have no
+  state yet, starts soon and has few files open.
+
 A partition's folder contains `db/`, `tmp/`, and after damage the mark `damaged`. The mark makes the
 next opening start over with an empty database, because the changelog has everything. A damaged
 database is kept as `db.damaged` until the next one is found.
@@ -98,8 +101,8 @@ class RocksEngine:
     """Engine on RocksDB in one partition's folder; implements `Engine`.
 
     A damaged database is moved aside and replaced by an empty one, which the changelog restores.
-    `lock` is the lock of the folder, which `close` releases. Raises LogLocked if the folder is open
-    in this or another process, and FutureFormat if a newer version has written it.
+    `lock` is the lock of the folder, which `close` releases. Raises LogLocked if the database is
+    open in this or another process, and FutureFormat if a newer version has written it.
     """
 
     def __init__(
@@ -121,6 +124,9 @@ class RocksEngine:
         self._scans: weakref.WeakSet[Generator[Entry, None, None]] = weakref.WeakSet()
         self._files_written = 0
         self._position: StorePosition | None = None
+        self._db: Any = None
+        """The database; None until there is one."""
+        self._closed = False
         self._storage.make_dir("")
         self._open_or_recreate()
         try:  # after opening, because another process may write there until RocksDB's lock is ours
@@ -137,13 +143,17 @@ class RocksEngine:
         return self._position is None
 
     def get(self, key: bytes) -> bytes | None:
-        return self._guarded("read", self._db.get, key)
+        return None if self._is_absent() else self._guarded("read", self._db.get, key)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        if self._is_absent():
+            return [None] * len(keys)
         found: Any = self._guarded("read", self._db.get, [*keys])
         return list(found)
 
     def scan(self, lower: bytes, upper: bytes | None, *, reverse: bool) -> Iterator[Entry]:
+        if self._is_absent():
+            return iter(())
         options = rocksdict.ReadOptions()
         lower = max(lower, _AFTER_POSITION)
         if upper is not None:
@@ -158,6 +168,8 @@ class RocksEngine:
     def write(
         self, keys: Column[bytes], values: Column[bytes | None], position: StorePosition
     ) -> None:
+        if self._is_absent():
+            self._open()
         self._wait_for_compaction()
         self._check_folder()
         store = self._ingest if len(keys) >= self._sst_from else self._write_batch
@@ -166,7 +178,6 @@ class RocksEngine:
 
     def wipe(self) -> None:
         self._discard_database()
-        self._open()
 
     def take_over(self, other: RocksEngine) -> None:
         """Replace the database by that of `other`, whose folder is beside this one.
@@ -195,19 +206,32 @@ class RocksEngine:
             self.close()
 
     def approximate_num_entries(self) -> int:
+        if self._is_absent():
+            return 0
         estimate = self._guarded("read", self._db.property_int_value, "rocksdb.estimate-num-keys")
         return max(0, (estimate or 0) - (not self.is_empty()))
 
     def disk_bytes(self) -> int:
+        if self._is_absent():
+            return 0
         size = self._guarded("read", self._db.property_int_value, "rocksdb.total-sst-files-size")
         return size or 0
 
     def level0_files(self) -> int:
         """Return the number of files on level 0, which wait to be compacted."""
+        if self._is_absent():
+            return 0
         return int(self._db.property_int_value("rocksdb.num-files-at-level0") or 0)
+
+    def _is_absent(self) -> bool:
+        """Return True if there is no database yet. Raises InvalidRequest after `close`."""
+        if self._db is None and self._closed:
+            raise InvalidRequest(f"the state in {self.folder} was closed")
+        return self._db is None
 
     def close(self) -> None:
         self._close_database()
+        self._closed = True
         if self._lock is not None:
             self._lock.release()
 
@@ -216,7 +240,8 @@ class RocksEngine:
             with contextlib.suppress(ValueError):  # raised if another thread runs the scan
                 scan.close()
         try:
-            self._db.close()
+            if self._db is not None:
+                self._db.close()
         except rocksdict.DbClosedError:
             pass
         except Exception as error:
@@ -240,24 +265,24 @@ class RocksEngine:
         """
         self._check_folder()
         self._close_database()
+        self._db = self._position = None
         self._storage.remove_tree(_REMOVED)
         if self._storage.exists(DATABASE):  # `take_over` of another engine may have moved it away
             self._storage.rename(DATABASE, _REMOVED)
             self._storage.remove_tree(_REMOVED)
 
     def _open_or_recreate(self) -> None:
-        """Open the database; if it is damaged, move it aside and create an empty one."""
+        """Open the database if there is one; if it is damaged, move it aside."""
         try:
-            self._open()
+            if self._storage.exists(DATABASE):
+                self._open()
         except FutureFormat:
             raise
         except CorruptLog as error:
             self._keep_damaged(str(error))
-            self._open()
         if self._storage.exists(DAMAGED):
-            self._db.close()
+            self._close_database()
             self._keep_damaged("damage was met when it was last read")
-            self._open()
 
     def _open(self) -> None:
         database = self.folder / DATABASE
@@ -274,6 +299,7 @@ class RocksEngine:
                 raise CorruptLog(f"{database} holds entries but no position")
         except BaseException:
             self._db.close()
+            self._db = None
             raise
 
     def _holds_entries(self) -> bool:
@@ -352,6 +378,7 @@ class RocksEngine:
         if self._storage.exists(DATABASE):
             self._storage.rename(DATABASE, "db.damaged")
         self._storage.unlink(DAMAGED)
+        self._db = self._position = None
 
     def _guarded(self, doing: str, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         try:

@@ -11,7 +11,7 @@ import pytest
 
 import strandline as sl
 from strandline.changelog.log import Log
-from strandline.framework.container.worker import Worker
+from strandline.framework.container.feeder import Feeder
 from strandline.framework.testing import CRASH, TestDriver
 
 HOUR = 3_600_000
@@ -66,14 +66,16 @@ def test_a_run_until_idle_handles_records_sent_by_its_own_last_commit(
     def note(record: sl.Record[str, int]) -> None:
         seen.append(record.value)
 
-    feed = Worker._feed
+    feed = Feeder.feed
 
-    def feed_and_let_time_pass(worker: Worker, wait: float) -> None:
-        feed(worker, wait)
+    def feed_and_let_time_pass(feeder: Feeder, wait: float) -> None:
+        feed(feeder, wait)
+        worker = app.runner.worker
+        assert worker is not None
         if not any(instance.has_input for instance in worker.instances):
             worker._next_commit = 0.0  # pretends that the commit interval has passed
 
-    monkeypatch.setattr(Worker, "_feed", feed_and_let_time_pass)
+    monkeypatch.setattr(Feeder, "feed", feed_and_let_time_pass)
     with app:
         words.append([("a", 1), ("a", 2)])
         app.run(until="idle", progress=False)

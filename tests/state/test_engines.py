@@ -166,9 +166,9 @@ def test_keys_out_of_order_are_refused_and_change_nothing(tmp_path: Path) -> Non
 
 def test_a_folder_is_locked_by_one_engine(tmp_path: Path) -> None:
     holder = RocksEngine(tmp_path)
+    write(holder, {b"\x02a": b"1"})
     with pytest.raises(LogLocked, match="another worker has it"):
         RocksEngine(tmp_path)
-    write(holder, {b"\x02a": b"1"})
     holder.close()
     RocksEngine(tmp_path).close()
 
@@ -188,6 +188,7 @@ def test_closing_ends_open_scans_and_frees_the_folder(tmp_path: Path) -> None:
 
 def test_a_later_format_is_refused(tmp_path: Path) -> None:
     engine = RocksEngine(tmp_path)
+    write(engine, {b"\x02a": b"1"})
     engine._db[POSITION_KEY] = msgspec.msgpack.encode((99, {"t1": 0}, 2.5))
     engine._db.flush()
     engine.close()
@@ -195,6 +196,27 @@ def test_a_later_format_is_refused(tmp_path: Path) -> None:
         RocksEngine(tmp_path)
     with pytest.raises(FutureFormat):  # nothing was moved aside
         RocksEngine(tmp_path)
+
+
+def test_the_first_write_creates_the_database(tmp_path: Path) -> None:
+    """So a store without state costs neither files nor the time to open a database."""
+    engine = RocksEngine(tmp_path)
+    assert not (tmp_path / "db").exists()
+    assert (engine.position(), engine.is_empty()) == (None, True)
+    assert (engine.get(b"\x02a"), engine.get_many([b"\x02a", b"\x02b"])) == (None, [None, None])
+    assert list(engine.scan(b"\x02", None, reverse=True)) == []
+    assert engine.approximate_num_entries() == engine.disk_bytes() == 0
+    engine.wipe()
+    write(engine, {b"\x02a": b"1"})
+    assert (tmp_path / "db").exists()
+    assert engine.get(b"\x02a") == b"1"
+    engine.wipe()
+    assert (engine.get(b"\x02a"), engine.position()) == (None, None)
+    engine.close()
+    with pytest.raises(InvalidRequest, match="closed"):
+        engine.get(b"\x02a")
+    with pytest.raises(InvalidRequest, match="closed"):
+        write(engine, {b"\x02a": b"1"})
 
 
 @pytest.mark.parametrize("name", ["MANIFEST", "CURRENT"])

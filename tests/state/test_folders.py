@@ -209,8 +209,8 @@ def test_a_folder_that_is_being_recreated_is_not_taken(
     late: list[RocksEngine] = []
     with before(monkeypatch, act, 1, lambda: late.append(put(at_once(tmp_path / "0"), 1))):
         engine.wipe()
+        put(engine, 2)
     assert late[0].folder != engine.folder
-    put(engine, 2)
     assert (value(engine), value(late[0])) == (2, 1)
     engine.close()
     late[0].close()

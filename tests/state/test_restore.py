@@ -512,6 +512,7 @@ def test_several_partitions_are_restored_together(tmp_path: Path) -> None:
 def test_a_store_in_use_is_not_opened_twice(changelog: Changelog, tmp_path: Path) -> None:
     from strandline.statestore.engines.rocksdb import RocksEngine
 
+    changelog.append([(b"Qa", b"\x01")])
     store = changelog.open(SPEC, tmp_path)
     with pytest.raises(LogLocked):
         RocksEngine(tmp_path)

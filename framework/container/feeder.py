@@ -1,0 +1,81 @@
+"""Feeder: fetches records for the inputs of a worker's task instances."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+from strandline.changelog.records import Fetched, TopicPartition
+from strandline.framework.container.container_context import ContainerContext
+from strandline.framework.container.inputs import Input, groups
+from strandline.framework.container.manager import TaskManager
+
+Group = Mapping[TopicPartition, list[Input]]
+"""The inputs that one fetch serves, by partition."""
+
+
+class Feeder:
+    """Fetches for one worker. Not thread-safe."""
+
+    def __init__(self, context: ContainerContext, tasks: TaskManager) -> None:
+        self._broker = context.broker
+        self._clock = context.clock
+        self._options = context.options
+        self._tasks = tasks
+
+    def feed(self, wait: float) -> None:
+        """Fetch for the inputs without pending records; wait only if nothing else can be done."""
+        if not self._tasks.instances:
+            self._pause(wait)
+            return
+        running = [one for one in self._tasks.instances if one.failure is None]
+        drained = [s for instance in running for s in instance.inputs if not s.pending]
+        grouped = groups(drained)
+        if len(grouped) != 1 or any(instance.has_input for instance in running):
+            wait = 0.0
+        for group in grouped:
+            _add(group, self._fetch(_positions(group), wait))
+
+    def rest(self, seconds: float, is_needed: Callable[[], bool]) -> None:
+        """Wait for records at most `seconds`, while nothing is pending.
+
+        It ends early once `is_needed` returns True, which is asked after each fetch. Unlike `feed`,
+        it does not look at every instance each time, so an idle worker of many partitions is cheap.
+        """
+        sources = [s for i in self._tasks.instances if i.failure is None for s in i.inputs]
+        grouped = groups(sources)
+        if len(grouped) != 1 or any(source.pending for source in sources):
+            return
+        positions = _positions(grouped[0])
+        until = self._clock.monotonic() + seconds
+        seen: Mapping[TopicPartition, Fetched] | None = None
+        while not is_needed() and (left := until - self._clock.monotonic()) > 0:
+            fetched = self._fetch(positions, min(left, self._options.poll_ms / 1000))
+            if fetched is seen:
+                continue  # the log returns the same result while nothing has changed
+            if any(one.batches or one.next_offset != positions[tp] for tp, one in fetched.items()):
+                _add(grouped[0], fetched)
+                return
+            seen = fetched
+
+    def _fetch(
+        self, positions: Mapping[TopicPartition, int], wait: float
+    ) -> Mapping[TopicPartition, Fetched]:
+        return self._broker.fetch(positions, max_bytes=self._options.fetch_bytes, timeout=wait)
+
+    def _pause(self, seconds: float) -> None:
+        """Wait up to `seconds` for restores to end, or just wait if none is under way."""
+        if self._tasks.is_opening:
+            self._tasks.wait(seconds)
+        else:
+            threading.Event().wait(seconds)
+
+
+def _positions(group: Group) -> dict[TopicPartition, int]:
+    return {tp: sources[0].ahead for tp, sources in group.items()}
+
+
+def _add(group: Group, fetched: Mapping[TopicPartition, Fetched]) -> None:
+    for tp, sources in group.items():
+        for source in sources:
+            source.feed(fetched[tp])
