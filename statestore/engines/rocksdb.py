@@ -169,6 +169,7 @@ class RocksEngine:
         self, keys: Column[bytes], values: Column[bytes | None], position: StorePosition
     ) -> None:
         if self._is_absent():
+            self._check_folder()  # before opening, which would create a database at the path
             self._open()
         self._wait_for_compaction()
         self._check_folder()

@@ -253,8 +253,13 @@ def test_a_folder_and_its_copy_have_different_identities(tmp_path: Path) -> None
     assert Directory(tmp_path / "three").identity() == first
 
 
-def test_a_store_whose_folder_was_replaced_writes_into_neither(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_state", [True, False])
+def test_a_store_whose_folder_was_replaced_writes_into_neither(
+    tmp_path: Path, has_state: bool
+) -> None:
     engine = at_once(tmp_path / "0")
+    if has_state:
+        engine.write([b"k"], [b"v"], POSITION)
     (tmp_path / "0").rename(tmp_path / "old")
     (tmp_path / "0/db").mkdir(parents=True)
     (tmp_path / "0/db/CURRENT").touch()
@@ -262,5 +267,7 @@ def test_a_store_whose_folder_was_replaced_writes_into_neither(tmp_path: Path) -
         with pytest.raises(FolderLost):
             write()
     assert (tmp_path / "0/db/CURRENT").exists()
-    assert (tmp_path / "old/db/CURRENT").exists()
+    if not has_state:  # no database was opened at the path
+        assert [one.name for one in (tmp_path / "0/db").iterdir()] == ["CURRENT"]
+    assert (tmp_path / "old/db/CURRENT").exists() is has_state
     engine.close()
