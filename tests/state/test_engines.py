@@ -199,7 +199,7 @@ def test_a_later_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_first_write_creates_the_database(tmp_path: Path) -> None:
-    """So a store without state costs neither files nor the time to open a database."""
+    """A store without state costs neither files nor the time to open a database."""
     engine = RocksEngine(tmp_path)
     assert not (tmp_path / "db").exists()
     assert (engine.position(), engine.is_empty()) == (None, True)
