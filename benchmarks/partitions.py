@@ -15,6 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+import pyarrow as pa
+
 import strandline as sl
 from benchmarks.harness import Figure, Stopwatch, folder, of_pairs
 from strandline import changelog
@@ -128,9 +131,6 @@ def _app(log: Log, path: Path, partitions: int) -> sl.App:
 
 def _commit(log: Log, number: int) -> float:
     """Append a record to 16 partitions, and return the milliseconds until they are committed."""
-    import msgspec
-    import pyarrow as pa
-
     schema = columns_schema(pa.binary(), headers=False)
     now = time.time_ns() // 1_000_000
     value = msgspec.msgpack.encode(1)

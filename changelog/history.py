@@ -138,6 +138,14 @@ def continues(epochs: Epochs, offset: int, incarnation: str) -> bool:
     return epoch_before(epochs, offset).incarnation in (incarnation, REBUILT)
 
 
+def follows(earlier: Epochs, offset: int, later: Epochs) -> bool:
+    """Return True if a fetch at `offset` continues the history of the fetch that ended there.
+
+    `earlier` and `later` are the epochs of the two fetches.
+    """
+    return not earlier or continues(later, offset, epoch_before(earlier, offset).incarnation)
+
+
 def shared_end(epochs: Epochs, end: int, position: LogPosition) -> int:
     """Return the offset up to which a partition can have the records of a position's history.
 

@@ -25,8 +25,8 @@ from strandline.changelog.history import (
     Epochs,
     HistoryEpoch,
     LogPosition,
-    continues,
     epoch_before,
+    follows,
     is_cut_short,
     is_listed,
     shared_end,
@@ -168,10 +168,7 @@ class Fetched:
 
     def is_continued_by(self, later: Fetched) -> bool:
         """Return True if a fetch at `next_offset` found the same history of the partition."""
-        if not self.epochs:
-            return True
-        before = epoch_before(self.epochs, self.next_offset)
-        return continues(later.epochs, self.next_offset, before.incarnation)
+        return follows(self.epochs, self.next_offset, later.epochs)
 
     def joined(self, later: Fetched) -> Fetched:
         """Return the result of this fetch and of `later`, which continues it, as of one fetch.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from strandline.changelog.history import Epochs, continues, epoch_before
+from strandline.changelog.history import Epochs, epoch_before, follows
 from strandline.changelog.records import Batch, CommittedOffset, Fetched
 
 
@@ -47,10 +47,7 @@ class FetchCursor:
 
     def follows(self, fetched: Fetched) -> bool:
         """Return True if a fetch at `fetch_position` continues the history read so far."""
-        if not self.epochs:
-            return True
-        before = epoch_before(self.epochs, self.fetch_position)
-        return continues(fetched.epochs, self.fetch_position, before.incarnation)
+        return follows(self.epochs, self.fetch_position, fetched.epochs)
 
     def committed(self) -> CommittedOffset:
         """Return the position with the epoch that names its history, for a commit."""

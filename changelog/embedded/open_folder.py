@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
 
 from strandline.changelog.clock import Clock
 from strandline.changelog.embedded import folder
@@ -44,8 +43,6 @@ from strandline.changelog.records import (
 from strandline.changelog.storage import Durability, Storage
 
 _log = logging.getLogger("strandline")
-
-T = TypeVar("T")
 
 
 class OpenFolder:

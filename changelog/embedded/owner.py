@@ -8,7 +8,6 @@ processes.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -53,8 +52,6 @@ from strandline.changelog.records import (
     TopicPartition,
 )
 from strandline.changelog.storage import Durability, Storage
-
-_log = logging.getLogger("strandline")
 
 T = TypeVar("T")
 

@@ -38,13 +38,11 @@ class Input:
     """Fetched batches that are not decoded."""
     chunks: deque[Chunk] = field(default_factory=deque)
     """Decoded records; those before each chunk's `at` are handled."""
-    origin: int = -1
-    """Offset at which the input started."""
     committed: int = -1
     """Position as of the last commit, or the one at which the input started."""
 
     def __post_init__(self) -> None:
-        self.ahead = self.origin = self.committed = self.position
+        self.ahead = self.committed = self.position
 
     @property
     def pending(self) -> bool:

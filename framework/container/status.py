@@ -43,7 +43,7 @@ def positions_of(tasks: TaskManager) -> dict[TopicPartition, int | None]:
     positions: dict[TopicPartition, int | None] = dict.fromkeys(tasks.owned)
     for source in [source for instance in tasks.instances for source in instance.inputs]:
         last = tasks.committed.get(source.partition)
-        positions[source.partition] = source.origin if last is None else last.offset
+        positions[source.partition] = source.committed if last is None else last.offset
     return positions
 
 

@@ -333,13 +333,17 @@ class Worker:
             waits.append(seconds)
         if self.has_uncommitted:
             waits.append(self._next_commit - self._clock.monotonic())
-        now = self._clock.now_ms()
-        waits += [(due - now) / 1000 for i in self.instances if (due := i.due_at()) is not None]
+        waits += self._seconds_to_timers()
         is_open = any(source.stable is False for i in self.instances for source in i.inputs)
         others_come = self._completion.others_are_busy or self._tasks.is_opening
         if bounded and self.instances and not is_open and not others_come:
             return 0.0
         return max(0.0, min(waits))
+
+    def _seconds_to_timers(self) -> list[float]:
+        """Return the seconds until each instance has a timer or window due by the wall clock."""
+        now = self._clock.now_ms()
+        return [(at - now) / 1000 for i in self.instances if (at := i.due_at()) is not None]
 
     # Rebalancing ----------------------------------------------------------------------
 
@@ -373,11 +377,10 @@ class Worker:
         """Wait for records while there is nothing to do."""
         if self.has_uncommitted or self._tasks.is_opening or not self.instances:
             return
-        now = self._clock.now_ms()
-        due = [(at - now) / 1000 for i in self.instances if (at := i.due_at()) is not None]
-        self._feeder.rest(
-            min([MAX_REST_S, *due, *([] if seconds is None else [seconds])]), self._is_called
-        )
+        waits = [MAX_REST_S, *self._seconds_to_timers()]
+        if seconds is not None:
+            waits.append(seconds)
+        self._feeder.rest(min(waits), self._is_called)
 
     def _is_called(self) -> bool:
         """Return True if the run is to end, or the group has changed the worker's partitions."""

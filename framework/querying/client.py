@@ -176,17 +176,21 @@ class Connection:
             InvalidConfig: The stored data cannot be read as `key` and `value`.
         """
         if not isinstance(name, Store):
-            return ReadOnlyStore(name, self.committed(name), key, value, partition)
+            committed = self.committed(name)
+            check_given(name, committed.recorded(), key, value)
+            return ReadOnlyStore(name, committed, key, value, partition)
+        if name.task is None:
+            raise InvalidConfig(f"store {name.name!r} belongs to no task, so it holds nothing")
         full = f"{name.session.app}/{name.name}"
-        committed = self.committed(full, expiry=self._checked(full, name))
+        info = self._changelog(full)
+        committed = self._source(full, info, self._checked(name, info))
         return ReadOnlyStore(full, committed, key, name, partition)
 
-    def committed(self, name: str, *, expiry: Expiry = "marked") -> CommittedSource:
+    def committed(self, name: str) -> CommittedSource:
         """Return the committed state of the store "app/store", as bytes.
 
         Args:
             name: Name of the app, a slash, name of the store.
-            expiry: Which values carry an expiry, if the log has no declaration of the store.
 
         Returns:
             The source that `ReadOnlyStore` decodes.
@@ -194,14 +198,7 @@ class Connection:
         Raises:
             InvalidRequest: The store does not exist.
         """
-        app, _, short = name.partition("/")
-        topic, partitions = changelog_topic(app, short), self._changelog(name).partitions
-        fleet = Fleet(app, self.broker, self._connections, self._clock, self._deadline)
-        replayed = ReplayedSource(
-            *(self.broker, topic, partitions), app=app, wait=self._deadline, expiry=expiry
-        )
-        placement = Placement(self.broker, app, short, partitions, self._clock)
-        return CommittedSource(short, fleet, replayed, placement, partitions)
+        return self._source(name, self._changelog(name), "marked")
 
     def close(self) -> None:
         """Close the connections to all workers, and the log if `connect` opened it. Idempotent."""
@@ -214,6 +211,20 @@ class Connection:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _source(self, name: str, changelog: TopicInfo, expiry: Expiry) -> CommittedSource:
+        """Return the committed state of the store "app/store" with this changelog.
+
+        `expiry` says which values carry an expiry, if the log has no declaration of the store.
+        """
+        app, _, short = name.partition("/")
+        partitions = changelog.partitions
+        fleet = Fleet(app, self.broker, self._connections, self._clock, self._deadline)
+        replayed = ReplayedSource(
+            *(self.broker, changelog.name, partitions), app=app, wait=self._deadline, expiry=expiry
+        )
+        placement = Placement(self.broker, app, short, partitions, self._clock)
+        return CommittedSource(short, fleet, replayed, placement, partitions)
+
     def _changelog(self, name: str) -> TopicInfo:
         """Return the changelog of the store "app/store". Raises InvalidRequest."""
         app, slash, short = name.partition("/")
@@ -224,18 +235,15 @@ class Connection:
             pass
         raise InvalidRequest(f"there is no store {name!r}, as app/store; {self._changelogs()}")
 
-    def _checked(self, name: str, store: Store[Any, Any]) -> Expiry:
+    def _checked(self, store: Store[Any, Any], changelog: TopicInfo) -> Expiry:
         """Compare a store of this program with the log; return which values carry an expiry.
 
-        Raises InvalidConfig, InvalidRequest.
+        Raises InvalidConfig.
         """
-        if store.task is None:
-            raise InvalidConfig(f"store {store.name!r} belongs to no task, so it holds nothing")
-        info = self._changelog(name)
         declared = StoreDeclarations(
-            store.session.app, [store.spec], {info.name: info}, self.broker, self._clock
+            store.session.app, [store.spec], {changelog.name: changelog}, self.broker, self._clock
         )
-        return declared.check()[info.name]
+        return declared.check()[changelog.name]
 
     def _changelogs(self) -> str:
         suffix = changelog_topic("", "")[1:]
@@ -268,7 +276,6 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
         self.name = name
         self._committed = committed
         self._partitions = partitions_asked(name, len(committed.partitions), partition)
-        check_given(name, committed.recorded(), key, value)
         self._given = (key, value)
         self._known: StoreCodec | None = None
         """Codec by a worker's description of the store; None until a worker has answered."""

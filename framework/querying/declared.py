@@ -164,16 +164,13 @@ def check_given(name: str, declaration: Declaration | None, key: Any, value: Any
     """Raise InvalidConfig if the recorded declaration of a store is incompatible with the types."""
     if declaration is None:
         return
-    if isinstance(value, Store):
-        wanted = declaration_of(value.spec)
-    else:
-        wanted = declaration_of(
-            StoreSpec(
-                "given",
-                key=key_from_wire(declaration.key) if key is UNSET else key,
-                value=None if value is UNSET else value,
-            )
+    wanted = declaration_of(
+        StoreSpec(
+            "given",
+            key=key_from_wire(declaration.key) if key is UNSET else key,
+            value=None if value is UNSET else value,
         )
+    )
     reasons = unreadable_as(wanted, declaration, values=value is not UNSET)
     if reasons:
         raise InvalidConfig(f"store {name!r} has other types: {'; '.join(reasons)}")
