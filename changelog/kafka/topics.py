@@ -23,6 +23,7 @@ from confluent_kafka.admin import (
 
 from strandline.changelog.config import check_partitions, check_topic_name, topic_settings
 from strandline.changelog.errors import (
+    InvalidConfig,
     InvalidTopic,
     TopicExists,
     UnknownPartition,
@@ -141,10 +142,15 @@ class KafkaTopics:
 
     def _add_partitions(self, name: str, partitions: int) -> None:
         more = [NewPartitions(name, partitions)]
-        self._one(
-            self._connection.admin.create_partitions(more, request_timeout=DEADLINE_S),
-            f"adding partitions to topic {name!r}",
-        )
+        try:
+            self._one(
+                self._connection.admin.create_partitions(more, request_timeout=DEADLINE_S),
+                f"adding partitions to topic {name!r}",
+            )
+        except InvalidConfig:
+            # Another process may have added them since the topic was described.
+            if len(self._describe([name])[name].partitions) < partitions:
+                raise
 
     def _shown(self, name: str, partitions: int, doing: str) -> TopicInfo:
         """Wait until each partition of a topic has a leader, and return its description."""
