@@ -90,7 +90,7 @@ def eventually() -> Callable[..., None]:
     """Function that waits, up to `timeout` seconds, for a condition another thread or process
     meets."""
 
-    def wait(condition: Callable[[], object], *, timeout: float = 30.0, what: str = "it") -> None:
+    def wait(condition: Callable[[], object], *, timeout: float = 60.0, what: str = "it") -> None:
         deadline = time.monotonic() + timeout
         while not condition():
             if time.monotonic() > deadline:

@@ -21,6 +21,7 @@
     front.py        accepts and authenticates connections before gRPC receives their bytes
     greeting.py     TLS and hello with one peer
     hello.py        proofs by which both sides show that they know the token
+    client_hello.py  the client's side of the hello
     clients.py      the authenticated connections
     tokens.py       tokens with limited rights: created and revoked in the log's folder
     authority.py    the tokens that a served log accepts

@@ -1,7 +1,8 @@
 """The hello at the beginning of a TCP connection: both sides prove that they know the token.
 
-The bytes are in docs/security.md. The computation is that of SCRAM (RFC 5802): the token is never
-sent, and the verifier that the server stores (`Verifier`) is not sufficient to act as a client.
+It begins connections to a served log and to workers that answer queries. The bytes are in
+docs/security.md. The computation is that of SCRAM (RFC 5802): the token is never sent, and the
+verifier that the server stores (`Verifier`) is not sufficient to act as a client.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ REPLY_HEADER = struct.Struct(">BH")
 """Status and length of a reply."""
 ACCEPTED, REFUSED = 0, 1
 
+WRONG_VERSION = (
+    f"a connection begins with a hello of version {VERSION}; run the same release of strandline on "
+    "both sides"
+)
+"""Message of the error for a peer that begins with something else."""
 _OPENING = struct.Struct(">16sB31s32s")
 OPENING_BYTES = _OPENING.size
 _MADE = re.compile(r"sl_([0-9a-z]{1,31})_\S+", re.ASCII)
@@ -70,11 +76,20 @@ def unpack_opening(content: bytes) -> ClientOpening:
     """Return the content of a client's first message. Raises InvalidRequest."""
     magic, version, token, nonce = _OPENING.unpack(content)
     if magic != MAGIC or version != VERSION:
-        raise InvalidRequest(
-            f"a connection to the log begins with a hello of version {VERSION}; run the same release "
-            "of strandline on both sides"
-        )
+        raise InvalidRequest(WRONG_VERSION)
     return ClientOpening(token.rstrip(b"\0").decode("ascii", "replace"), nonce)
+
+
+def binding(purpose: bytes, url: str, certificate: bytes | None) -> bytes:
+    """Return bytes that begin a transcript, so that its proofs are valid for one server only.
+
+    Args:
+        purpose: Protocol for which the hello is made.
+        url: URL to which the client connects, as the server announces it.
+        certificate: The server's TLS certificate (DER); None without TLS.
+    """
+    parts = (purpose, url.encode(), _hash(certificate or b""))
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
 def proof_of(token: str, transcript: bytes) -> bytes:
@@ -99,6 +114,11 @@ def credential_of(token: str, transcript: bytes) -> str:
 def signature_of(verifier: Verifier, transcript: bytes) -> bytes:
     """Return the server's proof that it knows the token's verifier."""
     return _mac(verifier.server_key, transcript)
+
+
+def is_signature(signature: bytes, token: str, transcript: bytes) -> bool:
+    """Return True if `signature` proves that the server knows the verifier of `token`."""
+    return hmac.compare_digest(signature, signature_of(verifier_of(token), transcript))
 
 
 def _credential(client_key: bytes, transcript: bytes) -> str:

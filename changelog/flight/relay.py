@@ -9,24 +9,14 @@ is then removed.
 from __future__ import annotations
 
 import contextlib
-import secrets
 import socket
 import ssl
 import threading
 from dataclasses import dataclass
 
 from strandline.changelog.clock import SystemClock
-from strandline.changelog.credentials import HOW_TO_GIVE_ONE
-from strandline.changelog.errors import (
-    UNREADABLE,
-    InvalidConfig,
-    OwnerUnavailable,
-    StrandlineError,
-    Unauthenticated,
-)
-from strandline.changelog.flight import hello
-from strandline.changelog.flight.limits import MAX_REPLY_BYTES
-from strandline.changelog.flight.messages import RemoteFailure, decode, error_of
+from strandline.changelog.errors import InvalidConfig, OwnerUnavailable, StrandlineError
+from strandline.changelog.flight.client_hello import authenticate
 from strandline.changelog.flight.private import private_socket, remove_private
 from strandline.changelog.flight.splice import Splice, end_if_peer_vanishes
 
@@ -172,48 +162,10 @@ class Relay:
 
     def _greeted(self, peer: socket.socket, token: str) -> str:
         """Authenticate both sides, and return the connection's credential."""
-        if not token:
-            raise Unauthenticated(f"the log {self._name} asks for a token; {HOW_TO_GIVE_ONE}")
-        opening = hello.pack_opening(
-            hello.ClientOpening(hello.token_id(token), secrets.token_bytes(hello.NONCE_BYTES))
-        )
         try:
-            peer.sendall(opening)
-            transcript = opening + self._reply(peer)
-            peer.sendall(hello.proof_of(token, transcript))
-            signature = self._reply(peer)
+            return authenticate(peer, token, f"the log {self._name}", self._left)
         except OSError as error:
             raise self._unavailable(error) from error
-        if signature[: hello.PROOF_BYTES] != hello.signature_of(
-            hello.verifier_of(token), transcript
-        ):
-            raise Unauthenticated(
-                f"the server at {self._name} does not know the token, so it is not the log's owner"
-            )
-        return hello.credential_of(token, transcript)
-
-    def _reply(self, peer: socket.socket) -> bytes:
-        status, length = hello.REPLY_HEADER.unpack(self._exactly(peer, hello.REPLY_HEADER.size))
-        if length > MAX_REPLY_BYTES:
-            raise ConnectionError("the server is not a Strandline log")
-        body = self._exactly(peer, length)
-        if status == hello.ACCEPTED:
-            return body
-        try:
-            failure: RemoteFailure = decode(body, RemoteFailure)
-        except (StrandlineError, *UNREADABLE):
-            raise ConnectionError("the server is not a Strandline log") from None
-        raise error_of(failure)
-
-    def _exactly(self, peer: socket.socket, count: int) -> bytes:
-        content = b""
-        while len(content) < count:
-            peer.settimeout(self._left())
-            part = peer.recv(count - len(content))
-            if not part:
-                raise ConnectionError("the server has closed the connection during the hello")
-            content += part
-        return content
 
     def _unavailable(self, error: OSError) -> OwnerUnavailable:
         if not isinstance(error, TimeoutError):

@@ -11,6 +11,5 @@ listener.py      one address of a worker: its clients, threads and limits
 provider.py      answers of a worker: the stores of the partitions that it owns
 declared.py      descriptions of stores for clients, and the codecs made from them
 messages.py      all message types of the wire protocol
-proofs.py        proofs of client and worker that they know the log's token
 sockets.py       the sockets on which workers listen
 """

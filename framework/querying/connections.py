@@ -10,18 +10,16 @@ from functools import cache
 from typing import Any
 
 from strandline.changelog.clock import SystemClock
-from strandline.changelog.credentials import HOW_TO_GIVE_ONE
-from strandline.changelog.errors import Fenced, OwnerUnavailable, RequestTimedOut, Unauthenticated
+from strandline.changelog.errors import Fenced, OwnerUnavailable, RequestTimedOut
 from strandline.changelog.flight import messages as log_messages
+from strandline.changelog.flight.client_hello import authenticate
 from strandline.changelog.rate_limited_log import RateLimitedLog
 from strandline.changelog.secret import Secret
 from strandline.framework.peers import Deadline, send_all
-from strandline.framework.querying import proofs, sockets
+from strandline.framework.querying import sockets
 from strandline.framework.querying.messages import (
     MAX_ANSWER_BYTES,
     WIRE_VERSION,
-    Challenge,
-    Proof,
     QueryFailure,
     QueryHello,
     QueryMessage,
@@ -120,27 +118,25 @@ class Connections:
         return connection
 
     def _greet(self, url: str, connection: socket.socket, timeout: float) -> None:
-        """Perform the hello; over TCP both sides prove that they know the token.
+        """Compare versions; over TCP, both sides first prove that they know the token.
 
         Raises Unauthenticated, and the errors of `_exchange` and of the worker.
         """
-        if url.startswith(sockets.UNIX):
-            _answer_or_raise(
-                _exchange(url, connection, QueryHello(WIRE_VERSION), QueryWelcome, timeout)
-            )
-            return
-        if not self._token:
-            raise Unauthenticated(f"the worker at {url} asks for a token; {HOW_TO_GIVE_ONE}")
-        nonce = proofs.new_nonce()
-        key = proofs.key_of(self._token.reveal(), url, sockets.certificate_of(connection))
-        hello = QueryHello(WIRE_VERSION, nonce=nonce)
-        challenge = _answer_or_raise(_exchange(url, connection, hello, Challenge, timeout))
-        answer = Proof(proofs.proof(key, b"client", nonce, challenge.nonce))
-        welcome = _answer_or_raise(_exchange(url, connection, answer, QueryWelcome, timeout))
-        if not proofs.is_proof(welcome.proof, key, b"worker", nonce, challenge.nonce):
-            raise Unauthenticated(
-                f"the server at {url} does not know the token, so it is not a worker of this log"
-            )
+        if not url.startswith(sockets.UNIX):
+            self._authenticate(url, connection, timeout)
+        hello = QueryHello(WIRE_VERSION)
+        _answer_or_raise(_exchange(url, connection, hello, QueryWelcome, timeout))
+
+    def _authenticate(self, url: str, connection: socket.socket, timeout: float) -> None:
+        deadline = Deadline(timeout)
+        binding = sockets.binding(url, sockets.certificate_of(connection))
+        token, worker = self._token.reveal(), f"the worker at {url}"
+        try:
+            authenticate(connection, token, worker, lambda: deadline.left, binding=binding)
+        except TimeoutError as error:
+            raise RequestTimedOut(f"no answer from {worker} in {timeout:.1f} s") from error
+        except OSError as error:
+            raise OwnerUnavailable(f"{worker} does not answer: {error}") from error
 
     def _take(self, url: str) -> socket.socket | None:
         with self._lock:

@@ -10,23 +10,24 @@ import contextlib
 import logging
 import os
 import socket
-import ssl
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
 
+from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import (
     InvalidRequest,
     RequestTimedOut,
     StrandlineError,
-    Unauthenticated,
 )
+from strandline.changelog.flight import hello
+from strandline.changelog.flight.clients import Principal
+from strandline.changelog.flight.greeting import Greeting
 from strandline.changelog.flight.messages import failure_of
 from strandline.framework.peers import AT_ONCE, Admission, Deadline, SharedBudget, bounded, send_all
-from strandline.framework.querying import proofs, sockets
+from strandline.framework.querying import sockets
 from strandline.framework.querying.messages import (
     MAX_HELLO_BYTES,
     MAX_REQUEST_BYTES,
@@ -34,8 +35,6 @@ from strandline.framework.querying.messages import (
     REQUEST_SECONDS,
     WIRE_VERSION,
     Answer,
-    Challenge,
-    Proof,
     QueryFailure,
     QueryHello,
     QueryMessage,
@@ -63,7 +62,6 @@ ACCEPT_SECONDS = 0.5
 PAUSE_SECONDS = 0.1
 """Seconds to wait after a failed `accept`, for example without free descriptors."""
 
-T = TypeVar("T", bound=QueryMessage)
 Answering = Callable[[Request], Answer]
 
 
@@ -108,7 +106,8 @@ class Listener:
         self._listening = listening
         self._is_local = listening.url.startswith(sockets.UNIX)
         limits = limits or (LOCAL_LIMITS if self._is_local else NETWORK_LIMITS)
-        self._key = proofs.key_of(token, listening.url, listening.certificate)
+        self._worker = Principal("queries", hello.verifier_of(token), hello.token_id(token))
+        self._binding = sockets.binding(listening.url, listening.certificate)
         self._answer: Answering = _not_yet
         self._connected = Admission(limits.clients, limits.clients_each)
         self._unauthenticated = Admission(limits.unknown, limits.unknown_each)
@@ -176,8 +175,8 @@ class Listener:
             with contextlib.suppress(OSError):
                 with self._until_authenticated(address):
                     client = self._wrapped(client, end)
-                    is_authenticated = not self._closed.is_set() and self._authenticate(client)
-                if is_authenticated:
+                    is_welcome = not self._closed.is_set() and self._greet(client, address)
+                if is_welcome:
                     self._serve_all(client)
 
     @contextmanager
@@ -203,45 +202,43 @@ class Listener:
         with self._lock:
             self._clients.discard(client)
 
-    def _authenticate(self, client: socket.socket) -> bool:
-        """Perform the hello; return True if the client is authenticated."""
+    def _greet(self, client: socket.socket, address: str) -> bool:
+        """Authenticate a client on the network, and compare versions with it.
+
+        Returns:
+            True if its requests are to be answered.
+        """
         deadline = Deadline(HELLO_SECONDS)
         try:
-            if isinstance(client, ssl.SSLSocket):
-                client.settimeout(deadline.left)
-                client.do_handshake()
-            hello = _received(client, QueryHello, deadline)
-            if hello is None:
+            if not self._is_local:
+                self._authenticate(client, address, deadline)
+            received = read_frame(client, MAX_HELLO_BYTES, deadline)
+            if received is None:
                 return False
-            if hello.version != WIRE_VERSION:
+            version = decode(received, QueryHello).version
+            if version != WIRE_VERSION:
                 raise InvalidRequest(
-                    f"the client speaks version {hello.version} of queries, the worker version "
+                    f"the client speaks version {version} of queries, the worker version "
                     f"{WIRE_VERSION}; run the same release of strandline in both"
                 )
-            proof = b"" if self._is_local else self._exchange_proofs(client, hello.nonce, deadline)
         except StrandlineError as error:
             _send(client, _failed(error))
             return False
-        if proof is None:
-            return False
-        _send(client, QueryWelcome(WIRE_VERSION, proof))
+        _send(client, QueryWelcome(WIRE_VERSION))
         return True
 
-    def _exchange_proofs(
-        self, client: socket.socket, nonce: bytes, deadline: Deadline
-    ) -> bytes | None:
-        """Check the client's proof and return the worker's; None if the client has disconnected.
+    def _authenticate(self, client: socket.socket, address: str, deadline: Deadline) -> None:
+        client.settimeout(0)
+        until = _CLOCK.monotonic() + deadline.left
+        greeting = Greeting(client, address, until, self._principal, binding=self._binding)
+        try:
+            greeting.complete(_CLOCK)
+        except StrandlineError as error:
+            raise ConnectionError(str(error)) from error  # the greeting has sent it to the client
+        client.settimeout(deadline.left)
 
-        Raises Unauthenticated.
-        """
-        worker_nonce = proofs.new_nonce()
-        _send(client, Challenge(WIRE_VERSION, worker_nonce))
-        answer = _received(client, Proof, deadline)
-        if answer is None:
-            return None
-        if not proofs.is_proof(answer.proof, self._key, b"client", nonce, worker_nonce):
-            raise Unauthenticated("the worker does not accept this token")
-        return proofs.proof(self._key, b"worker", nonce, worker_nonce)
+    def _principal(self, token_id: str) -> Principal | None:
+        return self._worker if token_id == self._worker.token_id else None
 
     def _serve_all(self, client: socket.socket) -> None:
         """Answer requests one after another until the connection must be closed."""
@@ -316,11 +313,6 @@ class Listener:
         threading.Thread(target=target, args=arguments, name=name, daemon=True).start()
 
 
-def _received(client: socket.socket, kind: type[T], deadline: Deadline) -> T | None:
-    frame = read_frame(client, MAX_HELLO_BYTES, deadline)
-    return None if frame is None else decode(frame, kind)
-
-
 def _send(client: socket.socket, message: QueryMessage) -> None:
     _send_bytes(client, encode(message))
 
@@ -345,6 +337,7 @@ def _not_yet(request: Request) -> Answer:
     raise InvalidRequest(f"the worker is not ready for {type(request).__name__}")
 
 
+_CLOCK = SystemClock()
 _BUSY = RequestTimedOut(
     f"the worker (process {os.getpid()}) has more queries than it may answer at once; try again"
 )

@@ -1,8 +1,8 @@
 """All message types between a client and a worker, and their frames.
 
-A frame is a length (4 bytes, big-endian) and that many bytes of MessagePack. A client sends
-`QueryHello` first and receives `QueryWelcome`; over TCP, both first prove that they know the token
-(`proofs`). After that, each request has one answer, or a `QueryFailure`. Bodies are decoded into
+A frame is a length (4 bytes, big-endian) and that many bytes of MessagePack. Over TCP both sides
+first prove that they know the token (`changelog.flight.hello`). Then a client sends `QueryHello` and
+receives `QueryWelcome`. After that, each request has one answer, or a `QueryFailure`. Bodies are decoded into
 these types only. A size is checked before memory is allocated, and memory is allocated for received
 bytes and not for announced ones.
 """
@@ -22,7 +22,7 @@ from strandline.changelog.errors import UNREADABLE, InvalidRequest
 from strandline.changelog.history import UNKNOWN_EPOCH
 from strandline.framework.peers import AT_ONCE, Deadline, receive
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 HEAD_BYTES = 4
 """Number of bytes of a frame's length."""
 MAX_HELLO_BYTES = 4_096
@@ -67,31 +67,12 @@ class QueryHello(QueryMessage, frozen=True, tag="Hello"):
     """First message of a client."""
 
     version: int
-    token: str = ""
-    """Empty; version 1 sent the token here."""
-    nonce: bytes = b""
-    """Nonce for the proofs, over TCP."""
-
-
-class Challenge(QueryMessage, frozen=True):
-    """Answer to QueryHello over TCP."""
-
-    version: int
-    nonce: bytes
-
-
-class Proof(QueryMessage, frozen=True):
-    """Client's answer to Challenge."""
-
-    proof: bytes
 
 
 class QueryWelcome(QueryMessage, frozen=True, tag="Welcome"):
-    """Answer to QueryHello, or to Proof over TCP."""
+    """Answer to QueryHello."""
 
     version: int
-    proof: bytes = b""
-    """Proof of the worker, over TCP."""
 
 
 class Describe(QueryMessage, frozen=True):

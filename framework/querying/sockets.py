@@ -25,6 +25,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from strandline.changelog.errors import InvalidConfig, from_os_error
+from strandline.changelog.flight import hello
 from strandline.changelog.flight.endpoint import MAX_SOCKET_PATH_BYTES
 from strandline.changelog.hosts import bracketed, is_loopback, parse_host_port
 from strandline.changelog.layout import QUERIES
@@ -139,6 +140,14 @@ def certificate_of(connection: socket.socket) -> bytes | None:
     if not isinstance(connection, ssl.SSLSocket):
         return None
     return connection.getpeercert(binary_form=True)
+
+
+def binding(url: str, certificate: bytes | None) -> bytes:
+    """Return the binding of a hello to one worker: its announced URL and its certificate (DER).
+
+    So a group member that announces an address of its own cannot pass on a proof that it receives.
+    """
+    return hello.binding(b"strandline queries", url, certificate)
 
 
 def is_in_clear(url: str) -> bool:

@@ -310,7 +310,6 @@ QUERY_KINDS = (
         queries.Answer,
         queries.QueryFailure,
     ),
-    *(queries.Challenge, queries.Proof),
 )
 
 
@@ -326,8 +325,8 @@ def query_seeds() -> list[bytes]:
     at = ("0" * 32, 5)
     figures = {"n": ("count", None), "worst": ("max", "delay")}
     said: list[tuple[int, queries.QueryMessage]] = [
-        (0, queries.QueryHello(2, "", bytes(32))),
-        (1, queries.QueryWelcome(2, bytes(32))),
+        (0, queries.QueryHello(3)),
+        (1, queries.QueryWelcome(3)),
         (2, queries.Describe("app/store")),
         (2, queries.GetKeys("app/store", [0, 1], [b"k"], {0: at})),
         (2, queries.ScanRange("app/store", 0, b"a", None, False, 10, at)),
@@ -338,8 +337,6 @@ def query_seeds() -> list[bytes]:
         (3, queries.Scanned(True, [(b"k", b"v")], (b"l", None), at)),
         (3, queries.KeyCounts({0: 5})),
         (4, queries.QueryFailure("DiskFull", "full")),
-        (5, queries.Challenge(2, bytes(32))),
-        (6, queries.Proof(bytes(32))),
     ]
     return [bytes([kind]) + queries.encode(message)[queries.HEAD_BYTES :] for kind, message in said]
 

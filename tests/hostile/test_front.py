@@ -83,10 +83,11 @@ def test_the_deadline_applies_to_the_whole_hello_and_not_to_each_byte(
 ) -> None:
     with serving(tmp_path, hello_timeout_s=0.1) as served, peer_of(served) as peer:
         sent = []
+        opening = hello.pack_opening(hello.ClientOpening("", bytes(32)))
 
         def dripped() -> bool:
             try:
-                peer.sendall(hello.MAGIC[:1])
+                peer.sendall(opening[len(sent) :][:1])
             except OSError:
                 return True
             sent.append(1)
@@ -357,7 +358,7 @@ def test_a_peer_that_finds_a_fault_does_not_end_the_listener(
     with serving(tmp_path) as served:
         with monkeypatch.context() as patched, peer_of(served) as peer:
             patched.setattr(hello, "unpack_opening", fails)
-            peer.sendall(bytes(hello.OPENING_BYTES))
+            peer.sendall(hello.pack_opening(hello.ClientOpening("", bytes(32))))
             assert is_closed(peer)
         asks(served)
     assert "a fault" in caplog.text

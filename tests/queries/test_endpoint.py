@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import strandline as sl
@@ -25,10 +26,11 @@ from strandline.changelog.errors import (
     RequestTimedOut,
     Unauthenticated,
 )
+from strandline.changelog.flight import hello
 from strandline.framework.container.provider import FIRST_KEYS, StoreProvider
 from strandline.framework.peers import Admission
 from strandline.framework.querying import listener as listeners
-from strandline.framework.querying import proofs, sockets
+from strandline.framework.querying import sockets
 from strandline.framework.querying.connections import Connections
 from strandline.framework.querying.endpoint import QueryEndpoint
 from strandline.framework.querying.listener import LOCAL_LIMITS, NETWORK_LIMITS, Listener
@@ -37,7 +39,6 @@ from strandline.framework.querying.messages import (
     MAX_REQUEST_BYTES,
     WIRE_VERSION,
     Answer,
-    Challenge,
     CountKeys,
     FoundKeys,
     GetKeys,
@@ -45,7 +46,6 @@ from strandline.framework.querying.messages import (
     KeyValues,
     QueryFailure,
     QueryHello,
-    QueryMessage,
     QueryWelcome,
     ReflectedPosition,
     Request,
@@ -353,24 +353,15 @@ def test_the_token_is_not_sent_and_a_proof_is_valid_for_one_address_only(
     friends.close()
 
 
-@pytest.mark.parametrize(
-    "answers",
-    [
-        [QueryWelcome(WIRE_VERSION)],
-        [Challenge(WIRE_VERSION, b"n" * 32), QueryWelcome(WIRE_VERSION)],
-        [Challenge(WIRE_VERSION, b""), QueryWelcome(WIRE_VERSION, b"p" * 32)],
-        [Challenge(WIRE_VERSION, b"n" * 32), QueryWelcome(WIRE_VERSION, b"p" * 32)],
-    ],
-)
-def test_a_server_that_does_not_know_the_token_gets_no_request(answers: list[QueryMessage]) -> None:
+def test_a_server_that_does_not_know_the_token_gets_no_request() -> None:
     received: list[bytes] = []
 
     def pretend(listening: socket.socket) -> None:
         client, _ = listening.accept()
         with client:
-            for answer in answers:
-                received.append(bytes(read_frame(client, MAX_HELLO_BYTES) or b""))
-                client.sendall(encode(answer))
+            for size in (hello.OPENING_BYTES, hello.PROOF_BYTES):
+                received.append(client.recv(size, socket.MSG_WAITALL))
+                client.sendall(hello.REPLY_HEADER.pack(hello.ACCEPTED, 32) + b"n" * 32)
             received.append(client.recv(1 << 16))
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -378,35 +369,61 @@ def test_a_server_that_does_not_know_the_token_gets_no_request(answers: list[Que
         thread.start()
         clients = Connections(TOKEN)
         url = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
-        with pytest.raises((Unauthenticated, InvalidRequest)):
+        with pytest.raises(Unauthenticated, match="does not know the token"):
             clients.ask(url, GetKeys("secret-store", [1], [b"k"], {}), FoundKeys, 10.0)
         thread.join(10.0)
-    assert received[-1] == b""
-    assert not any(b"secret-store" in data or TOKEN.encode() in data for data in received)
+    assert [len(data) for data in received] == [hello.OPENING_BYTES, hello.PROOF_BYTES, 0]
+    assert not any(TOKEN.encode() in data for data in received)
 
 
-def test_a_proof_depends_on_side_address_certificate_and_both_nonces() -> None:
-    mine, yours = proofs.new_nonce(), proofs.new_nonce()
-    key = proofs.key_of(TOKEN, "tcp://a:1", None)
-    shown = proofs.proof(key, b"client", mine, yours)
-    assert proofs.is_proof(shown, key, b"client", mine, yours)
-    assert not proofs.is_proof(shown, key, b"worker", mine, yours)
-    assert not proofs.is_proof(shown, key, b"client", yours, mine)
-    assert not proofs.is_proof(proofs.proof(key, b"client", b"", yours), key, b"client", b"", yours)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        encode(QueryWelcome(WIRE_VERSION)),
+        hello.REPLY_HEADER.pack(hello.ACCEPTED, 0),
+        hello.REPLY_HEADER.pack(hello.REFUSED, 2) + b"no",
+        hello.REPLY_HEADER.pack(hello.REFUSED, 0xFFFF) + bytes(0xFFFF),
+    ],
+)
+def test_a_server_of_another_protocol_is_an_error_at_once(answer: bytes) -> None:
+    def pretend(listening: socket.socket) -> None:
+        client, _ = listening.accept()
+        with client, contextlib.suppress(OSError):
+            client.sendall(answer)
+            client.recv(1 << 16)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=pretend, args=(listening,), daemon=True).start()
+        clients = Connections(TOKEN)
+        url = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(OwnerUnavailable):
+            clients.ask(url, CountKeys("x", [1]), KeyCounts, 10.0)
+
+
+def test_a_binding_depends_on_purpose_address_and_certificate() -> None:
+    one = sockets.binding("tcp://a:1", None)
     others = [
-        proofs.key_of(TOKEN + "!", "tcp://a:1", None),
-        proofs.key_of(TOKEN, "tcp://a:2", None),
-        proofs.key_of(TOKEN, "tcp://a:1", b"certificate"),
+        sockets.binding("tcp://a:2", None),
+        sockets.binding("tcp://a:1", b"certificate"),
+        hello.binding(b"another protocol", "tcp://a:1", None),
+        hello.binding(b"strandline queries" + b"\0\0\0\x09tcp://a:1", "", None),
     ]
-    assert not any(proofs.is_proof(shown, other, b"client", mine, yours) for other in others)
+    assert len({one, *others}) == 5
 
 
-def test_a_client_of_a_version_that_sent_the_token_gets_an_error(beyond: QueryEndpoint) -> None:
-    with sockets.connect(beyond.urls[1], 10.0) as connection:
-        connection.sendall(encode(QueryHello(1, TOKEN)))
-        told = received(connection)
-        assert isinstance(told, QueryFailure)
-        assert "run the same release" in told.message
+def test_clients_of_former_versions_get_an_error_and_are_disconnected(
+    beyond: QueryEndpoint,
+) -> None:
+    """Version 1 sent the token in its first message, version 2 a nonce."""
+    here, there = beyond.urls
+    first = msgspec.msgpack.encode(["Hello", 2, "", bytes(32)])
+    for url in (here, there):
+        with sockets.connect(url, 10.0) as connection:
+            connection.sendall(len(first).to_bytes(4, "big") + first)
+            answered = b""
+            while data := connection.recv(1 << 16):
+                answered += data
+            assert b"run the same release" in answered
 
 
 # Limits ----------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def workers(log: Log, tmp_path: Path, eventually: Eventually) -> Iterator[list[R
 
 @pytest.fixture
 def connection(log: Log) -> Iterator[sl.Connection]:
-    with sl.connect(log) as made:
+    with sl.connect(log, deadline=60) as made:
         yield made
 
 

@@ -18,7 +18,6 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 import pyarrow as pa
 
 Offsets = npt.NDArray[np.int64]
@@ -68,6 +67,8 @@ class KeyHashes:
 
     def of(self, keys: pa.BinaryArray) -> tuple[_Hashes, _Hashes]:
         """Return both hashes of each key."""
+        import polars as pl  # takes 0.15 s, which an owner that cleans nothing does not spend
+
         column = pl.Series(pl.from_arrow(keys))
         first, second = (column.hash(seed).to_numpy() for seed in self._seeds)
         self.pause()
