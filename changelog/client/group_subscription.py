@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from strandline.changelog.broker import Broker
-from strandline.changelog.client.membership import Membership, program
+from strandline.changelog.client.membership import Membership, Partitions, program, rebalance
 from strandline.changelog.clock import Clock
 from strandline.changelog.errors import MemberFenced
 from strandline.changelog.groups import Assignor, GroupMember, Subscription
@@ -64,15 +64,18 @@ class GroupSubscription:
                 self._on_lost(list(owned))
             return
         kept = [tp for tp in owned if tp in assigned]
-        # Revoked partitions first: other members wait for them. The listener runs before the
-        # heartbeat that releases them, so that its commit is still accepted.
-        if len(kept) < len(owned):
-            self._on_revoked([tp for tp in owned if tp not in assigned])
+        new = sorted(assigned.difference(kept))
+
+        def release(revoked: Partitions) -> bool:
+            self._on_revoked([tp for tp in owned if tp in revoked])
             assign(kept)
-            membership.holds(kept)
-        if new := sorted(assigned.difference(kept)):
+            return True
+
+        def take(_new: Partitions) -> None:
             assign([*kept, *new])
-            membership.holds([*kept, *new])
+
+        rebalance(membership, frozenset(owned), assigned, release=release, take=take)
+        if new:
             self._on_assigned(new)
 
     def leave(self) -> None:

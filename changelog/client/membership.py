@@ -19,8 +19,9 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Protocol
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
@@ -34,6 +35,47 @@ LONGEST_HEARTBEAT_S = 1.0
 """Maximum seconds that a heartbeat waits for a new assignment."""
 PAUSE_S = 0.05
 """Seconds between two heartbeats without a new assignment."""
+
+
+Partitions = frozenset[TopicPartition]
+
+
+class Reporting(Protocol):
+    """Part of a membership that `rebalance` needs."""
+
+    def holds(self, partitions: Collection[TopicPartition]) -> None:
+        """Report the owned partitions to the group."""
+        ...
+
+
+def rebalance(
+    membership: Reporting,
+    owned: Partitions,
+    assigned: Partitions,
+    *,
+    release: Callable[[Partitions], bool],
+    take: Callable[[Partitions], None],
+) -> None:
+    """Change the owned partitions to the assigned ones, and report them to the group.
+
+    Revoked partitions come first, because other members wait for them. They are released before the
+    report, so that a last commit of them is still accepted.
+
+    Args:
+        membership: Membership to which the owned partitions are reported.
+        owned: Partitions owned now.
+        assigned: Partitions to own.
+        release: Commits and releases revoked partitions; returns False if the membership was lost
+            meanwhile, and then nothing more is done.
+        take: Takes new partitions.
+    """
+    if (revoked := owned - assigned) and not release(revoked):
+        return
+    # Also if nothing was revoked: partitions may have been dropped since the last report.
+    membership.holds(owned & assigned)
+    if new := assigned - owned:
+        take(new)
+        membership.holds(assigned)
 
 
 class Membership:
@@ -86,9 +128,12 @@ class Membership:
             return self._standbys
 
     def holds(self, partitions: Collection[TopicPartition]) -> None:
-        """Report the partitions that the consumer owns from now on."""
+        """Report the partitions that the consumer owns from now on, unless they are the same."""
+        owned = frozenset(partitions)
         with self._lock:
-            self._owned = frozenset(partitions)
+            if owned == self._owned:
+                return
+            self._owned = owned
         self.beat(0.0)
 
     def is_certain(self) -> bool:

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from strandline.changelog.client.membership import rebalance
 from strandline.changelog.errors import (
     DiskFull,
     InvalidRecord,
@@ -63,8 +64,6 @@ class Worker:
         self._trial = tasks.trial
         self._trial.check = session.check
         self._session = session
-        self._reported: tuple[GroupMembership, Partitions] | None = None
-        """Partitions last reported as owned, and the membership to which they were reported."""
         self._told: tuple[GroupMembership, Partitions, Partitions] | None = None
         """Membership, its assignment and its standbys as the last cycle has seen them."""
         self._turns = SliceScheduler(tasks.trial, tasks.loop, clock, guarded=tasks.in_background)
@@ -360,18 +359,18 @@ class Worker:
                 # measures, although being fenced does not show that the log answers.
                 self._session.acquire()
             return
-        if surplus := self._tasks.owned - allowed:
-            self.commit()
-            if self._session.membership is not membership:
-                return
-            self._tasks.close(surplus)
-        # Report also if nothing was open: partitions to be revoked may have been dropped before.
-        if self._reported != (membership, allowed):
-            membership.holds(allowed)
-            self._reported = membership, allowed
-        if missing := allowed - self._tasks.owned:
-            self._tasks.open(missing)
-        self._tasks.follow(membership.standbys() & self._tasks.input_partitions - allowed)
+        owned = self._tasks.owned
+        rebalance(membership, owned, allowed, release=self._release, take=self._tasks.open)
+        if self._session.membership is membership:
+            self._tasks.follow(membership.standbys() & self._tasks.input_partitions - allowed)
+
+    def _release(self, revoked: Partitions) -> bool:
+        """Commit and close revoked partitions; return False if the worker was fenced meanwhile."""
+        self.commit()
+        if self._session.membership is None:
+            return False
+        self._tasks.close(revoked)
+        return True
 
     def _rest(self, seconds: float | None) -> None:
         """Wait for records while there is nothing to do."""
