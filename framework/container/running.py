@@ -282,21 +282,29 @@ def in_thread(call: Callable[[], T], stop: Callable[[], None]) -> T:
     """
     results: list[T] = []
     errors: list[BaseException] = []
+    interrupted, ended = threading.Event(), threading.Event()
 
     def work() -> None:
         try:
-            results.append(call())
+            if not interrupted.is_set():
+                results.append(call())
         except BaseException as error:
             errors.append(error)
+        finally:
+            ended.set()
 
     thread = threading.Thread(target=work, name="strandline-run")
     try:
         thread.start()
-        thread.join()
+        # No join: on Python 3.11 a thread is taken for ended after its join was interrupted. And no
+        # wait without an end: a signal that comes just before it does not interrupt it.
+        while not ended.wait(STOP_INTERVAL_S):
+            pass
     except BaseException:
-        while thread.is_alive():
+        interrupted.set()
+        while thread.is_alive() and not ended.is_set():
             stop()
-            thread.join(STOP_INTERVAL_S)
+            ended.wait(STOP_INTERVAL_S)
         raise
     if errors:
         raise errors[0]

@@ -133,7 +133,8 @@ class Told(SoleMember):
         return self.may
 
     def holds(self, partitions: Collection[TopicPartition]) -> None:
-        self.told.append(frozenset(partitions))
+        if self.told[-1:] != [told := frozenset(partitions)]:
+            self.told.append(told)
 
 
 def test_a_worker_that_dropped_all_partitions_reports_that_it_owns_none_once_they_are_revoked() -> (

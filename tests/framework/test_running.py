@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,10 +158,20 @@ async def test_cancelling_run_async_before_its_worker_exists_stops_the_app(
     assert counting.app.runner.worker is None
 
 
-def test_an_interrupt_while_a_run_is_awaited_in_another_thread_stops_the_run() -> None:
+@pytest.mark.parametrize("starting", [True, False])
+def test_an_interrupt_while_a_run_is_awaited_in_another_thread_stops_the_run(
+    starting: bool, eventually: Callable[..., None]
+) -> None:
     stopped, main = threading.Event(), threading.get_ident()
 
+    def is_waiting() -> bool:
+        stack = traceback.extract_stack(sys._current_frames()[main])
+        callers = [frame.name for frame in stack]
+        return callers[-1] == "wait" and "start" not in callers[callers.index("in_thread") :]
+
     def call() -> None:
+        if not starting:
+            eventually(is_waiting, what="the caller waiting")
         signal.pthread_kill(main, signal.SIGINT)
         assert stopped.wait(30)
 
