@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 STOP_INTERVAL_S = 0.05
-"""Seconds between two calls of `stop` for a run that is interrupted while it starts."""
+"""Seconds between two looks at a run in another thread, and two calls of `stop` once interrupted."""
 
 
 @dataclass(frozen=True)

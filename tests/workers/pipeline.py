@@ -26,6 +26,8 @@ from strandline.framework.export import committed_batches
 PARTITIONS = 4
 RECENT = 3
 """Number of values kept per word, in the store of recent values."""
+QUERY_DEADLINE_S = 60.0
+"""Maximum seconds for a partition to be taken up by another worker, on a busy machine too."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,8 @@ def _sent(topic: sl.Topic[str, Figures]) -> dict[str, list[Figures]]:
 def _off(
     made: Pipeline, store: sl.Store[str, Figures], given: Mapping[str, list[int]]
 ) -> list[str]:
-    held = made.app.query(store).to_dict()
+    with sl.connect(made.app.broker(), deadline=QUERY_DEADLINE_S) as connection:
+        held = connection.store(store).to_dict()
     wanted = {key: _fold(values) for key, values in given.items()}
     return [
         f"{store.name}: {key} is {held.get(key)}, should be {wanted.get(key)}"
