@@ -1,4 +1,7 @@
-"""A minute of chaos. `make chaos MINUTES=30` runs the same for longer."""
+"""Chaos: one blow of each kind, or two minutes of them in the long form.
+
+`make chaos MINUTES=30` runs the same for longer.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def chaos(repository: Path, *arguments: str) -> tuple[int, str]:
 
 @pytest.mark.timeout(900)
 def test_nothing_is_lost_and_nothing_doubled(repository: Path) -> None:
-    status, said = chaos(repository, "--minutes", by_form("0.5", "2"))
+    status, said = chaos(repository, "--minutes", by_form("0.1", "2"))
     assert status == 0, said
     assert "lost 0, doubled 0" in said
     assert "WRONG" not in said
@@ -49,10 +52,11 @@ def test_nothing_is_lost_and_nothing_doubled(repository: Path) -> None:
         assert number_of(what, said) > 0, said
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_nothing_is_lost_and_nothing_doubled_on_kafka(repository: Path, running: Running) -> None:
     """This runs its own three brokers. It requests the shared one to be skipped without Kafka."""
-    status, said = chaos(repository, "--kafka", "--minutes", by_form("0.2", "1"), "--only", "kill")
+    status, said = chaos(repository, "--kafka", "--minutes", "1", "--only", "kill")
     assert status == 0, said
     assert "lost 0, doubled 0" in said
     assert "WRONG" not in said

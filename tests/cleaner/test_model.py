@@ -50,10 +50,11 @@ from strandline.changelog.records import (
 )
 from tests.cleaner.model import PLAIN, Fate, PartitionModel, Written, on_disk
 from tests.crash.twin import Died, Hook
+from tests.forms import by_form
 from tests.log.kit import Client
 from tests.log.power import PowerWorld, failing, stopping_after, taking_turns
 
-EXAMPLES = int(os.environ.get("STRANDLINE_CLEANER_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("STRANDLINE_CLEANER_EXAMPLES", by_form("15", "100")))
 PARTITIONS = 2
 TIMEOUT_MS = 800_000
 REFUSED = "the disk says no"

@@ -30,10 +30,11 @@ from strandline.changelog.records import Append, PartitionOffsets, ProducerIdent
 from strandline.changelog.storage import LocalStorage
 from strandline.statestore import StoreSpec, open_store
 from tests.cleaning import little_memory
+from tests.forms import by_form
 from tests.log.test_threads import Crew
 
 T0, T1 = PARTITIONS = TopicPartition("t", 0), TopicPartition("t", 1)
-ROUNDS = 60
+ROUNDS = by_form(20, 60)
 BOUND = 60.0
 KEYS = 12
 """Number of keys per writer. Writers do not share keys."""

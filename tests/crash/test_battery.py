@@ -37,9 +37,9 @@ SHORT = {
     "torn": 20_011,
     "failures": 797,
     "recoveries": 251,
-    "recoveries, os": 151,
-    "recoveries, all points": 251,
-    "pairs": 97,
+    "recoveries, os": 499,
+    "recoveries, all points": 353,
+    "pairs": 193,
 }
 """Stride of each part in this short run."""
 
@@ -57,7 +57,7 @@ def test_no_death_breaks_a_promise(part: str, capsys: pytest.CaptureFixture[str]
         print(f"\n{part}: {len(score.points)} points, {score.deaths.total()} deaths", end=" ")
     assert not score.broken, "\n".join(score.lines())
     assert len(score.points) > 1
-    assert score.deaths.total() > 10
+    assert score.deaths.total() > 4
 
 
 def test_every_operation_has_a_name_and_every_name_is_visited() -> None:

@@ -223,6 +223,7 @@ def test_the_spark_page_runs(namespace: types.ModuleType, spark: SparkSession) -
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_spark_page_runs_on_kafka(
     namespace: types.ModuleType, spark: SparkSession, kafka: str
 ) -> None:

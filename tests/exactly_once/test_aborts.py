@@ -120,6 +120,7 @@ def test_a_worker_whose_producer_is_fenced_logs_it_and_rejoins(
         assert 0 < int(said[1]) <= len(GIVEN)
 
 
+@pytest.mark.long_on_kafka
 def test_a_worker_fenced_while_it_aborts_rejoins_too(story: Story) -> None:
     fenced = ProducerFenced("another instance took over")
     for failure in (TransactionAborted("no"), AWAY):
@@ -139,6 +140,7 @@ def test_a_commit_in_doubt_is_looked_up_in_the_log(
                 story.run_chapter({step: [first, *[AWAY] * 9]})
 
 
+@pytest.mark.long_on_kafka
 def test_a_worker_that_cannot_commit_raises_the_reason(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,12 +22,13 @@ from strandline.changelog.errors import (
     UnknownTopic,
 )
 from strandline.changelog.records import TopicPartition
+from tests.forms import by_form
 from tests.kafka.apps import Totals, totals
 from tests.kafka.brokers import Running
 from tests.workers.threads import InThread
 
 Eventually = Callable[..., None]
-OUTAGE_S = float(os.environ.get("STRANDLINE_OUTAGE_SECONDS", "8"))
+OUTAGE_S = float(os.environ.get("STRANDLINE_OUTAGE_SECONDS", by_form("4", "8")))
 BUSY = 0.5
 """Maximum share of a processor for a worker that waits."""
 

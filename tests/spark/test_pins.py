@@ -67,6 +67,7 @@ def kill_jvm_of(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not HAS_ADMISSION_CONTROL, reason="needs a Spark that says where a query stands"
 )

@@ -141,6 +141,7 @@ def check(system: System) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.long_on_kafka
 def test_a_killed_worker_is_started_again_and_a_signal_ends_all_in_order(
     supervised: Supervised, eventually: Eventually
 ) -> None:
