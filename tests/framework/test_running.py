@@ -158,9 +158,17 @@ async def test_cancelling_run_async_before_its_worker_exists_stops_the_app(
     assert counting.app.runner.worker is None
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Interrupts raise KeyboardInterrupt, also in a shell's background job, which ignores them."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, usual)
+
+
 @pytest.mark.parametrize("starting", [True, False])
 def test_an_interrupt_while_a_run_is_awaited_in_another_thread_stops_the_run(
-    starting: bool, eventually: Callable[..., None]
+    starting: bool, eventually: Callable[..., None], interruptible: None
 ) -> None:
     stopped, main = threading.Event(), threading.get_ident()
 

@@ -3,6 +3,7 @@ before."""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -175,8 +176,17 @@ def test_a_checkpoint_between_reading_layers_and_engine_is_not_half_visible() ->
         commit(store, {"a": 2})
 
 
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """Threads take turns fifty times as often as usual."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(usual / 50)
+    yield
+    sys.setswitchinterval(usual)
+
+
 def test_under_load_every_read_is_one_commit_and_none_goes_back(
-    store: PartitionStore[str, int],
+    store: PartitionStore[str, int], switching: None
 ) -> None:
     """Each commit n sets all keys to n. Checkpoints run on another thread."""
     reader = store.reader()
