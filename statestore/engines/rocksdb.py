@@ -78,6 +78,8 @@ MAX_OPEN_FILES = 256
 """Maximum number of files that one store keeps open."""
 MIN_OPEN_FILES = 20
 """Minimum that RocksDB accepts for open files; it uses ten of them for other files than tables."""
+FILTER_PARTITION_BYTES = 64 << 10
+"""Size of a partition of a table's index and of its Bloom filter."""
 EXPECTED_STORES = 256
 """Number of store partitions that a process should be able to have open."""
 
@@ -290,7 +292,11 @@ class RocksEngine:
         # RocksDB would create the folder and its parents with permissions for all users to read.
         self._storage.make_dir(DATABASE)
         self._storage.check_no_links(DATABASE)
-        self._db = self._guarded("open", rocksdict.Rdict, str(database), _options())
+        options = _options()
+        # Without options of its own, the column family of a database that exists is opened with
+        # the defaults of RocksDB: no filter, and a block cache that is not the shared one.
+        families = {"default": options}
+        self._db = self._guarded("open", rocksdict.Rdict, str(database), options, families)
         try:
             self._check_folder()  # RocksDB has opened the path, which may lead elsewhere by now
             self._db.set_write_options(_write_options())
@@ -478,6 +484,12 @@ def _options() -> rocksdict.Options:
     tables.set_bloom_filter(10, block_based=False)
     tables.set_cache_index_and_filter_blocks(True)
     tables.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    # The filter of a large file outgrows a shard of the block cache, and would then be read again
+    # at each look-up. Its partitions fit, and a look-up reads one.
+    tables.set_partition_filters(True)
+    tables.set_index_type(rocksdict.BlockBasedIndexType.two_level_index_search())
+    tables.set_metadata_block_size(FILTER_PARTITION_BYTES)
+    tables.set_pin_top_level_index_and_filter(True)
     options = rocksdict.Options(raw_mode=True)
     options.create_if_missing(create_if_missing=True)
     options.set_block_based_table_factory(tables)

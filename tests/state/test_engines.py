@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -331,6 +332,21 @@ def test_a_write_waits_for_compaction_and_logs_it(
         write(engine, {b"\x02a": b"1"})
     assert engine.is_empty()
     engine.close()
+
+
+def test_a_store_has_its_settings_after_reopening_as_well(tmp_path: Path) -> None:
+    for offset in (1, 2):
+        engine = RocksEngine(tmp_path, sst_from=1)
+        write(engine, {b"\x02%d" % offset: b"1"}, offset)
+        written = max(tmp_path.glob("*/OPTIONS-*"), key=lambda file: file.name).read_text()
+        tables = written[written.index('[TableOptions/BlockBasedTable "default"]') :]
+        chosen = dict(re.findall(r"^ *(\w+)=(.*)$", tables, re.MULTILINE))
+        assert chosen["filter_policy"] != "nullptr"
+        assert chosen["partition_filters"] == "true"
+        assert chosen["index_type"] == "kTwoLevelIndexSearch"
+        cache = engine._db.property_int_value("rocksdb.block-cache-capacity")
+        assert cache == rocksdb._Shared.block_cache_bytes
+        engine.close()
 
 
 def test_all_stores_of_a_process_share_one_cache() -> None:
