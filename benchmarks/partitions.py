@@ -83,13 +83,13 @@ def run(*, quick: bool = False) -> list[Figure]:
 def _measured(partitions: int, commits: int, seconds: float) -> Run:
     with folder() as path:
         watch = Stopwatch()
-        with _running(path, partitions) as log:
+        with running(path, partitions) as log:
             first_start = watch.seconds
-            _commit(log, 1)
+            commit(log, [b"key"], 1)
         watch = Stopwatch()
-        with _running(path, partitions) as log:
+        with running(path, partitions) as log:
             later_start = watch.seconds
-            milliseconds = sorted(_commit(log, number) for number in range(2, 2 + commits))
+            milliseconds = sorted(commit(log, [b"key"], end) for end in range(2, 2 + commits))
             before, watch = time.process_time(), Stopwatch()
             threading.Event().wait(seconds)
             idle = (time.process_time() - before) / watch.seconds
@@ -97,10 +97,10 @@ def _measured(partitions: int, commits: int, seconds: float) -> Run:
 
 
 @contextmanager
-def _running(path: Path, partitions: int) -> Iterator[Log]:
+def running(path: Path, partitions: int, *, ttl_ms: int | None = None) -> Iterator[Log]:
     """Open the log and run the app; the block begins when all its partitions are at work."""
     with changelog.open(path / "log", role="own") as log:
-        app = _app(log, path, partitions)
+        app = _app(log, path, partitions, ttl_ms)
         thread = threading.Thread(target=lambda: app.run(progress=False))
         thread.start()
         try:
@@ -117,10 +117,10 @@ def _at_work(app: sl.App) -> int:
     return 0 if worker is None else len(worker.instances)
 
 
-def _app(log: Log, path: Path, partitions: int) -> sl.App:
+def _app(log: Log, path: Path, partitions: int, ttl_ms: int | None) -> sl.App:
     app = sl.App("many", log=log, state_dir=path / "state")
     views = app.topic("views", key=str, value=int, partitions=partitions)
-    counts = app.store("counts", key=str, value=int, default=0)
+    counts = app.store("counts", key=str, value=int, default=0, ttl_ms=ttl_ms)
 
     @app.task(views, stores=[counts])
     def count(record: sl.Record[str, int]) -> None:
@@ -129,20 +129,26 @@ def _app(log: Log, path: Path, partitions: int) -> sl.App:
     return app
 
 
-def _commit(log: Log, number: int) -> float:
-    """Append a record to 16 partitions, and return the milliseconds until they are committed."""
+def commit(log: Log, keys: list[bytes], end: int, *, touched: int = TOUCHED) -> float:
+    """Append a record of each key to the first partitions, up to the offset `end` (exclusive).
+
+    Returns the milliseconds until they are committed.
+    """
     schema = columns_schema(pa.binary(), headers=False)
     now = time.time_ns() // 1_000_000
-    value = msgspec.msgpack.encode(1)
     columns = pa.RecordBatch.from_arrays(
-        [pa.array([now]), pa.array([b"key"], pa.binary()), pa.array([value], pa.binary())],
+        [
+            pa.array([now] * len(keys)),
+            pa.array(keys, pa.binary()),
+            pa.array([msgspec.msgpack.encode(1)] * len(keys), pa.binary()),
+        ],
         schema=schema,
     )
-    inputs = [TopicPartition("views", n) for n in range(TOUCHED)]
+    inputs = [TopicPartition("views", n) for n in range(touched)]
     with log.producer() as producer:
         watch = Stopwatch()
         producer.append_batches((tp, columns, 0) for tp in inputs)
-        _until(lambda: _committed(log, inputs) == {number})
+        _until(lambda: _committed(log, inputs) == {end})
     return watch.seconds * 1_000
 
 

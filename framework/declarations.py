@@ -36,6 +36,8 @@ the same margin: `windowstore.changelog.additional.retention.ms`.
 """
 TTL_SEGMENTS = 4
 """Minimum number of segments per time to live, because only whole segments are deleted."""
+TTL_SEGMENT_MIN_MS = 10 * 60 * 1000
+"""Minimum milliseconds until a segment of a changelog is closed, so that they do not become many."""
 DEAD_LETTER_ROOM_BYTES = 64 << 10
 """Bytes by which a dead letter may be larger than the largest record of its task's inputs."""
 LARGEST_MESSAGE_BYTES = 1000 << 20
@@ -295,7 +297,7 @@ def changelog_config(store: StoreSpec[Any, Any]) -> dict[str, str]:
     return {
         "cleanup.policy": "compact,delete",
         "retention.ms": str(store.ttl_ms + TTL_MARGIN_MS),
-        "segment.ms": str(max(1, store.ttl_ms // TTL_SEGMENTS)),
+        "segment.ms": str(max(TTL_SEGMENT_MIN_MS, store.ttl_ms // TTL_SEGMENTS)),
     }
 
 

@@ -183,10 +183,14 @@ class ValueCodec:
 
     def expired(self, data: bytes) -> bool:
         """Return True if stored bytes have expired."""
+        expires = self.expires(data)
+        return expires is not None and expires <= self.now()
+
+    def expires(self, data: bytes) -> int | None:
+        """Return the time in ms at which stored bytes expire; None if they never do."""
         if not self._has_expiry or data[:1] != _EXPIRING:
-            return False
-        expires = split(data, self.expiry)[1]
-        return bool(expires) and expires <= self.now()
+            return None
+        return split(data, self.expiry)[1] or None
 
     def now(self) -> int:
         """Return the time against which values expire, in ms since the epoch."""

@@ -1,150 +1,166 @@
-"""Values with a time to live: invisible once expired, removed soon after, the same after a
-restore."""
+"""The sweeper: expired values are removed soon, and a commit looks only at zones that are due."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from random import Random
 
 import pytest
 
 from strandline.changelog.clock import ManualClock
-from strandline.statestore import PartitionStore, StoreSpec, open_store
-from tests.state.kit import Changelog
+from strandline.statestore import StoreSpec, open_store
+from strandline.statestore.engine import Entry
+from strandline.statestore.engines.memory import MemoryEngine
+from strandline.statestore.expiry import KEYS_PER_COMMIT, VISITS, ZONE_KEYS, Sweeper
+from strandline.statestore.store import PartitionStore
+
+TTL_MS = 60_000
+STEP_MS = TTL_MS // 20
 
 
-class Time:
-    """Stream time, moved by hand."""
+class ScannedEngine(MemoryEngine):
+    """Engine in memory that counts its scans."""
 
     def __init__(self) -> None:
-        self.ms = 1_000
+        super().__init__()
+        self.scans = 0
 
-    def __call__(self) -> int:
-        return self.ms
+    def scan(self, lower: bytes, upper: bytes | None, *, reverse: bool) -> Iterator[Entry]:
+        self.scans += 1
+        return super().scan(lower, upper, reverse=reverse)
 
 
 @pytest.fixture
-def time() -> Time:
-    return Time()
+def engine() -> ScannedEngine:
+    return ScannedEngine()
 
 
-def make(time: Time, ttl_ms: int | None = 100, **settings: Any) -> PartitionStore[Any, Any]:
-    spec: StoreSpec[Any, Any] = StoreSpec("s", ttl_ms=ttl_ms, engine="memory", **settings)
-    return open_store(spec, clock=ManualClock(), now=time)
+Store = PartitionStore[str, int]
 
 
-def commit(store: PartitionStore[Any, Any]) -> dict[bytes, bytes | None]:
+@pytest.fixture
+def store(engine: ScannedEngine, clock: ManualClock) -> Store:
+    return opened(engine, clock)
+
+
+def opened(engine: MemoryEngine, clock: ManualClock) -> Store:
+    return open_store(StoreSpec("s", value=int, ttl_ms=TTL_MS), clock=clock, engine=engine)
+
+
+def commit(store: Store, end: int = 1) -> int:
+    """Commit, and return the number of keys in the changelog batch."""
     batch = store.drain()
-    store.committed(1)
-    return (
-        {}
-        if batch is None
-        else dict(zip(batch.keys.to_pylist(), batch.values.to_pylist(), strict=True))
-    )
+    store.committed(end)
+    return 0 if batch is None else len(batch)
 
 
-@pytest.mark.parametrize("value", [int, None, bytes, list[int]])
-@pytest.mark.parametrize("layer", ["dirty", "cached", "layered", "engine"])
-def test_an_expired_value_is_invisible_in_every_layer(time: Time, value: Any, layer: str) -> None:
-    store = make(time, value=value)
-    put = {int: 7, None: 7, bytes: b"7"}.get(value, [7])
-    store["a"] = put
-    if layer != "dirty":
+def settle(store: Store) -> int:
+    """Commit without changes until all zones were visited. Return the number of keys removed."""
+    return sum(commit(store) for _ in range(30))
+
+
+def sweeper(store: Store) -> Sweeper:
+    assert store._sweeper is not None
+    return store._sweeper
+
+
+def test_a_commit_looks_at_nothing_until_something_is_due(
+    store: Store, engine: ScannedEngine, clock: ManualClock
+) -> None:
+    for number in range(5 * ZONE_KEYS):
+        store[f"k{number:06}"] = number
+    settle(store)
+    engine.scans = 0
+    for _ in range(VISITS * 5 - 1):
+        clock.advance(TTL_MS // VISITS // 5)
+        store["k000001"] = 1
         commit(store)
-    if layer == "engine":
-        store.checkpoint()
-    if layer in ("layered", "engine"):
-        store._clear_cache()
-    time.ms += 99
-    assert store["a"] == store.get_many(["a"])["a"] == put
-    assert list(store.all()) == [("a", put)]
-    time.ms += 1
-    assert "a" not in store
-    assert store.get("a") is None
-    assert store.get_many(["a"]) == {}
-    assert list(store.all()) == list(store.prefix("a", reverse=True)) == []
+    assert engine.scans == 0
+    clock.advance(2 * TTL_MS)
+    assert settle(store) == 5 * ZONE_KEYS
+    assert list(store.all()) == []
 
 
-def test_putting_a_value_again_restarts_its_time_to_live(time: Time) -> None:
-    store = make(time, value=int, default=0)
-    store["a"] = 1
-    time.ms += 60
-    store["a"] += 1
-    time.ms += 60
-    assert store["a"] == 2
-    time.ms += 60
-    assert store["a"] == 0
+def test_a_commit_checks_a_bounded_number_of_keys(store: Store, clock: ManualClock) -> None:
+    for number in range(5 * ZONE_KEYS):
+        store[f"k{number:06}"] = number
+    settle(store)
+    clock.advance(2 * TTL_MS)
+    assert commit(store) == KEYS_PER_COMMIT
+    store.put("new", 1)
+    assert commit(store) == KEYS_PER_COMMIT + 1
 
 
-def test_expired_values_are_deleted_in_the_next_commit(time: Time) -> None:
-    store = make(time, value=int)
-    store["a"] = store["b"] = 1
+def test_values_that_were_there_before_the_start_are_removed(
+    store: Store, engine: ScannedEngine, clock: ManualClock
+) -> None:
+    for number in range(2_500):
+        store[f"k{number:06}"] = number
     commit(store)
-    time.ms += 50
-    store["b"] = 2
-    commit(store)
-    time.ms += 50
-    assert commit(store) == {b"Qa": None}
-    assert commit(store) == {}
     store.checkpoint()
-    assert store.approximate_num_entries() <= 2
+    clock.advance(2 * TTL_MS)
+    assert settle(opened(engine, clock)) == 2_500
 
 
-def test_a_key_that_is_put_again_in_time_is_not_deleted(time: Time) -> None:
-    store = make(time, value=int)
+def test_a_removal_that_was_aborted_is_repeated(store: Store, clock: ManualClock) -> None:
     store["a"] = 1
-    commit(store)
-    time.ms += 100
-    store["a"] = 2
-    commit(store)
-    assert store["a"] == 2
+    settle(store)
+    clock.advance(2 * TTL_MS)
+    assert store.drain() is not None
+    store.discard()
+    clock.advance(TTL_MS // VISITS)
+    assert settle(store) == 1
 
 
-def test_all_expired_values_are_removed_a_few_at_a_time(time: Time) -> None:
-    store = make(time, key=int, value=int)
-    for key in range(3_500):
-        store[key] = key
-    commit(store)
-    time.ms += 100
-    sizes = [len(commit(store)) for _ in range(5)]
-    assert sizes == [1_000, 1_000, 1_000, 500, 0]
+def test_values_put_again_stay(store: Store, clock: ManualClock) -> None:
+    for _ in range(40):
+        clock.advance(STEP_MS * 3)
+        store["kept"] = 1
+        commit(store)
+    assert store["kept"] == 1
 
 
-def test_a_restore_keeps_the_same_expiries(time: Time) -> None:
-    changelog = Changelog()
-    store = make(time, value=int)
-    changelog.restore(store)
-    store["a"] = 1
-    time.ms += 50
-    store["b"] = 1
-    changelog.commit(store)
-    again = make(time, value=int)
-    changelog.restore(again)
-    time.ms += 50
-    assert [key for key, _ in again.all()] == [key for key, _ in store.all()] == ["b"]
+@pytest.mark.parametrize(
+    "key_of",
+    [
+        lambda chance, _: f"k{chance.randrange(6_000):06}",
+        lambda _, number: f"k{number:09}",
+        lambda _, number: f"k{10**9 - number:010}",
+    ],
+    ids=["at random", "ascending", "descending"],
+)
+def test_zones_follow_the_keys_and_every_value_goes_in_time(
+    store: Store, clock: ManualClock, key_of: Callable[[Random, int], str]
+) -> None:
+    chance, put_at = Random(1), dict[str, int]()
+    for number in range(60):
+        clock.advance(STEP_MS)
+        for n in range(300):
+            key = key_of(chance, number * 300 + n)
+            store[key], put_at[key] = n, clock.now_ms()
+        for _ in range(3):
+            commit(store)
+        stored = {
+            store._keys.decode(name)
+            for name, _ in store._committed.scan((), b"\x01", None, reverse=False)
+        }
+        late = clock.now_ms() - TTL_MS - TTL_MS // VISITS - 2 * STEP_MS
+        assert {key for key in stored if put_at[key] < late} == set()
+        live = {key for key, at in put_at.items() if at + TTL_MS > clock.now_ms()}
+        assert {key for key, _ in store.all()} == live
+        assert len(sweeper(store)._starts) <= 2 + 4 * len(stored) // ZONE_KEYS
+        assert len(sweeper(store)._due_ms) == len(sweeper(store)._starts)
+        assert len(sweeper(store)._queue) <= 4 * len(sweeper(store)._starts) + 50
 
 
-def test_a_store_may_gain_a_time_to_live(time: Time) -> None:
-    changelog = Changelog()
-    before = make(time, ttl_ms=None, value=int)
-    changelog.restore(before)
-    before["old"] = 1
-    changelog.commit(before)
-    after = make(time, value=int)
-    changelog.restore(after)
-    after["new"] = 2
-    changelog.commit(after)
-    time.ms += 1_000
-    assert dict(after.all()) == {"old": 1}  # it has no expiry, so it stays
-    after["old"] = 3
-    time.ms += 1_000
-    assert dict(after.all()) == {}
-
-
-def test_edit_begins_with_the_default_when_the_value_has_expired(time: Time) -> None:
-    store = make(time, value=list[int], default_factory=list)
-    with store.edit("a") as numbers:
-        numbers.append(1)
-    time.ms += 100
-    with store.edit("a") as numbers:
-        numbers.append(2)
-    assert store["a"] == [2]
+@pytest.mark.parametrize("ttl_ms", [1, 2, 3, 4])
+def test_the_shortest_times_to_live_work(ttl_ms: int, clock: ManualClock) -> None:
+    spec: StoreSpec[str, int] = StoreSpec("s", value=int, ttl_ms=ttl_ms, engine="memory")
+    store = open_store(spec, clock=clock)
+    for number in range(50):
+        store[f"k{number}"] = 1
+        commit(store)
+        clock.advance(1)
+    clock.advance(10)
+    settle(store)
+    assert list(store._committed.scan((), b"\x01", None, reverse=False)) == []
