@@ -23,6 +23,8 @@ WORKLOADS = (
     "producers",
     "commits",
     "partitions",
+    "state_size",
+    "expiry",
     "serdes",
     "moving",
 )

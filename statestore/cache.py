@@ -37,6 +37,10 @@ class KeyCache:
         """True if `age` is to be called."""
         return self._young_bytes > self._half
 
+    def has(self, key: Any) -> bool:
+        """Return True if either generation has a value of the key."""
+        return key in self.young or key in self._old
+
     def recall(self, key: Any) -> Any | None:
         """Move a key from the old generation to the young one; return its value, or None."""
         held = self._old.pop(key, None)

@@ -33,9 +33,9 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.errors import InvalidRecord, InvalidTxnState
 from strandline.changelog.records import TopicPartition
-from strandline.statestore.cache import KeyCache
+from strandline.statestore.cache import ENTRY_BYTES, KeyCache
 from strandline.statestore.changelogged import ChangelogBatch, Changelogged, later
-from strandline.statestore.counters import Sample, StoreCounters, StoreSizes
+from strandline.statestore.counters import Lookups, StoreCounters, StoreSizes
 from strandline.statestore.dirty import DirtyKeys
 from strandline.statestore.edit import Edit
 from strandline.statestore.engine import Engine, StorePosition
@@ -121,17 +121,16 @@ class PartitionStore(NoLen, Generic[K, V]):
         "_cache",
         "_clock",
         "_committed",
-        "_counters",
         "_default_value",
         "_dirty",
         "_drained",
         "_keys",
         "_last_checkpoint",
-        "_sample",
         "_sweeper",
         "_values",
         "changed",
         "exact",
+        "lookups",
         "plain",
         "puts",
         "spec",
@@ -154,14 +153,13 @@ class PartitionStore(NoLen, Generic[K, V]):
         self._dirty = dirty
         self._cache = cache
         self._committed = committed
-        self._counters = committed.counters
-        self._sample: Sample | None = None
         self._clock = clock
-        self._sweeper = Sweeper(committed, values) if spec.ttl_ms else None
+        self._sweeper = Sweeper(committed, values, spec.ttl_ms) if spec.ttl_ms else None
         self._drained: ChangelogBatch | None = None
         self._last_checkpoint = clock.monotonic()
         given = spec.default
         self._default_value = given if given is UNSET else values.as_put(given)
+        self.lookups = Lookups(committed.counters)
         # Everything that the fast paths of get and put need, here and in the framework's handle,
         # is one attribute away. The lists and the dict stay the same objects for the store's life.
         self.young: dict[Any, Any] = cache.young
@@ -184,8 +182,8 @@ class PartitionStore(NoLen, Generic[K, V]):
         """
         if type(key) is not self.exact:
             key = self._admit(key)
-            if self._sample is not None:
-                self._sample.lookups += 1
+            if self.lookups.in_sample:
+                self.lookups.looked_up(key)
         held = self.young.get(key)
         if held is None:
             held = self._load(key)
@@ -200,8 +198,8 @@ class PartitionStore(NoLen, Generic[K, V]):
         """Return the value of a key, else the store's default. Raises KeyError if it has none."""
         if type(key) is not self.exact:
             key = self._admit(key)
-            if self._sample is not None:
-                self._sample.lookups += 1
+            if self.lookups.in_sample:
+                self.lookups.looked_up(key)
         held = self.young.get(key)
         if held is None:
             held = self._load(key)
@@ -254,11 +252,9 @@ class PartitionStore(NoLen, Generic[K, V]):
     def get_many(self, keys: Iterable[K]) -> dict[K, V]:
         """Return the values of the keys that have one; the engine reads all keys in one call."""
         wanted = [self._admit(key) for key in keys]
-        cold = [key for key in wanted if key not in self.young]
-        encoded = [self._keys.encode(key) for key in cold]
-        for key, name, data in zip(cold, encoded, self._committed.get_many(encoded), strict=True):
-            self._remember(key, name, data)
-        self._age()
+        cold = [key for key in wanted if not self._cache.has(key)]
+        self.lookups.missed(len(cold))
+        self._read_many(cold)
         values = ((key, self.get(key, UNSHARED)) for key in wanted)
         return {key: value for key, value in values if value is not UNSHARED}
 
@@ -315,6 +311,20 @@ class PartitionStore(NoLen, Generic[K, V]):
 
     # What the worker uses ---------------------------------------------------------------
 
+    def prefetch(self, keys: Iterable[Any]) -> tuple[int, int]:
+        """Read the values of keys that are not in the cache into it, in one call of the engine.
+
+        Keys that are not of the store's type are left out.
+
+        Returns:
+            The number of keys read, and the bytes that the cache needs for them.
+        """
+        exact = self._keys.exact
+        has = self._cache.has
+        cold = [key for key in dict.fromkeys(keys) if type(key) is exact and not has(key)]
+        self.lookups.read_ahead(cold)
+        return len(cold), self._read_many(cold)
+
     def mark(self) -> int:
         """Return the length of the undo log, to which `rollback` can go back."""
         return len(self.changed)
@@ -323,12 +333,12 @@ class PartitionStore(NoLen, Generic[K, V]):
     def sampled(self) -> Iterator[None]:
         """Count each look-up in this block, where it costs several times as much as outside."""
         # No key is of type Never, so no look-up takes the fast path, which does not count.
-        self._sample, self.exact = Sample(), Never
+        self.exact = Never
         try:
-            yield
+            with self.lookups.sampled():
+                yield
         finally:
-            self._counters.add(self._sample)
-            self._sample, self.exact = None, self._keys.exact
+            self.exact = self._keys.exact
 
     def rollback(self, mark: int) -> None:
         """Undo all changes since `mark`, because the handler of that record has raised."""
@@ -443,6 +453,8 @@ class PartitionStore(NoLen, Generic[K, V]):
         """Replay what is committed in the changelog and missing here; see `statestore.restore`."""
         self.discard()
         self._clear_cache()
+        if self._sweeper is not None:
+            self._sweeper.start_over()
         return restore(self._committed, broker, changelog, progress, clock=self._clock, wait=wait)
 
     def close(self) -> None:
@@ -457,15 +469,24 @@ class PartitionStore(NoLen, Generic[K, V]):
         held = self._cache.recall(key)
         if held is None:
             name = self._keys.encode(key)
+            self.lookups.single_reads += 1
+            self.lookups.missed(1)
             held = self._remember(key, name, self._committed.get(name))
         self._age()
         return held
 
+    def _read_many(self, cold: list[Any]) -> int:
+        """Read keys that are not in the cache into it. Return the bytes that it needs for them."""
+        names = self._keys.encode_all(cold).to_pylist()
+        nbytes = 0
+        for key, name, data in zip(cold, names, self._committed.get_many(names), strict=True):
+            self._remember(key, name, data)
+            nbytes += len(name) + len(data or b"") + ENTRY_BYTES
+        self._age()
+        return nbytes
+
     def _remember(self, key: Any, name: bytes, data: bytes | None) -> Any:
-        """Add a value read from the committed state to the cache, and count the miss."""
-        self._counters.misses += 1
-        if self._sample is not None:
-            self._sample.misses += 1
+        """Add a value read from the committed state to the cache, and return its held form."""
         held = DELETED if data is None else self._values.held(data)
         self._cache.add(key, held, len(name) + len(data or b""))
         return held

@@ -6,7 +6,7 @@ import contextlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from strandline.changelog.errors import Retriable
 from strandline.changelog.records import Batch, Fetched, TopicPartition
@@ -113,53 +113,3 @@ def groups(sources: Sequence[Input]) -> list[dict[TopicPartition, list[Input]]]:
         else:
             found.append({source.partition: [source]})
     return found
-
-
-class RecordRun(NamedTuple):
-    """Records to handle next: those of a chunk from its `at` to the index `stop` (exclusive)."""
-
-    source: Input
-    chunk: Chunk
-    stop: int
-
-
-def next_run(inputs: list[Input], tombstones: bool, limit: int) -> RecordRun | None:
-    """Return at most `limit` records to handle next; None if none are known yet.
-
-    Several inputs are merged by time: the oldest of their next records comes first. Of equal times
-    the record whose input was declared first comes first. While an input has no pending records and
-    a fetch may find some, nothing is returned, because they may be older than the others.
-    """
-    if len(inputs) == 1:
-        chunk = inputs[0].head(tombstones)
-        if chunk is None:
-            return None
-        return RecordRun(inputs[0], chunk, min(len(chunk.records), chunk.at + limit))
-    heads = [source.head(tombstones) for source in inputs]
-    if not all(source.is_answered for source in inputs):
-        return None
-    times = [(_timestamp(chunk), at) for at, chunk in enumerate(heads) if chunk is not None]
-    if not times:
-        return None
-    (_, first), *others = sorted(times)
-    source, chunk = inputs[first], heads[first]
-    assert chunk is not None
-    stop = min(len(chunk.records), chunk.at + limit)
-    return RecordRun(source, chunk, _until(chunk, stop, first, others[0]) if others else stop)
-
-
-def _timestamp(chunk: Chunk) -> int:
-    return chunk.records[chunk.at].timestamp
-
-
-def _until(chunk: Chunk, stop: int, number: int, next_best: tuple[int, int]) -> int:
-    """Return the index of the first record that comes after the next one of another input.
-
-    `next_best` has the time of that record and the number of its input; `number` is the own input.
-    """
-    latest = next_best[0] if number < next_best[1] else next_best[0] - 1
-    first = chunk.at + 1
-    for index in range(first, stop):
-        if chunk.records[index].timestamp > latest:
-            return index
-    return max(first, stop)

@@ -24,7 +24,8 @@ from strandline.framework.container.decoding import Chunk
 from strandline.framework.container.error_policy import ErrorPolicy
 from strandline.framework.container.event_loop import EventLoop
 from strandline.framework.container.failures import INFRASTRUCTURE_ERRORS
-from strandline.framework.container.inputs import Input, next_run
+from strandline.framework.container.inputs import Input
+from strandline.framework.container.record_queue import RecordQueue
 from strandline.framework.container.sampling import Sampling
 from strandline.framework.container.steps import StepRunner, Steps, drive, drive_async
 from strandline.framework.container.windows import WindowTimer
@@ -110,6 +111,7 @@ class TaskInstance:
         self._windows = WindowTimer(spec.window_ms, clock)
         self._plain = not spec.is_async and self.timers is None
         self._sampling = Sampling(self.stores)
+        self._queue = RecordQueue(self.inputs, self.stores, tombstones=spec.tombstones)
 
     @property
     def changed(self) -> bool:
@@ -138,11 +140,7 @@ class TaskInstance:
     @property
     def has_input(self) -> bool:
         """True if a record is pending and the next record of every input is known."""
-        return (
-            not self.has_failed()
-            and any(source.pending for source in self.inputs)
-            and all(source.is_answered for source in self.inputs)
-        )
+        return not self.has_failed() and self._queue.has_next
 
     # Work -----------------------------------------------------------------------------
 
@@ -196,7 +194,7 @@ class TaskInstance:
         handled = 0
         try:
             while handled < limit and self._may_continue():
-                run = next_run(self.inputs, self.spec.tombstones, limit - handled)
+                run = self._queue.next(limit - handled)
                 if run is None:
                     break
                 handled += self._run_plain(*run)
@@ -208,7 +206,7 @@ class TaskInstance:
         """Yield a step for each of at most `limit` records, and for the timers that they fire."""
         handled = 0
         while handled < limit and self._may_continue():
-            run = next_run(self.inputs, self.spec.tombstones, limit - handled)
+            run = self._queue.next(limit - handled)
             if run is None:
                 break
             source, chunk, stop = run
