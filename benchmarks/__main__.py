@@ -25,6 +25,7 @@ WORKLOADS = (
     "partitions",
     "state_size",
     "expiry",
+    "async_calls",
     "serdes",
     "moving",
 )

@@ -26,7 +26,7 @@ from strandline.framework.options import Guarantee, Options, Until
 from strandline.framework.record import Record
 from strandline.framework.session import AppSettings, LogPlace, Session
 from strandline.framework.store import Store, StoreSettings
-from strandline.framework.task import OnError, TaskSpec, check_stores, dead_letter_topic
+from strandline.framework.task import OnError, TaskSpec, check_stores
 from strandline.framework.topic import Topic
 from strandline.statestore.aggregates import Aggregate, Aggregates
 from strandline.statestore.serdes import Serde
@@ -415,12 +415,13 @@ class App:
         on_error: OnError = "fail",
         tombstones: bool = False,
         window_ms: int | None = None,
+        concurrency: int = 1,
     ) -> Callable[[H], H]:
         """Return a decorator that makes a function or class the handler of a topic's records.
 
         One instance of the task works for partition n of all its topics. It handles the records of
         a partition one at a time, and merges those of several topics by time. With an async handler
-        the partitions of a worker overlap.
+        the partitions of a worker overlap; with `concurrency` also the records of a partition.
 
         A class is instantiated once per partition. It has a method `process(record)`, and it may
         have
@@ -449,6 +450,11 @@ class App:
                 default is False, because most handlers need a value.
             window_ms: Milliseconds between two calls of `window`. None, the default, never calls
                 it.
+            concurrency: Maximum number of records of a partition whose async handlers run at the
+                same time, at most 10,000. The state and the records sent are as if the records
+                had been handled one after another; records of the same key wait for each other if
+                the task has stores. A handler is called again if what it has read was changed by
+                an earlier record. The default is 1.
 
         Returns:
             A decorator that returns the function or class unchanged.
@@ -457,13 +463,12 @@ class App:
             InvalidConfig: The declaration is not valid.
         """
         inputs = (topics,) if isinstance(topics, Topic | str) else tuple(topics)
+        policies = on_error, tombstones, window_ms, concurrency
 
         def declare(handler: H) -> H:
             title = name or str(getattr(handler, "__name__", "task"))
             check_stores(title, stores)
-            spec = TaskSpec(title, inputs, tuple(stores), handler, on_error, tombstones, window_ms)
-            if on_error == "dead_letter":
-                spec.dead_letter = self.declared.add_topic(dead_letter_topic(self.session, spec))
+            spec = TaskSpec(title, inputs, tuple(stores), handler, *policies)
             self.declared.add_task(spec)
             return handler
 

@@ -14,7 +14,7 @@ from strandline.changelog.records import TopicInfo
 from strandline.changelog.schema import extends
 from strandline.framework.options import Options
 from strandline.framework.store import Store
-from strandline.framework.task import TaskSpec, timer_store
+from strandline.framework.task import TaskSpec, dead_letter_topic, timer_store
 from strandline.framework.topic import Topic
 from strandline.statestore.recorded import declarations_topic
 from strandline.statestore.spec import StoreSpec
@@ -124,6 +124,8 @@ class Declarations:
                 f"task {spec.name!r} is declared while app {self.app!r} is running, which would not "
                 "take it up; declare all tasks before app.run, or stop the app first"
             )
+        if spec.on_error == "dead_letter":
+            spec.dead_letter = self.add_topic(dead_letter_topic(spec))
         for store in spec.stores:
             store.task = spec.name
         self.tasks[spec.name] = spec

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from strandline.changelog.errors import InvalidRecord, SchemaMismatch
+from strandline.changelog.errors import InvalidRecord, InvalidTxnState, SchemaMismatch
 from strandline.changelog.records import Headers
 from strandline.framework.columns import batch_of, one_record
 from strandline.framework.context import TaskContext
@@ -25,6 +25,7 @@ class Outbox:
     """Records that one task instance has sent to one topic since the last commit."""
 
     __slots__ = (
+        "_is_over",
         "_trial",
         "checked",
         "context",
@@ -39,6 +40,7 @@ class Outbox:
     def __init__(self, context: TaskContext, trial: Trial) -> None:
         self.context = context
         self._trial = trial
+        self._is_over = False
         self.keys: list[Any] = []
         self.values: list[Any] = []
         self.timestamps: list[int] = []
@@ -59,13 +61,40 @@ class Outbox:
     def check(
         self, topic: TopicDeclaration, key: Any, value: Any, timestamp: int, headers: Headers
     ) -> None:
-        """Encode one record; raise InvalidRecord if the log would refuse it."""
+        """Encode one record.
+
+        Raises:
+            InvalidRecord: The log would refuse it.
+            InvalidTxnState: The handler has ended.
+        """
+        if self._is_over:
+            raise InvalidTxnState(
+                f"topic {topic.name!r}: send was called after its handler had ended, so the record "
+                "would belong to no transaction; await everything that the handler starts"
+            )
+        if not self._trial.is_checking:
+            return
         self._trial.check(topic.name, one_record(topic, key, value, timestamp, headers))
 
     def cut(self, record: Record[Any, Any]) -> None:
         """Remove the records that were sent while `record` was handled."""
         if self.record is record:
             self._truncate(self.mark)
+
+    def of_step(self, context: TaskContext) -> Outbox:
+        """Return an empty outbox for a step that is kept apart from others."""
+        return Outbox(context, self._trial)
+
+    def absorb(self, step: Outbox) -> None:
+        """Add the records of a step that was kept apart."""
+        self.headers.update({at + len(self.keys): pairs for at, pairs in step.headers.items()})
+        self.keys += step.keys
+        self.values += step.values
+        self.timestamps += step.timestamps
+
+    def end(self) -> None:
+        """Refuse further records, because the step is over."""
+        self.checked = self._is_over = True
 
     def clear(self) -> None:
         """Remove all records, committed or not."""

@@ -13,7 +13,7 @@ from strandline.framework.session import Session
 from strandline.statestore.edit import Edit
 from strandline.statestore.no_len import NoLen
 from strandline.statestore.spec import UNSET, StoreLimits, StoreSpec
-from strandline.statestore.store import PartitionStore
+from strandline.statestore.typed_store import TypedStore
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -54,7 +54,7 @@ class Store(NoLen, Generic[K, V]):
         self.spec = spec
         self.task: str | None = None
         """Name of the task that the store belongs to; None until a task lists it."""
-        self._bound: ContextVar[PartitionStore[K, V] | None] = ContextVar(f"store {spec.name}")
+        self._bound: ContextVar[TypedStore[K, V] | None] = ContextVar(f"store {spec.name}")
         self._current = self._bound.get
 
     def __repr__(self) -> str:
@@ -70,8 +70,8 @@ class Store(NoLen, Generic[K, V]):
         """Name of the topic that every change of the store is written to."""
         return self.spec.changelog_topic(self.session.app)
 
-    # `get`, `put` and `__getitem__` repeat the fast path of PartitionStore, because each call
-    # that is saved makes a handler 60 ns faster. All other cases go to the PartitionStore.
+    # `get`, `put` and `__getitem__` repeat the fast path of TypedStore, because each call
+    # that is saved makes a handler 60 ns faster. All other cases go to the TypedStore.
 
     @overload
     def get(self, key: K) -> V | None: ...
@@ -244,11 +244,11 @@ class Store(NoLen, Generic[K, V]):
         """Function that merges the values of one key in several partitions, or None."""
         return None
 
-    def bind(self, store: PartitionStore[Any, Any] | None) -> None:
+    def bind(self, store: TypedStore[Any, Any] | None) -> None:
         """Let the handle use `store` in this thread or asyncio task; None unbinds it."""
         self._bound.set(store)
 
-    def _partition(self) -> PartitionStore[K, V]:
+    def _partition(self) -> TypedStore[K, V]:
         store = self._current(None)
         if store is None:
             raise self._not_in_task()

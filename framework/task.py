@@ -10,7 +10,6 @@ from typing import Any, Literal
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.settings import check_number
 from strandline.framework.handlers import check_handler, check_methods, is_async
-from strandline.framework.session import Session
 from strandline.framework.store import Store
 from strandline.framework.timers import TimerKey
 from strandline.framework.topic import Topic
@@ -18,6 +17,8 @@ from strandline.statestore.spec import AnySpec, StoreSpec
 
 OnError = Literal["fail", "skip", "dead_letter"]
 """Policy for a record whose handler raises."""
+MAX_CONCURRENCY = 10_000
+"""Maximum number of records of a partition whose handlers run at the same time."""
 ON_ERROR = ("fail", "skip", "dead_letter")
 
 
@@ -36,6 +37,8 @@ class TaskSpec:
     """True if the handler receives tombstones."""
     window_ms: int | None = None
     """Milliseconds between two calls of `window`."""
+    concurrency: int = 1
+    """Maximum number of records of a partition whose async handlers run at the same time."""
     on_timer: Callable[..., Any] | None = None
     """Timer handler of a task that is a function."""
     dead_letter: Topic[Any, Any] | None = None
@@ -61,6 +64,12 @@ class TaskSpec:
         if self.window_ms is not None and not hasattr(self.handler, "window"):
             raise InvalidConfig(
                 f"task {self.name!r}: window_ms= needs a class with a method window(self)"
+            )
+        check_number(f"task {self.name!r}: concurrency", self.concurrency, 1, MAX_CONCURRENCY)
+        if self.concurrency > 1 and not self.is_async:
+            raise InvalidConfig(
+                f"task {self.name!r}: concurrency={self.concurrency} needs an async handler; the "
+                "calls of a plain function do not overlap"
             )
         self.where = place_of(self.handler)
 
@@ -126,7 +135,7 @@ def check_stores(name: str, stores: Sequence[Store[Any, Any]]) -> None:
             )
 
 
-def dead_letter_topic(session: Session, spec: TaskSpec) -> Topic[Any, Any]:
+def dead_letter_topic(spec: TaskSpec) -> Topic[Any, Any]:
     """Return the topic for records that the task's handler cannot handle, in their stored form."""
     schemas = [topic.stored_schema for topic in spec.inputs]
     if any(schema != schemas[0] for schema in schemas):
@@ -134,5 +143,6 @@ def dead_letter_topic(session: Session, spec: TaskSpec) -> Topic[Any, Any]:
             f"task {spec.name!r}: on_error='dead_letter' needs inputs whose values are stored"
             " alike, for they share one dead-letter topic; split the task"
         )
+    session = spec.inputs[0].session
     value = bytes if schemas[0] is None else schemas[0]
     return Topic(session, f"{session.app}-{spec.name}-dead-letter", key=bytes, value=value)

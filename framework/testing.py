@@ -266,7 +266,7 @@ class TestDriver:
             )
             producer.append_batches(outgoing(columns, self._infos[topic.name], producer))
         for _ in range(MAX_CYCLES):
-            if not self.worker.cycle():
+            if not self.worker.cycle() and not self.worker.is_busy:
                 return
 
     def _record(self, item: Any) -> tuple[Topic[Any, Any], Any, Any, int | None]:

@@ -15,7 +15,7 @@ import msgspec
 
 from strandline.changelog.depth import check_msgpack
 from strandline.changelog.errors import InvalidRecord, InvalidRequest
-from strandline.statestore.store import PartitionStore
+from strandline.statestore.typed_store import TypedStore
 
 ClockName = Literal["stream", "wall"]
 """Clock of a timer: the time of the records, or the wall clock."""
@@ -36,26 +36,27 @@ class DueTimer(NamedTuple):
 class Timers:
     """Timers of one task instance."""
 
-    def __init__(self, store: PartitionStore[TimerKey, int]) -> None:
-        self._store = store
+    def __init__(self, store: TypedStore[TimerKey, int]) -> None:
+        self.store = store
+        """Store of the timers: that of the partition, or what a step sees of it."""
         self._heaps: dict[str, list[tuple[int, bytes]]] = {"stream": [], "wall": []}
 
     def set(self, name: Any, at: int, clock: ClockName) -> None:
         """Set a timer; see `framework.context.set_timer`."""
         key = _key(name, clock)
-        self._store.put(key, at)
+        self.store.put(key, at)
         heapq.heappush(self._heaps[clock], (at, key[1]))
 
     def cancel(self, name: Any, clock: ClockName) -> None:
         """Cancel a timer, if it exists."""
-        self._store.delete(_key(name, clock))
+        self.store.delete(_key(name, clock))
 
     def next_at(self, clock: ClockName) -> int | None:
         """Return the time in ms of the next timer of a clock; None if there is none."""
         heap = self._heaps[clock]
         while heap:  # drop entries of timers that were cancelled or set to another time
             at, packed = heap[0]
-            if self._store.get((clock, packed), None) == at:
+            if self.store.get((clock, packed), None) == at:
                 return at
             heapq.heappop(heap)
         return None
@@ -70,23 +71,29 @@ class Timers:
 
     def take(self, due: DueTimer) -> None:
         """Remove a timer that is about to fire."""
-        self._store.delete((due.clock, due.packed))
+        self.store.delete((due.clock, due.packed))
+
+    def absorb(self, step: Timers) -> None:
+        """Note the timers that a step has set, whose changes were added to the store."""
+        for clock, heap in step._heaps.items():
+            for entry in heap:
+                heapq.heappush(self._heaps[clock], entry)
 
     def keep_stream_time(self, time: int) -> None:
         """Make the stream time part of the next commit."""
-        if self._store.get(_STREAM_TIME, -1) != time:
-            self._store.put(_STREAM_TIME, time)
+        if self.store.get(_STREAM_TIME, -1) != time:
+            self.store.put(_STREAM_TIME, time)
 
     def rebuild(self) -> int:
         """Rebuild the heaps from the committed timers; return the committed stream time."""
         for heap in self._heaps.values():
             heap.clear()
-        for (clock, packed), at in self._store.all():
+        for (clock, packed), at in self.store.all():
             if clock:
                 self._heaps[clock].append((at, packed))
         for heap in self._heaps.values():
             heapq.heapify(heap)
-        return int(self._store.get(_STREAM_TIME, -1))
+        return int(self.store.get(_STREAM_TIME, -1))
 
 
 def _key(name: Any, clock: ClockName) -> TimerKey:

@@ -72,6 +72,11 @@ class Trial:
         return self.left <= 0
 
     @property
+    def is_searching(self) -> bool:
+        """True during a search, in which steps run one after another."""
+        return self.is_checking or self.size != math.inf or bool(self._verdicts)
+
+    @property
     def has_verdicts(self) -> bool:
         """True if steps must be compared with verdicts."""
         return bool(self._verdicts)

@@ -25,29 +25,28 @@ that `reader` returns works on any.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, TypeVar
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock, SystemClock
-from strandline.changelog.errors import InvalidRecord, InvalidTxnState
+from strandline.changelog.errors import InvalidTxnState
 from strandline.changelog.records import TopicPartition
 from strandline.statestore.cache import ENTRY_BYTES, KeyCache
 from strandline.statestore.changelogged import ChangelogBatch, Changelogged, later
 from strandline.statestore.counters import Lookups, StoreCounters, StoreSizes
 from strandline.statestore.dirty import DirtyKeys
-from strandline.statestore.edit import Edit
-from strandline.statestore.engine import Engine, StorePosition
+from strandline.statestore.engine import Engine, Entry, StorePosition
 from strandline.statestore.engines.memory import MemoryEngine
 from strandline.statestore.expiry import Sweeper
-from strandline.statestore.keys import Never, key_codec
-from strandline.statestore.no_len import NoLen
-from strandline.statestore.ordered import FIRST_KEY
+from strandline.statestore.keys import Never
+from strandline.statestore.layers import Change
 from strandline.statestore.reader import CommittedReader
 from strandline.statestore.restore import TRANSACTION_WAIT_S, OnProgress, Restored, restore
-from strandline.statestore.spec import UNSET, StoreSpec
-from strandline.statestore.values import DELETED, UNSHARED, Expiry, Packed, ValueCodec
+from strandline.statestore.spec import StoreSpec
+from strandline.statestore.typed_store import StoreTypes, TypedStore, store_types
+from strandline.statestore.values import DELETED, Expiry
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -89,12 +88,9 @@ def open_store(
     (1, False, [('LHR', 1)])
     """
     clock = clock or SystemClock()
-    now = now or clock.now_ms
     return PartitionStore(
-        spec,
-        ValueCodec(spec.value, spec.name, ttl_ms=spec.ttl_ms, now=now, expiry=expiry),
+        store_types(spec, now or clock.now_ms, expiry),
         KeyCache(spec.limits.cache_bytes),
-        DirtyKeys(key_codec(spec.key).encode),
         Changelogged(engine or _engine(spec, folder, lock_timeout, clock), counters),
         clock,
     )
@@ -114,196 +110,36 @@ def _engine(
     return open_when_free(folder, timeout=lock_timeout, clock=clock)
 
 
-class PartitionStore(NoLen, Generic[K, V]):
+class PartitionStore(TypedStore[K, V]):
     """State of one partition: a sorted mapping whose changes are committed by its task."""
 
     __slots__ = (
         "_cache",
         "_clock",
         "_committed",
-        "_default_value",
-        "_dirty",
         "_drained",
-        "_keys",
         "_last_checkpoint",
         "_sweeper",
-        "_values",
-        "changed",
-        "exact",
-        "lookups",
-        "plain",
-        "puts",
-        "spec",
-        "unchecked",
-        "young",
+        "revision",
     )
 
     def __init__(
         self,
-        spec: StoreSpec[K, V],
-        values: ValueCodec,
+        types: StoreTypes[K, V],
         cache: KeyCache,
-        dirty: DirtyKeys,
         committed: Changelogged,
         clock: Clock,
     ) -> None:
-        self.spec = spec
-        self._keys = key_codec(spec.key)
-        self._values = values
-        self._dirty = dirty
+        super().__init__(types, cache.young, Lookups(committed.counters))
+        ttl_ms = types.spec.ttl_ms
         self._cache = cache
         self._committed = committed
         self._clock = clock
-        self._sweeper = Sweeper(committed, values, spec.ttl_ms) if spec.ttl_ms else None
+        self._sweeper = Sweeper(committed, types.values, ttl_ms) if ttl_ms else None
         self._drained: ChangelogBatch | None = None
         self._last_checkpoint = clock.monotonic()
-        given = spec.default
-        self._default_value = given if given is UNSET else values.as_put(given)
-        self.lookups = Lookups(committed.counters)
-        # Everything that the fast paths of get and put need, here and in the framework's handle,
-        # is one attribute away. The lists and the dict stay the same objects for the store's life.
-        self.young: dict[Any, Any] = cache.young
-        self.changed: list[Any] = dirty.changed
-        self.puts: list[Any] = dirty.put
-        self.exact = self._keys.exact
-        self.plain = values.plain
-        self.unchecked = values.unchecked
-
-    # What a task uses -------------------------------------------------------------------
-
-    @overload
-    def get(self, key: K) -> V | None: ...
-    @overload
-    def get(self, key: K, default: D) -> V | D: ...
-    def get(self, key: K, default: Any = UNSET) -> Any:
-        """Return the value of a key; else `default`, else the store's own default, else None.
-
-        Raises InvalidRecord for a key that is not of the declared type.
-        """
-        if type(key) is not self.exact:
-            key = self._admit(key)
-            if self.lookups.in_sample:
-                self.lookups.looked_up(key)
-        held = self.young.get(key)
-        if held is None:
-            held = self._load(key)
-        if type(held) is self.plain:
-            return held
-        value = self._values.value(held)
-        if value is not UNSHARED:
-            return value
-        return self._default(None) if default is UNSET else default
-
-    def __getitem__(self, key: K) -> V:
-        """Return the value of a key, else the store's default. Raises KeyError if it has none."""
-        if type(key) is not self.exact:
-            key = self._admit(key)
-            if self.lookups.in_sample:
-                self.lookups.looked_up(key)
-        held = self.young.get(key)
-        if held is None:
-            held = self._load(key)
-        if type(held) is self.plain:
-            return held  # type: ignore[return-value]
-        value = self._values.value(held)
-        if value is UNSHARED:
-            value = self._default(UNSET)
-            if value is UNSET:
-                raise KeyError(key)
-        return value  # type: ignore[no-any-return]
-
-    def put(self, key: K, value: V) -> None:
-        """Set the value of a key, as `store[key] = value` does.
-
-        Raises:
-            InvalidRecord: Key or value are not of the declared types.
-            TypeError: The value is None.
-        """
-        if type(key) is not self.exact:
-            key = self._admit(key)
-        held: Any = value if type(value) is self.unchecked else self._hold(value)
-        self.changed.append(key)
-        self.puts.append(held)
-        self.young[key] = held
-
-    __setitem__ = put
-
-    def delete(self, key: K) -> None:
-        """Remove a key if it exists."""
-        self._writable()
-        self._remove(self._admit(key))
-
-    def __delitem__(self, key: K) -> None:
-        """Remove a key. Raises KeyError if it does not exist."""
-        if key not in self:
-            raise KeyError(key)
-        self.delete(key)
-
-    def __contains__(self, key: K) -> bool:
-        return self.get(key, UNSHARED) is not UNSHARED
-
-    def put_if_absent(self, key: K, value: V) -> V | None:
-        """Set the value of a key that has none and return None; else return its value."""
-        found = self.get(key, None)
-        if found is None:
-            self.put(key, value)
-        return found
-
-    def get_many(self, keys: Iterable[K]) -> dict[K, V]:
-        """Return the values of the keys that have one; the engine reads all keys in one call."""
-        wanted = [self._admit(key) for key in keys]
-        cold = [key for key in wanted if not self._cache.has(key)]
-        self.lookups.missed(len(cold))
-        self._read_many(cold)
-        values = ((key, self.get(key, UNSHARED)) for key in wanted)
-        return {key: value for key, value in values if value is not UNSHARED}
-
-    def edit(self, key: K) -> Edit[K, V]:
-        """Return a context manager to change a mutable value in place.
-
-        The value is put when the block ends without an error. A key without a value starts with the
-        store's default. Raises KeyError if there is no default.
-
-        >>> spec = StoreSpec("seen", value=list[str], default_factory=list, engine="memory")
-        >>> store = open_store(spec)
-        >>> with store.edit("LHR") as carriers:
-        ...     carriers.append("BA")
-        >>> store["LHR"]
-        ['BA']
-        """
-        return Edit(self, key, immutable=self._values.immutable)
-
-    def range(
-        self, lower: K | None = None, upper: K | None = None, *, reverse: bool = False
-    ) -> Iterator[tuple[K, V]]:
-        """Return an iterator of the entries from `lower` to `upper`, in the order of the keys.
-
-        The module's docstring describes changes during a scan.
-
-        Args:
-            lower: First key; None for no limit. Of a tuple key, leading elements are enough.
-            upper: End of the range (exclusive); None for no limit. As for `lower`.
-            reverse: True to begin with the last entry.
-        """
-        first = FIRST_KEY if lower is None else self._keys.bound(lower)
-        last = None if upper is None else self._keys.bound(upper)
-        return self._scan(first, last, reverse)
-
-    def prefix(self, prefix: Any, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
-        """Return an iterator of the entries whose key begins with `prefix`.
-
-        The prefix is a str, bytes, or a tuple with the first elements of tuple keys.
-        """
-        first, last = self._keys.prefix(prefix)
-        return self._scan(first, last, reverse)
-
-    def all(self, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
-        """Return an iterator of all entries, in the order of the keys."""
-        return self.range(reverse=reverse)
-
-    def reverse(self, lower: K | None = None, upper: K | None = None) -> Iterator[tuple[K, V]]:
-        """Return an iterator of the entries of `range(lower, upper)`, the last one first."""
-        return self.range(lower, upper, reverse=True)
+        self.revision = 0
+        """Number of steps whose changes were added by `absorb`."""
 
     def approximate_num_entries(self) -> int:
         """Return the approximate number of keys; each pending change counts as one more key."""
@@ -324,6 +160,31 @@ class PartitionStore(NoLen, Generic[K, V]):
         cold = [key for key in dict.fromkeys(keys) if type(key) is exact and not has(key)]
         self.lookups.read_ahead(cold)
         return len(cold), self._read_many(cold)
+
+    def held(self, key: Any) -> Any:
+        """Return the value of a key as of now, in the form in which it is held."""
+        if self.lookups.in_sample:
+            self.lookups.looked_up(key)
+        held = self.young.get(key)
+        return self._load(key) if held is None else held
+
+    def absorb(self, step: DirtyKeys) -> None:
+        """Add the changes of a step that was kept apart (`statestore.step_store`)."""
+        if step.changed:
+            self._writable()
+            self.revision += 1
+            self.changed += step.changed
+            self.puts += step.put
+            self._dirty.nbytes += step.nbytes
+            self.young.update(zip(step.changed, step.put, strict=True))
+
+    def scan_below(
+        self, above: Iterable[Change], lower: bytes, upper: bytes | None, *, reverse: bool
+    ) -> Iterator[Entry]:
+        """Return the stored entries of [lower, upper) as of now, under the changes of a step."""
+        own = self._dirty.scan(self._values.dumps, lower, upper, reverse=False)
+        changes = sorted({**dict(own), **dict(above)}.items(), reverse=reverse)
+        return self._committed.scan(changes, lower, upper, reverse=reverse)
 
     def mark(self) -> int:
         """Return the length of the undo log, to which `rollback` can go back."""
@@ -475,6 +336,12 @@ class PartitionStore(NoLen, Generic[K, V]):
         self._age()
         return held
 
+    def prepare(self, keys: Sequence[K]) -> None:
+        """Read the values of keys that are not in the cache into it, in one call of the engine."""
+        cold = [key for key in keys if not self._cache.has(key)]
+        self.lookups.missed(len(cold))
+        self._read_many(cold)
+
     def _read_many(self, cold: list[Any]) -> int:
         """Read keys that are not in the cache into it. Return the bytes that it needs for them."""
         names = self._keys.encode_all(cold).to_pylist()
@@ -503,28 +370,6 @@ class PartitionStore(NoLen, Generic[K, V]):
         self._committed.fold()
         self._cache.clear()
 
-    def _default(self, otherwise: Any) -> Any:
-        if self.spec.default_factory is not None:
-            return self.spec.default_factory()
-        return otherwise if self._default_value is UNSET else self._default_value
-
-    def _admit(self, key: Any) -> Any:
-        try:
-            return self._keys.admit(key)
-        except InvalidRecord as error:
-            raise InvalidRecord(f"store {self.spec.name!r}: {error}") from error
-
-    def _hold(self, value: Any) -> Any:
-        """Return the form in which a put value is held, and count its bytes."""
-        self._writable()
-        try:
-            held = self._values.hold(value)
-        except InvalidRecord as error:
-            raise InvalidRecord(f"store {self.spec.name!r}: {error}") from error
-        if type(held) is Packed:
-            self._dirty.nbytes += len(held.data or b"")
-        return held
-
     def _writable(self) -> None:
         """Raise InvalidTxnState between `drain` and the end of the commit."""
         if self._drained is not None:
@@ -533,19 +378,10 @@ class PartitionStore(NoLen, Generic[K, V]):
                 "call committed() or discard() first"
             )
 
-    def _scan(self, lower: bytes, upper: bytes | None, reverse: bool) -> Iterator[tuple[K, V]]:
-        values = self._values
-        dirty = self._dirty.scan(values.dumps, lower, upper, reverse=reverse)
-        entries = self._committed.scan(dirty, lower, upper, reverse=reverse)
-        decode, loads = self._keys.decode, values.loads
-        if values.expiry != "none":
-            entries = ((key, data) for key, data in entries if not values.expired(data))
-        return ((decode(key), loads(data)) for key, data in entries)
-
-    def _remove(self, key: Any) -> None:
-        self.changed.append(key)
-        self.puts.append(DELETED)
-        self.young[key] = DELETED
+    def _scan(
+        self, changes: Iterable[Change], lower: bytes, upper: bytes | None, *, reverse: bool
+    ) -> Iterator[Entry]:
+        return self._committed.scan(changes, lower, upper, reverse=reverse)
 
     def _remove_expired(self) -> None:
         if self._sweeper is None:
@@ -565,7 +401,6 @@ class PartitionStore(NoLen, Generic[K, V]):
 
 AnyStore = PartitionStore[Any, Any]
 
-_NOWHERE, _CHANGE_BYTES = (
-    StorePosition("", 0, 0),
-    200,
-)  # approximate bytes of an entry, its undo record, a short key and a small value
+_NOWHERE = StorePosition("", 0, 0)
+_CHANGE_BYTES = 200
+"""Approximate bytes of an entry, its undo record, a short key and a small value."""

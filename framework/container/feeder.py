@@ -31,7 +31,7 @@ class Feeder:
         running = [one for one in self._tasks.instances if one.failure is None]
         drained = [s for instance in running for s in instance.inputs if not s.pending]
         grouped = groups(drained)
-        if len(grouped) != 1 or any(instance.has_input for instance in running):
+        if len(grouped) != 1 or any(one.has_input or one.is_busy for one in running):
             wait = 0.0
         for group in grouped:
             _add(group, self._fetch(_positions(group), wait))
@@ -42,9 +42,11 @@ class Feeder:
         It ends early once `is_needed` returns True, which is asked after each fetch. Unlike `feed`,
         it does not look at every instance each time, so an idle worker of many partitions is cheap.
         """
-        sources = [s for i in self._tasks.instances if i.failure is None for s in i.inputs]
+        running = [one for one in self._tasks.instances if one.failure is None]
+        sources = [source for instance in running for source in instance.inputs]
         grouped = groups(sources)
-        if len(grouped) != 1 or any(source.pending for source in sources):
+        is_busy = any(s.pending for s in sources) or any(one.is_busy for one in running)
+        if len(grouped) != 1 or is_busy:
             return
         positions = _positions(grouped[0])
         until = self._clock.monotonic() + seconds

@@ -32,6 +32,12 @@ UNREAD = Metric(
 FAILED = Metric(
     "strandline_failed_partitions", "gauge", "Partitions that have stopped at a record.", TASK
 )
+RUNNING = Metric(
+    "strandline_records_in_flight",
+    "gauge",
+    "Records whose async handlers have begun, or wait for one of the same key.",
+    TASK,
+)
 LAG = Metric(
     "strandline_lag_records",
     "gauge",
@@ -68,7 +74,7 @@ PENDING = Metric(
     PARTITION,
 )
 METRICS = (
-    *(PARTITIONS, UNREAD, FAILED, LAG, STANDBY_LAG, REMAINING, WAITING),
+    *(PARTITIONS, UNREAD, FAILED, RUNNING, LAG, STANDBY_LAG, REMAINING, WAITING),
     *(ENTRIES, DISK, UNCOMMITTED, PENDING),
 )
 
@@ -117,7 +123,9 @@ def gauges(app: str, tasks: TaskManager, ends: StableEnds) -> Iterator[MetricRea
         yield MetricReading(PARTITIONS, (app, state), count)
     for task in {i.spec.name: None for i in instances}:
         failed = sum(i.has_failed() for i in instances if i.spec.name == task)
+        running = sum(i.records_in_flight for i in instances if i.spec.name == task)
         yield MetricReading(FAILED, (app, task), failed)
+        yield MetricReading(RUNNING, (app, task), running)
     for topic in sorted({tp.topic for tp in tasks.input_partitions}):
         yield MetricReading(UNREAD, (app, topic), tasks.growth.unread.get(topic, 0))
     yield MetricReading(REMAINING, (app,), tasks.remaining)

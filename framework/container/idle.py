@@ -69,7 +69,7 @@ class Completion:
         now = self._clock.now_ms()
         mine = (
             not uncommitted
-            and not any(instance.has_input for instance in running)
+            and not any(instance.has_input or instance.is_busy for instance in running)
             and all(source.stable for instance in running for source in instance.inputs)
             and not any((due := i.due_at()) is not None and due <= now for i in running)
         )

@@ -23,8 +23,8 @@ class Input:
 
     topic: Topic[Any, Any]
     partition: TopicPartition
-    position: int
-    """Next offset to handle, which a commit records."""
+    reached: int
+    """Next offset to hand out to a handler."""
     ahead: int = -1
     """Next offset to fetch."""
     stable: bool | None = None
@@ -37,12 +37,19 @@ class Input:
     batches: deque[Batch] = field(default_factory=deque)
     """Fetched batches that are not decoded."""
     chunks: deque[Chunk] = field(default_factory=deque)
-    """Decoded records; those before each chunk's `at` are handled."""
+    """Decoded records; those before each chunk's `at` were handed out."""
+    in_flight: deque[int] = field(default_factory=deque)
+    """Offsets that were handed out and are not handled."""
     committed: int = -1
     """Position as of the last commit, or the one at which the input started."""
 
     def __post_init__(self) -> None:
-        self.ahead = self.committed = self.position
+        self.ahead = self.committed = self.reached
+
+    @property
+    def position(self) -> int:
+        """Next offset to handle, which a commit records: all below it are handled."""
+        return self.in_flight[0] if self.in_flight else self.reached
 
     @property
     def pending(self) -> bool:
@@ -61,7 +68,7 @@ class Input:
         self.stable = fetched.next_offset >= fetched.high_watermark
         self.read_to_end = fetched.next_offset >= fetched.last_stable_offset
         if not self.pending:
-            self.position = self.ahead
+            self.reached = self.ahead
 
     def head(self, tombstones: bool) -> Chunk | None:
         """Return the next chunk with a record to handle, decoded; None if there is none."""
@@ -74,7 +81,7 @@ class Input:
             if chunk.at < len(chunk.records):
                 return chunk
             self.chunks.popleft()
-            self.position = chunk.end if self.pending else self.ahead
+            self.reached = chunk.end if self.pending else self.ahead
 
     def skip(self, tombstones: bool) -> None:
         """Move the position past records that need no handling, as far as they can be decoded."""
@@ -85,7 +92,8 @@ class Input:
         """Drop all fetched records and continue at the last committed position."""
         self.batches.clear()
         self.chunks.clear()
-        self.position = self.ahead = self.committed
+        self.in_flight.clear()
+        self.reached = self.ahead = self.committed
         self.stable, self.read_to_end = None, False
 
     def _decode_some(self, tombstones: bool) -> None:

@@ -4,8 +4,8 @@
 the wall clock. Each record, timer and window is one *step*. If its handler raises, the changes that
 it made to stores, timers and outboxes are undone, and the task's `on_error` policy is applied.
 
-Synchronous handlers of a task without timers run in a tight loop. All other tasks run as one
-generator of steps with two drivers: one calls the handlers, the other also awaits them.
+Handlers of a task without timers run in a tight loop. All other tasks run as a generator of steps,
+which `drive` calls; `async_instance.py` awaits them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from strandline.framework.container.failures import INFRASTRUCTURE_ERRORS
 from strandline.framework.container.inputs import Input
 from strandline.framework.container.record_queue import RecordQueue
 from strandline.framework.container.sampling import Sampling
-from strandline.framework.container.steps import StepRunner, Steps, drive, drive_async
+from strandline.framework.container.scope import Scope
+from strandline.framework.container.steps import StepRunner, Steps, drive
 from strandline.framework.container.windows import WindowTimer
 from strandline.framework.context import TaskContext
 from strandline.framework.handlers import check_finished, no_timer
@@ -109,7 +110,8 @@ class TaskInstance:
         own_timer: Callable[[Any], Any] = getattr(self._object, "on_timer", no_timer)
         self._on_timer = spec.on_timer or own_timer
         self._windows = WindowTimer(spec.window_ms, clock)
-        self._plain = not spec.is_async and self.timers is None
+        self._plain = self.timers is None
+        self._scope = Scope(self.context, spec.stores, self.stores, self.outboxes)
         self._sampling = Sampling(self.stores)
         self._queue = RecordQueue(self.inputs, self.stores, tombstones=spec.tombstones)
 
@@ -142,6 +144,16 @@ class TaskInstance:
         """True if a record is pending and the next record of every input is known."""
         return not self.has_failed() and self._queue.has_next
 
+    @property
+    def records_in_flight(self) -> int:
+        """Number of records whose handlers run between the worker's calls, as only async ones do."""
+        return 0
+
+    @property
+    def is_busy(self) -> bool:
+        """True if handlers run between the worker's calls, as only async ones do."""
+        return False
+
     # Work -----------------------------------------------------------------------------
 
     def begin_slice(self) -> None:
@@ -168,29 +180,15 @@ class TaskInstance:
             with self._sampling.counted():
                 sampled = self._run_all(size)
         handled = sampled + self._run_all(limit - sampled)
-        self._record_time(time.perf_counter() - begun, handled, sampled)
-        return handled
-
-    async def run_async(self, limit: int) -> int:
-        """Handle at most `limit` records like `run`, and await the handlers that are async."""
-        begun = time.perf_counter()
-        sampled, size = 0, self._sampling.size(limit)
-        if size:
-            with self._sampling.counted():
-                sampled = await self.drive_async(self.steps(size))
-        handled = sampled + await self.drive_async(self.steps(limit - sampled))
-        self._record_time(time.perf_counter() - begun, handled, sampled)
-        return handled
-
-    def _record_time(self, seconds: float, handled: int, sampled: int) -> None:
-        self.counters.took(seconds, handled)
+        self.counters.took(time.perf_counter() - begun, handled)
         self._sampling.handled(sampled, handled)
+        return handled
 
     def _run_all(self, limit: int) -> int:
         if not self._plain or self._trial.has_verdicts:
             return self.drive(self.steps(limit))
         limit = self._trial.limited(limit)
-        self.bind()
+        self._scope.bind()
         handled = 0
         try:
             while handled < limit and self._may_continue():
@@ -199,7 +197,7 @@ class TaskInstance:
                     break
                 handled += self._run_plain(*run)
         finally:
-            self.unbind()
+            self._scope.unbind()
         return handled
 
     def steps(self, limit: int) -> Steps:
@@ -211,15 +209,22 @@ class TaskInstance:
                 break
             source, chunk, stop = run
             for record in chunk.records[chunk.at : stop]:
-                yield from self._advance(record.timestamp)
-                if not self._may_continue():
-                    break
-                yield from self._record_step(record, chunk)
-                if self.has_failed():
+                if not (yield from self._steps_of(record, chunk)):
                     break
                 self._mark_handled(source, chunk, 1)
                 handled += 1
         return handled
+
+    def _steps_of(self, record: Record[Any, Any], chunk: Chunk) -> Steps:
+        """Yield the steps of a record: the timers that fire before it, and its handler.
+
+        Returns 1 if the record is handled; 0 if not, because the slice or the task has ended.
+        """
+        yield from self._advance(record.timestamp)
+        if not self._may_continue():
+            return 0
+        yield from self._record_step(record, chunk)
+        return 0 if self.has_failed() else 1
 
     def ticks(self) -> Steps:
         """Yield a step for each timer and window that is due by the wall clock."""
@@ -273,20 +278,12 @@ class TaskInstance:
         return min((at for at in times if at is not None), default=None)
 
     def drive(self, steps: Steps) -> int:
-        """Bind the handles to this instance and call the handlers of `steps` one after another."""
-        self.bind()
+        """Call the handlers of `steps` one after another."""
+        self._scope.bind()
         try:
             return drive(steps)
         finally:
-            self.unbind()
-
-    async def drive_async(self, steps: Steps) -> int:
-        """Bind the handles, call the handlers of `steps`, and await those that are async."""
-        self.bind()
-        try:
-            return await drive_async(steps)
-        finally:
-            self.unbind()
+            self._scope.unbind()
 
     # Between commits ------------------------------------------------------------------
 
@@ -351,7 +348,7 @@ class TaskInstance:
             close = getattr(self._object, "close", None)
             result = None if close is None else close()
             if self.spec.is_async and inspect.isawaitable(result):
-                result = loop.run_one(result)
+                result = loop.run(result)
             if result is not None:
                 check_finished(result, f"close of task {self.spec.name!r}")
         finally:
@@ -362,22 +359,6 @@ class TaskInstance:
         """Close the stores without calling the task's `close`."""
         for store in self.all_stores:
             store.close()
-
-    def bind(self) -> None:
-        """Bind the store and topic handles to this instance, in this thread or asyncio task."""
-        context.enter(self.context)
-        for handle, store in zip(self.spec.stores, self.stores, strict=True):
-            handle.bind(store)
-        for topic, box in self.outboxes.items():
-            topic.bind(box)
-
-    def unbind(self) -> None:
-        """Unbind the store and topic handles."""
-        for handle in self.spec.stores:
-            handle.bind(None)
-        for topic in self.outboxes:
-            topic.bind(None)
-        context.leave()
 
     # One step -------------------------------------------------------------------------
 
@@ -444,7 +425,9 @@ class TaskInstance:
                 self.context.stream_time = max(due.at, before)
 
             def call(due: DueTimer = due) -> Any:
-                timers.take(due)
+                running = context.current_task().timers  # those of the step
+                assert running is not None
+                running.take(due)
                 return self._on_timer(due.name)
 
             done = yield from self._runner.run(
@@ -462,9 +445,12 @@ class TaskInstance:
         """Move the position of `source` past the next `count` records of `chunk`."""
         if count:
             chunk.at += count
-            self._handled += count
-            self._windows.handled()
-            source.position = chunk.records[chunk.at - 1].offset + 1
+            source.reached = chunk.records[chunk.at - 1].offset + 1
+            self._note_handled(count)
+
+    def _note_handled(self, count: int) -> None:
+        self._handled += count
+        self._windows.handled()
 
     def _clock_record(self, at: int | None = None) -> Record[Any, Any]:
         """Return a record without key and value, at time `at` (ms), for a step that has none."""

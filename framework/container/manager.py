@@ -24,6 +24,7 @@ from strandline.changelog.records import (
     PartitionOffsets,
     TopicPartition,
 )
+from strandline.framework.container.async_instance import AsyncInstance
 from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.event_loop import EventLoop
 from strandline.framework.container.folders import StoreFolders
@@ -235,7 +236,7 @@ class TaskManager:
         self.counters.rebalances["revoked"].add()
         self._log_partitions("app %s gives up %s", partitions)
         self._abandon([o for o in self._openings if not o.partitions.isdisjoint(partitions)])
-        leaving = [i for i in self.instances if not _inputs(i).isdisjoint(partitions)]
+        leaving = [i for i in self.instances if not inputs_of(i).isdisjoint(partitions)]
         self.checkpoint(leaving)
         for instance in leaving:
             self.instances.remove(instance)
@@ -436,6 +437,8 @@ class TaskManager:
         placed = placed_of(committed[first].metadata) if first in committed else {}
         count = self._context.infos[first.topic].partitions
         placed_stores = Placed(parts.number, count, parts.stores, placed)
+        if parts.spec.is_async:
+            return AsyncInstance(self._context, parts, placed_stores, self.trial, self.loop)
         return TaskInstance(self._context, parts, placed_stores, self.trial)
 
 
@@ -445,5 +448,5 @@ def _window_is_pending(parts: InstanceParts, committed: Committed) -> bool:
     return any(parts.spec.name in of_partition.windows for of_partition in waiting)
 
 
-def _inputs(instance: TaskInstance) -> Partitions:
+def inputs_of(instance: TaskInstance) -> Partitions:
     return frozenset(source.partition for source in instance.inputs)

@@ -41,6 +41,12 @@ DEAD_LETTERED = Metric(
 HANDLER = Metric(
     "strandline_handler_seconds", "histogram", "How long handling a record took.", TASK
 )
+REPEATED = Metric(
+    "strandline_handlers_repeated_total",
+    "counter",
+    "Async handlers called again because an earlier record had changed what they had read.",
+    TASK,
+)
 COMMITS = Metric("strandline_commits_total", "counter", "Commits that took effect.", ("app",))
 ABORTED = Metric(
     "strandline_commits_aborted_total", "counter", "Commits that did not take effect.", ("app",)
@@ -93,7 +99,7 @@ CHECKPOINT = Metric(
     "strandline_store_checkpoint_seconds", "histogram", "How long checkpoints took.", STORE
 )
 METRICS = (
-    *(HANDLED, SKIPPED, DEAD_LETTERED, HANDLER, COMMITS, ABORTED, COMMIT, RECENT),
+    *(HANDLED, SKIPPED, DEAD_LETTERED, HANDLER, REPEATED, COMMITS, ABORTED, COMMIT, RECENT),
     *(FENCES, REBALANCES, RESTORE, RESTORED, CHANGES, MISSES),
     *(SAMPLED_HITS, SAMPLED_MISSES, CHECKPOINT),
 )
@@ -109,6 +115,7 @@ class TaskCounters:
         self.handled = 0
         self.skipped = 0
         self.dead_lettered = 0
+        self.repeated = 0
         self.handler = Histogram(PER_RECORD)
 
     def took(self, seconds: float, records: int) -> None:
@@ -177,3 +184,4 @@ def _of_task(labels: tuple[str, str], task: TaskCounters) -> Iterator[MetricRead
     yield MetricReading(SKIPPED, labels, task.skipped)
     yield MetricReading(DEAD_LETTERED, labels, task.dead_lettered)
     yield MetricReading(HANDLER, labels, task.handler.read())
+    yield MetricReading(REPEATED, labels, task.repeated)

@@ -7,11 +7,14 @@ if its handlers are slow.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from strandline.changelog.clock import Clock
+from strandline.framework.container.async_instance import AsyncInstance
+from strandline.framework.container.async_slice import AsyncSlice
 from strandline.framework.container.event_loop import EventLoop
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.slice_guard import SliceGuard
@@ -19,7 +22,7 @@ from strandline.framework.container.slices import (
     FIRST_SLICE_RECORDS,
     MAX_ROUND_S,
     MAX_SLICE_RECORDS,
-    shares,
+    SLICE_SECONDS,
     slice_seconds,
 )
 from strandline.framework.container.steps import Steps
@@ -58,9 +61,13 @@ class SliceScheduler:
                 self.drive(instance, instance.start())
 
     def tick(self, instances: Sequence[TaskInstance]) -> None:
-        """Fire the timers and windows that are due by the wall clock, the longest overdue first."""
+        """Fire the timers and windows that are due by the wall clock, the longest overdue first.
+
+        Async instances fire theirs in `handle`.
+        """
         now = self._clock.now_ms()
-        due = [(at, i) for i in instances if not i.has_failed() and (at := i.due_at()) is not None]
+        in_turn = (one for one in instances if not (one.spec.is_async or one.has_failed()))
+        due = [(at, instance) for instance in in_turn if (at := instance.due_at()) is not None]
         waiting = sorted((one for one in due if one[0] <= now), key=lambda one: one[0])
         for instance in self._while_allowed([instance for _, instance in waiting]):
             self.drive(instance, instance.ticks())
@@ -75,21 +82,41 @@ class SliceScheduler:
             limit: Largest number of records; None for no limit.
             is_time: Returns True if a commit is due; the remaining instances run after it.
         """
-        ready = [instance for instance in instances if instance.has_input]
+        handled = self._handle_in_turn(instances, limit, is_time)
+        if not self._may_begin:
+            return handled
+        working = [instance for instance in _async(instances) if instance.has_work]
+        left = math.inf if limit is None else limit - handled
+        running = sum(instance.records_in_flight for instance in working)
+        return handled + self._handle_async(working, AsyncSlice(SLICE_SECONDS, left - running))
+
+    def settle(self, instances: Sequence[TaskInstance]) -> int:
+        """Wait until no async handler runs, because the worker stops or gives up partitions.
+
+        Returns the number of records handled.
+        """
+        handled = 0
+        while not self._trial.is_over and (busy := [i for i in _async(instances) if i.is_settling]):
+            handled += self._handle_async(busy, AsyncSlice(SLICE_SECONDS, 0, is_last=True))
+        return handled
+
+    def _handle_in_turn(
+        self, instances: Sequence[TaskInstance], limit: int | None, is_time: Callable[[], bool]
+    ) -> int:
+        """Run a slice of each instance with synchronous handlers; return the records handled."""
+        ready = [one for one in instances if not one.spec.is_async and one.has_input]
         if not ready:
             return 0
-        in_turn = [instance for instance in ready if not instance.spec.is_async]
         begun, handled = time.perf_counter(), 0
-        for instance in self._in_turn(in_turn, is_time):
+        for instance in self._in_turn(ready, is_time):
             size = self._slice if limit is None else min(self._slice, limit - handled)
             if size <= 0:
                 break
             with self._guarded([instance]):
                 handled += instance.run(size)
-        handled += self._handle_async([i for i in ready if i.spec.is_async], limit, handled)
         if handled:
             rate = handled / max(time.perf_counter() - begun, 1e-9)
-            fitting = slice_seconds(len(ready), len(in_turn)) * rate
+            fitting = slice_seconds(len(ready)) * rate
             self._slice = max(1, min(int(fitting), 4 * self._slice, MAX_SLICE_RECORDS))
         return handled
 
@@ -105,35 +132,41 @@ class SliceScheduler:
             if is_time() or instance.needs_commit:
                 break
 
+    @property
+    def _may_begin(self) -> bool:
+        """True if another slice may begin before the worker commits."""
+        return not (self.is_stopping or self._trial.is_over)
+
     def _while_allowed(self, instances: Sequence[TaskInstance]) -> Iterator[TaskInstance]:
         """Yield the instances until the worker stops, must commit, or has spent its time."""
         begun = time.perf_counter()
         for instance in instances:
-            if self.is_stopping or self._trial.is_over:
+            if not self._may_begin:
                 return
             yield instance
             if time.perf_counter() - begun > MAX_ROUND_S:
                 return
 
-    def _handle_async(self, ready: Sequence[TaskInstance], limit: int | None, before: int) -> int:
-        """Run the async instances concurrently, each one record at a time; return the records."""
-        if self.is_stopping or self._trial.is_over:
+    def _handle_async(self, working: Sequence[AsyncInstance], of: AsyncSlice) -> int:
+        """Run the asyncio loop for a slice; return the number of records handled."""
+        if not working:
             return 0
-        left = None if limit is None else limit - before
-        sizes = shares(len(ready), self._slice, left)
-        work = [(i, n) for i, n in zip(ready, sizes, strict=True) if n]
-        if not work:
-            return 0
-        with self._guarded([instance for instance, _ in work]):
-            return sum(self._loop.run([instance.run_async(n) for instance, n in work]))
+
+        async def run() -> None:
+            await of.over([instance.begin(of) for instance in working])
+
+        self._running = working
+        try:
+            self._loop.run(run())
+        finally:
+            self._running = ()
+            handled = sum([instance.end() for instance in working])
+        return handled
 
     def drive(self, instance: TaskInstance, steps: Steps) -> None:
         """Run the handlers of these steps of an instance as one slice."""
         with self._guarded([instance]):
-            if instance.spec.is_async:
-                self._loop.run([instance.drive_async(steps)])
-            else:
-                instance.drive(steps)
+            instance.drive(steps)
 
     @contextmanager
     def _guarded(self, instances: Sequence[TaskInstance]) -> Iterator[None]:
@@ -154,3 +187,7 @@ class SliceScheduler:
         """End the running slices after their current step; called on other threads."""
         for instance in self._running:
             instance.cut()
+
+
+def _async(instances: Sequence[TaskInstance]) -> list[AsyncInstance]:
+    return [instance for instance in instances if isinstance(instance, AsyncInstance)]

@@ -23,25 +23,10 @@ FIRST_SLICE_RECORDS = 256
 """Number of records in the first slice."""
 
 
-def slice_seconds(ready: int, in_turn: int) -> float:
-    """Return the target duration of each slice in seconds.
+def slice_seconds(ready: int) -> float:
+    """Return the target duration in seconds of the slice of each of `ready` instances.
 
-    Args:
-        ready: Number of instances with input.
-        in_turn: Number of those that run one after another; the others run concurrently.
-
-    >>> slice_seconds(1, 1), slice_seconds(100, 100), slice_seconds(5, 0)
-    (0.05, 0.002, 0.01)
+    >>> slice_seconds(1), slice_seconds(100)
+    (0.05, 0.002)
     """
-    return min(SLICE_SECONDS * max(in_turn, 1), ROUND_SECONDS) / ready
-
-
-def shares(count: int, size: int, left: int | None) -> list[int]:
-    """Return how many records each of `count` instances may handle: `size`, in total `left`."""
-    if left is None:
-        return [size] * count
-    shares = []
-    for _ in range(count):
-        shares.append(min(size, max(left, 0)))
-        left -= shares[-1]
-    return shares
+    return min(SLICE_SECONDS, ROUND_SECONDS / ready)

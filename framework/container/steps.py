@@ -1,6 +1,6 @@
 """Steps of a task instance: calls of its handlers, which are undone if they raise.
 
-There are two drivers: one calls the handlers, the other also awaits them.
+There are two drivers: one calls the handlers, the other leaves that to its caller, which awaits them.
 
 A generator of steps yields each call to be made. It is resumed when the handler has returned. If
 the handler raises, the exception is thrown into the generator.
@@ -8,8 +8,7 @@ the handler raises, the exception is thrown into the generator.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from strandline.framework.container.decoding import Chunk
@@ -44,17 +43,13 @@ def drive(steps: Steps) -> int:
         return int(end.value or 0)
 
 
-async def drive_async(steps: Steps) -> int:
-    """Call the handlers of `steps`, one after another, and await those that are async."""
+async def drive_async(steps: Steps, call: Callable[..., Awaitable[None]]) -> int:
+    """Let `call` make the calls of `steps`, one after another."""
     try:
         step = next(steps)
         while True:
             try:
-                result = step[0](*step[1])
-                if inspect.isawaitable(result):
-                    result = await result
-                if result is not None:
-                    check_finished(result)
+                await call(*step)
             except Exception as error:
                 step = steps.throw(error)
             else:
@@ -113,11 +108,8 @@ class StepRunner:
             1 if the handler succeeded; 0 if the policy was applied to its error.
         """
         self._context.record = record
-        self.changed = True
-        self._trial.done += 1
-        self.has_run = True
-        self._policy.note_step(record, what)
         if self._policy.apply_verdict(record, what):
+            self._note(record, what)
             return 0
         self._marks[:] = [store.mark() for store in self._stores]
         try:
@@ -126,9 +118,18 @@ class StepRunner:
             self._undo(record)
             if isinstance(error, INFRASTRUCTURE_ERRORS) or not isinstance(error, Exception):
                 raise
+            self._note(record, what)
             self._policy.resolve(record, what, error)
             return 0
+        self._note(record, what)
         return 1
+
+    def _note(self, record: Record[Any, Any], what: Chunk | str) -> None:
+        """Note that a step has run, as part of the next commit."""
+        # Not before its end, because a commit may come while an async handler runs.
+        self.changed = self.has_run = True
+        self._trial.done += 1
+        self._policy.note_step(record, what)
 
     def run_all(self, handler: Callable[..., Any], records: list[Record[Any, Any]]) -> bool:
         """Call a synchronous handler for each record. Undo the record whose handler raises.

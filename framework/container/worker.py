@@ -13,7 +13,7 @@ Only `cycle` and the methods it calls touch task instances. `stop` may be called
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from strandline.changelog.client.membership import rebalance
@@ -29,13 +29,14 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.metrics import MetricReading
 from strandline.framework.container.commit import checkpoint_if_due, offsets_of
+from strandline.framework.container.commit_schedule import CommitSchedule
 from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.feeder import Feeder
 from strandline.framework.container.gauges import WAITING, StableEnds, gauges
 from strandline.framework.container.group_membership import GroupMembership
 from strandline.framework.container.idle import Bound, Completion
 from strandline.framework.container.instance import TaskInstance
-from strandline.framework.container.manager import Partitions, TaskManager
+from strandline.framework.container.manager import Partitions, TaskManager, inputs_of
 from strandline.framework.container.outage import Outage, patiently
 from strandline.framework.container.scheduler import SliceScheduler
 from strandline.framework.container.session import WorkerSession
@@ -71,20 +72,17 @@ class Worker:
         self._ends = StableEnds(context.broker, clock)
         self._intact = False
         """True if every engine accepts writes, so that a failure can be rewound in place."""
-        self._since_commit = 0
-        self._next_commit = 0.0
+        self._schedule = CommitSchedule(context.options, clock)
         self._aborted_in_a_row = 0
         self._completion = Completion(context, tasks)
         self._feeder = Feeder(context, tasks)
-        self.handled = 0
-        """Number of records handled since the worker was created, without the rewound ones."""
 
     # Life -----------------------------------------------------------------------------
 
     def start(self) -> None:
         """Join the group and begin to restore the assigned partitions."""
         self._intact = True
-        self._schedule_commit()
+        self._schedule.restart()
         self._rebalance()
         if not self._tasks.in_background:
             self._start_restored()
@@ -99,10 +97,9 @@ class Worker:
         self._rebalance()
         self._start_restored()
         self._feeder.feed(wait)
-        handled = self._turns.handle(self.instances, limit, lambda: self._is_commit_time)
+        handled = self._turns.handle(self.instances, limit, lambda: self._schedule.is_due)
         self._turns.tick(self.instances)
-        self.handled += handled
-        self._since_commit += handled
+        self._schedule.note(handled)
         if self.commit_is_due:
             self.commit()
         return handled
@@ -127,7 +124,7 @@ class Worker:
                 for source in [source for one in self.instances for source in one.inputs]:
                     # The commit may have appended to it, so only the next fetch shows its end.
                     source.stable = None
-                self._aborted_in_a_row = self._since_commit = 0
+                self._aborted_in_a_row = self._schedule.uncommitted = 0
                 self._checkpoint()
                 self._outage.end()
             except SchemaMismatch:
@@ -138,7 +135,7 @@ class Worker:
                 self._handle_fencing(error)
             except (TransactionAborted, Retriable) as error:
                 self._recover(error)
-        self._schedule_commit()
+        self._schedule.restart()
         return is_committed
 
     def _committing(self) -> list[TaskInstance]:
@@ -205,12 +202,13 @@ class Worker:
             seconds = seconds_left()
             is_over = seconds is not None and seconds <= 0
             if left == 0 or is_over or self._all_failed:
+                self._settle(self.instances)
                 if self.commit() or is_over:
                     return
                 continue  # the log refused the commit, so the records are handled again
             wait = self._wait(seconds, bounded=until is not None)
             handled = patiently(partial(self.cycle, limit=left, wait=wait), lambda: self.stopping)
-            if handled:
+            if handled or self.is_busy:
                 continue
             if until is None:
                 patiently(partial(self._rest, seconds_left()), lambda: self.stopping)
@@ -218,7 +216,12 @@ class Worker:
                 patiently(self.commit, lambda: self.stopping)
             elif patiently(partial(self._has_ended, until), lambda: self.stopping):
                 return
+        self._settle(self.instances)
         self.commit()
+
+    def _settle(self, instances: Sequence[TaskInstance]) -> None:
+        """Wait until no async handler of them runs. The next commit covers their records."""
+        self._schedule.note(self._turns.settle(instances))
 
     def _has_ended(self, until: Bound) -> bool:
         """Fire the timers and windows that come last, if the app is idle.
@@ -257,6 +260,11 @@ class Worker:
     # Looking at it --------------------------------------------------------------------
 
     @property
+    def handled(self) -> int:
+        """Number of records handled since the worker was created, without the rewound ones."""
+        return self._schedule.handled
+
+    @property
     def instances(self) -> list[TaskInstance]:
         """Task instances whose stores are restored."""
         return self._tasks.instances
@@ -274,8 +282,9 @@ class Worker:
     def status(self) -> WorkerStatus:
         """Return state, progress and positions of the worker. May be called from any thread."""
         state = state_of(self.waits_for, self._session, self._tasks)
-        handled, commits = self.handled - self._since_commit, self._tasks.counters.commits.count
-        return WorkerStatus(state, handled, commits, positions_of(self._tasks))
+        committed = self.handled - self._schedule.uncommitted
+        commits = self._tasks.counters.commits.count
+        return WorkerStatus(state, committed, commits, positions_of(self._tasks))
 
     def metrics(self) -> list[MetricReading]:
         """Return the worker's counters and gauges. May be called from any thread."""
@@ -289,23 +298,20 @@ class Worker:
     def commit_is_due(self) -> bool:
         """True if time, records, memory or the search for a refused record ask for a commit."""
         return (
-            self._is_commit_time
+            self._schedule.is_due
             or self._trial.is_over
             or any(i.needs_commit for i in self.instances)
-        )
-
-    @property
-    def _is_commit_time(self) -> bool:
-        """True if the commit interval or the number of records asks for a commit."""
-        return (
-            self._since_commit >= self.options.commit_records
-            or self._clock.monotonic() >= self._next_commit
         )
 
     @property
     def has_uncommitted(self) -> bool:
         """True if a commit would write anything."""
         return any(instance.has_uncommitted for instance in self.instances)
+
+    @property
+    def is_busy(self) -> bool:
+        """True if async handlers are running."""
+        return any(instance.is_busy for instance in self.instances)
 
     @property
     def is_idle(self) -> bool:
@@ -331,7 +337,7 @@ class Worker:
         if seconds is not None:
             waits.append(seconds)
         if self.has_uncommitted:
-            waits.append(self._next_commit - self._clock.monotonic())
+            waits.append(self._schedule.seconds_left)
         waits += self._seconds_to_timers()
         is_open = any(source.stable is False for i in self.instances for source in i.inputs)
         others_come = self._completion.others_are_busy or self._tasks.is_opening
@@ -366,6 +372,7 @@ class Worker:
 
     def _release(self, revoked: Partitions) -> bool:
         """Commit and close revoked partitions; return False if the worker was fenced meanwhile."""
+        self._settle([i for i in self.instances if not inputs_of(i).isdisjoint(revoked)])
         self.commit()
         if self._session.membership is None:
             return False
@@ -398,7 +405,7 @@ class Worker:
 
     def _handle_fencing(self, error: MemberFenced | ProducerFenced) -> None:
         """Drop uncommitted work and the membership: other workers may own the partitions now."""
-        dropped = self._since_commit
+        dropped = self._schedule.uncommitted
         self._drop()
         self._session.fenced(error, dropped)
 
@@ -409,7 +416,7 @@ class Worker:
         self._aborted_in_a_row += 1
         if self._aborted_in_a_row > MAX_ABORTED_COMMITS:
             raise error
-        fields = {"app": self.app, "records": self._since_commit, "error": error}
+        fields = {"app": self.app, "records": self._schedule.uncommitted, "error": error}
         if isinstance(error, RebalanceInProgress):
             # On Kafka this is normal whenever a worker joins or leaves, so it is no warning.
             _log.info("a rebalance interrupted a commit, which is repeated", extra=fields)
@@ -421,7 +428,7 @@ class Worker:
 
     def _refused(self, error: InvalidRecord) -> None:
         """Go back and search for the step whose record the log refused."""
-        fields = {"app": self.app, "records": self._since_commit, "error": error}
+        fields = {"app": self.app, "records": self._schedule.uncommitted, "error": error}
         _log.info("a commit was refused, looking for the record: %s", error, extra=fields)
         self._trial.refused(error, lambda: any(i.mark_refused(error) for i in self.instances))
         self._go_back(known_uncommitted=True)
@@ -463,15 +470,10 @@ class Worker:
 
     def _uncount_handled(self) -> None:
         self._trial.rewound()
-        self.handled -= self._since_commit
-        self._since_commit = 0
+        self._schedule.undo()
 
     def _rewind_in_place(self) -> None:
         """Reset every instance in memory to the last commit."""
         self._uncount_handled()
         for instance in self.instances:
             instance.rewind()
-
-    def _schedule_commit(self) -> None:
-        self._since_commit = 0
-        self._next_commit = self._clock.monotonic() + self.options.commit_interval_ms / 1000

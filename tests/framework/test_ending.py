@@ -73,7 +73,7 @@ def test_a_run_until_idle_handles_records_sent_by_its_own_last_commit(
         worker = app.runner.worker
         assert worker is not None
         if not any(instance.has_input for instance in worker.instances):
-            worker._next_commit = 0.0  # pretends that the commit interval has passed
+            worker._schedule.next_at = 0.0  # pretends that the commit interval has passed
 
     monkeypatch.setattr(Feeder, "feed", feed_and_let_time_pass)
     with app:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.framework.container import slice_guard
+from strandline.framework.container import scheduler, slice_guard
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.slice_guard import SliceGuard
 from strandline.framework.container.worker import Worker
@@ -29,6 +29,7 @@ class Slow:
 
     def __init__(self, kind: str, log: Any = None, *, partitions: int = 1) -> None:
         self.app = app = sl.App("app", log=log, commit_interval_ms=3_600_000)
+        self.is_async = kind == "async"
         self.words = app.topic("words", key=str, value=int, partitions=partitions)
         self.seen, self.other = app.counter("seen"), app.counter("other")
         self.handled: list[int] = []
@@ -105,8 +106,9 @@ def test_a_stop_from_another_thread_ends_a_run_after_the_running_record(slow: Sl
 def test_a_worker_checks_its_group_between_slow_records(
     slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each record takes until its slice is cut, so all other work of the worker comes after it."""
+    """Each record takes until its slice is over, so all other work of the worker comes after it."""
     monkeypatch.setattr(slice_guard, "GUARD_S", 0.0)
+    monkeypatch.setattr(scheduler, "SLICE_SECONDS", 0.0)  # of async handlers
     is_cut = threading.Event()
     cut, share = TaskInstance.cut, Worker._rebalance
     events: list[str] = []
@@ -122,7 +124,7 @@ def test_a_worker_checks_its_group_between_slow_records(
     def within() -> None:
         events.append("record")
         is_cut.clear()
-        assert is_cut.wait(BOUND_S)
+        assert slow.is_async or is_cut.wait(BOUND_S)
 
     monkeypatch.setattr(TaskInstance, "cut", cutting)
     monkeypatch.setattr(Worker, "_rebalance", sharing)
