@@ -8,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+import rocksdict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -331,6 +333,48 @@ def test_a_write_waits_for_compaction_and_logs_it(
     with pytest.raises(StorageFailed, match="compaction did not catch up"):
         write(engine, {b"\x02a": b"1"})
     assert engine.is_empty()
+    engine.close()
+
+
+def test_readers_see_no_database_that_is_being_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, options = RocksEngine(tmp_path), rocksdb._write_options
+    seen: list[Any] = []
+
+    def while_opening() -> rocksdict.WriteOptions:
+        seen.append((engine.get(b"\x02a"), entries(engine), engine.is_empty(), engine._db))
+        return options()
+
+    monkeypatch.setattr(rocksdb, "_write_options", while_opening)
+    write(engine, {b"\x02a": b"1"})
+    assert seen == [(None, [], True, None)]
+    assert entries(engine) == [(b"\x02a", b"1")]
+    engine.close()
+
+
+def test_a_scan_passes_no_deletions_outside_of_its_range(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = RocksEngine(tmp_path)
+    around = [b"\x02%s%04d" % (at, number) for at in (b"a", b"c") for number in range(1_000)]
+    kept = {b"\x02b1": b"1", b"\x02b2": b"2", b"\x02d": b"3"}
+    write(engine, dict.fromkeys(around, b"1") | kept, offset=1)
+    write(engine, dict.fromkeys(around), offset=2)
+
+    usual = rocksdict.ReadOptions
+
+    def failing_after_ten_deletions() -> rocksdict.ReadOptions:
+        options = usual()
+        options.set_max_skippable_internal_keys(10)
+        return options
+
+    monkeypatch.setattr(rocksdict, "ReadOptions", failing_after_ten_deletions)
+    for lower, upper in ((b"\x02b", b"\x02c"), (b"\x02b1", b"\x02b2"), (b"\x02b2", b"\x02b3")):
+        expected = [one for one in kept.items() if lower <= one[0] < upper]
+        assert list(engine.scan(lower, upper, reverse=False)) == expected
+    with pytest.raises(StorageFailed):  # from here to the next key are deletions
+        list(engine.scan(b"\x02b2", None, reverse=False))
     engine.close()
 
 
