@@ -26,6 +26,7 @@ WORKLOADS = (
     "state_size",
     "expiry",
     "async_calls",
+    "timers",
     "serdes",
     "moving",
 )

@@ -122,8 +122,8 @@ def set_timer(name: Any, at: int | dt.datetime, *, clock: ClockName = "stream") 
         InvalidRequest: The task has no timer handler.
         InvalidRecord: The name cannot be a key, or the time looks like seconds.
     """
-    timers = _timers("set_timer")
-    timers.set(name, to_ms(at, current_task().record.timestamp), clock)
+    task, timers = _with_timers("set_timer")
+    timers.set(name, to_ms(at, task.record.timestamp), clock)
 
 
 def cancel_timer(name: Any, *, clock: ClockName = "stream") -> None:
@@ -137,10 +137,10 @@ def cancel_timer(name: Any, *, clock: ClockName = "stream") -> None:
         NotInTask: No handler is running.
         InvalidRequest: The task has no timer handler.
     """
-    _timers("cancel_timer").cancel(name, clock)
+    _with_timers("cancel_timer")[1].cancel(name, clock)
 
 
-def _timers(call: str) -> Timers:
+def _with_timers(call: str) -> tuple[TaskContext, Timers]:
     context = running()
     if context is None:
         raise NotInTask(
@@ -151,4 +151,4 @@ def _timers(call: str) -> Timers:
             f"task {context.task!r} has no handler for timers; decorate a function with"
             " @app.on_timer(task), or give the class a method on_timer(self, name)"
         )
-    return context.timers
+    return context, context.timers

@@ -20,12 +20,18 @@ from strandline.framework.record import Record
 from strandline.framework.topic_declaration import TopicDeclaration
 from strandline.framework.trial import Trial
 
+RECORD_BYTES = 200
+"""Approximate bytes of memory of a record, besides those of a value that is bytes or a str."""
+_SIZED = frozenset({bytes, str})
+
 
 class Outbox:
     """Records that one task instance has sent to one topic since the last commit."""
 
     __slots__ = (
         "_is_over",
+        "_measured",
+        "_nbytes",
         "_trial",
         "checked",
         "context",
@@ -41,6 +47,8 @@ class Outbox:
         self.context = context
         self._trial = trial
         self._is_over = False
+        self._measured = 0
+        self._nbytes = 0
         self.keys: list[Any] = []
         self.values: list[Any] = []
         self.timestamps: list[int] = []
@@ -76,6 +84,15 @@ class Outbox:
             return
         self._trial.check(topic.name, one_record(topic, key, value, timestamp, headers))
 
+    def measure(self) -> int:
+        """Return the approximate bytes of memory that the records use."""
+        fresh = self.values[self._measured :]
+        if fresh:
+            self._measured = len(self.values)
+            large = sum([len(value) for value in fresh if type(value) in _SIZED])
+            self._nbytes += large + RECORD_BYTES * len(fresh)
+        return self._nbytes
+
     def cut(self, record: Record[Any, Any]) -> None:
         """Remove the records that were sent while `record` was handled."""
         if self.record is record:
@@ -104,6 +121,9 @@ class Outbox:
 
     def _truncate(self, length: int) -> None:
         del self.keys[length:], self.values[length:], self.timestamps[length:]
+        if length < self._measured:
+            self._nbytes = self._nbytes * length // self._measured
+            self._measured = length
         self.headers = {at: pairs for at, pairs in self.headers.items() if at < length}
 
 

@@ -21,6 +21,8 @@ ClockName = Literal["stream", "wall"]
 """Clock of a timer: the time of the records, or the wall clock."""
 TimerKey = tuple[str, bytes]
 
+NEVER = 2**63 - 1
+"""Time in ms that is later than any timer."""
 _STREAM_TIME: TimerKey = ("", b"")
 
 
@@ -40,44 +42,64 @@ class Timers:
         self.store = store
         """Store of the timers: that of the partition, or what a step sees of it."""
         self._heaps: dict[str, list[tuple[int, bytes]]] = {"stream": [], "wall": []}
+        self.earliest = NEVER
+        """No timer in stream time fires before this time (ms)."""
 
     def set(self, name: Any, at: int, clock: ClockName) -> None:
         """Set a timer; see `framework.context.set_timer`."""
         key = _key(name, clock)
-        self.store.put(key, at)
-        heapq.heappush(self._heaps[clock], (at, key[1]))
+        self.store.put_admitted(key, at)
+        self._push(clock, at, key[1])
 
     def cancel(self, name: Any, clock: ClockName) -> None:
         """Cancel a timer, if it exists."""
-        self.store.delete(_key(name, clock))
+        self.store.delete_admitted(_key(name, clock))
 
     def next_at(self, clock: ClockName) -> int | None:
         """Return the time in ms of the next timer of a clock; None if there is none."""
-        heap = self._heaps[clock]
-        while heap:  # drop entries of timers that were cancelled or set to another time
-            at, packed = heap[0]
-            if self.store.get((clock, packed), None) == at:
-                return at
-            heapq.heappop(heap)
-        return None
+        found = self._next(clock, NEVER)
+        return None if found is None else found[0]
 
     def next_due(self, clock: ClockName, now: int) -> DueTimer | None:
         """Return the earliest timer due by `now` (ms), if any."""
-        at = self.next_at(clock)
-        if at is None or at > now:
+        found = self._next(clock, now)
+        if found is None:
             return None
-        packed = self._heaps[clock][0][1]
+        at, packed = found
         return DueTimer(clock, packed, at, _tuples(msgspec.msgpack.decode(packed)))
+
+    def _next(self, clock: ClockName, until: int) -> tuple[int, bytes] | None:
+        """Return time and packed name of the next timer up to `until` (ms); None if there is none.
+
+        Entries before it are dropped, whose timers were cancelled or set to another time.
+        """
+        heap, store, found = self._heaps[clock], self.store, None
+        while heap and heap[0][0] <= until:
+            at, packed = heap[0]
+            key = (clock, packed)
+            held = store.young.get(key)
+            if (store.held(key) if held is None else held) == at:
+                found = heap[0]
+                break
+            heapq.heappop(heap)
+        if clock == "stream":
+            self.earliest = heap[0][0] if heap else NEVER
+        return found
 
     def take(self, due: DueTimer) -> None:
         """Remove a timer that is about to fire."""
-        self.store.delete((due.clock, due.packed))
+        self.store.delete_admitted((due.clock, due.packed))
 
     def absorb(self, step: Timers) -> None:
         """Note the timers that a step has set, whose changes were added to the store."""
         for clock, heap in step._heaps.items():
-            for entry in heap:
-                heapq.heappush(self._heaps[clock], entry)
+            for at, packed in heap:
+                self._push(clock, at, packed)
+
+    def _push(self, clock: str, at: int, packed: bytes) -> None:
+        heapq.heappush(self._heaps[clock], (at, packed))
+        if clock == "stream" and at < self.earliest:
+            self.earliest = at
 
     def keep_stream_time(self, time: int) -> None:
         """Make the stream time part of the next commit."""
@@ -93,6 +115,7 @@ class Timers:
                 self._heaps[clock].append((at, packed))
         for heap in self._heaps.values():
             heapq.heapify(heap)
+        self.next_at("stream")
         return int(self.store.get(_STREAM_TIME, -1))
 
 
@@ -101,7 +124,8 @@ def _key(name: Any, clock: ClockName) -> TimerKey:
         raise InvalidRequest(f"a timer's clock is 'stream' or 'wall', got {clock!r}")
     try:
         packed = msgspec.msgpack.encode(name)
-        check_msgpack(packed)
+        if type(name) not in _FLAT:
+            check_msgpack(packed)
         return clock, packed
     except RecursionError as error:
         raise InvalidRecord(f"the name of a timer: {error}") from error
@@ -112,3 +136,7 @@ def _key(name: Any, clock: ClockName) -> TimerKey:
 def _tuples(name: Any) -> Any:
     """Return lists as tuples, because MessagePack decodes tuples as lists."""
     return tuple(map(_tuples, name)) if isinstance(name, list) else name
+
+
+_FLAT = frozenset({str, int, bytes})
+"""Types of names that nest nothing."""

@@ -69,7 +69,7 @@ class Trial:
     @property
     def is_over(self) -> bool:
         """True if a commit is due because no further step is allowed before it."""
-        return self.left <= 0
+        return self.done >= self.size
 
     @property
     def is_searching(self) -> bool:

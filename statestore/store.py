@@ -165,8 +165,7 @@ class PartitionStore(TypedStore[K, V]):
         """Return the value of a key as of now, in the form in which it is held."""
         if self.lookups.in_sample:
             self.lookups.looked_up(key)
-        held = self.young.get(key)
-        return self._load(key) if held is None else held
+        return super().held(key)
 
     def absorb(self, step: DirtyKeys) -> None:
         """Add the changes of a step that was kept apart (`statestore.step_store`)."""

@@ -138,17 +138,13 @@ class TypedStore(NoLen, Generic[K, V]):
         """
         if type(key) is not self.exact:
             key = self._admit(key)
-        held: Any = value if type(value) is self.unchecked else self._hold(value)
-        self.changed.append(key)
-        self.puts.append(held)
-        self.young[key] = held
+        self.put_admitted(key, value)
 
     __setitem__ = put
 
     def delete(self, key: K) -> None:
         """Remove a key if it exists."""
-        self._writable()
-        self._remove(self._admit(key))
+        self.delete_admitted(self._admit(key))
 
     def __delitem__(self, key: K) -> None:
         """Remove a key. Raises KeyError if it does not exist."""
@@ -179,6 +175,7 @@ class TypedStore(NoLen, Generic[K, V]):
         The value is put when the block ends without an error. A key without a value starts with the
         store's default. Raises KeyError if there is no default.
 
+        >>> from strandline.statestore import open_store
         >>> spec = StoreSpec("seen", value=list[str], default_factory=list, engine="memory")
         >>> store = open_store(spec)
         >>> with store.edit("LHR") as carriers:
@@ -219,6 +216,25 @@ class TypedStore(NoLen, Generic[K, V]):
     def reverse(self, lower: K | None = None, upper: K | None = None) -> Iterator[tuple[K, V]]:
         """Return an iterator of the entries of `range(lower, upper)`, the last one first."""
         return self.range(lower, upper, reverse=True)
+
+    # Keys known to be of the declared type -------------------------------------------------
+
+    def held(self, key: Any) -> Any:
+        """Return the value of a key as of now, in the form in which it is held."""
+        held = self.young.get(key)
+        return self._load(key) if held is None else held
+
+    def put_admitted(self, key: Any, value: Any) -> None:
+        """Set the value of a key."""
+        held = value if type(value) is self.unchecked else self._hold(value)
+        self.changed.append(key)
+        self.puts.append(held)
+        self.young[key] = held
+
+    def delete_admitted(self, key: Any) -> None:
+        """Remove a key."""
+        self._writable()
+        self._remove(key)
 
     # Of the kinds of stores ---------------------------------------------------------------
 

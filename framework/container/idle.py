@@ -23,6 +23,7 @@ from strandline.framework.container.manager import TaskManager
 from strandline.framework.container.slices import SLICE_SECONDS
 from strandline.framework.container.steps import Steps
 from strandline.framework.positions import PendingAtEnd, waiting_of
+from strandline.framework.timers import NEVER
 
 Bound = Literal["settled", "idle", "end"]
 """State of the app at which a run ends."""
@@ -31,8 +32,6 @@ _log = logging.getLogger("strandline")
 
 PATIENCE_S = 10.0
 """Seconds after which a run logs that it still waits for other workers or still fires timers."""
-NEVER = 2**63 - 1
-"""Time in ms that is later than any timer."""
 
 
 class TimerTurn(NamedTuple):

@@ -40,6 +40,9 @@ from strandline.framework.timers import ClockName, DueTimer, Timers
 from strandline.framework.trial import Trial
 from strandline.statestore.store import AnyStore
 
+RECORDS_BETWEEN_TIMERS = 64
+"""Maximum number of records handled in one loop by a task that has timers."""
+
 
 @dataclass
 class InstanceParts:
@@ -110,7 +113,6 @@ class TaskInstance:
         own_timer: Callable[[Any], Any] = getattr(self._object, "on_timer", no_timer)
         self._on_timer = spec.on_timer or own_timer
         self._windows = WindowTimer(spec.window_ms, clock)
-        self._plain = self.timers is None
         self._scope = Scope(self.context, spec.stores, self.stores, self.outboxes)
         self._sampling = Sampling(self.stores)
         self._queue = RecordQueue(self.inputs, self.stores, tombstones=spec.tombstones)
@@ -138,6 +140,10 @@ class TaskInstance:
     def needs_commit(self) -> bool:
         """True if a store has so many uncommitted changes that it asks for a commit."""
         return any(store.needs_commit for store in self.all_stores)
+
+    def outbox_bytes(self) -> int:
+        """Return the approximate bytes of the records sent since the last commit."""
+        return sum([box.measure() for box in self.outboxes.values()])
 
     @property
     def has_input(self) -> bool:
@@ -185,7 +191,8 @@ class TaskInstance:
         return handled
 
     def _run_all(self, limit: int) -> int:
-        if not self._plain or self._trial.has_verdicts:
+        counts_timers = self.timers is not None and self._trial.is_searching
+        if counts_timers or self._trial.has_verdicts:
             return self.drive(self.steps(limit))
         limit = self._trial.limited(limit)
         self._scope.bind()
@@ -366,19 +373,24 @@ class TaskInstance:
         """Handle the records of `chunk` before index `stop`; end at one that fails the task."""
         begin = chunk.at
         self._runner.changed = True
-        if chunk.error is not None:
+        if chunk.error is not None and self._is_time_of(chunk.records[0]):
             self._policy.resolve(chunk.records[0], chunk, chunk.error)
             self._mark_handled(source, chunk, 0 if self.has_failed() else 1)
             self._runner.has_run = True
-        while chunk.at < stop and self._may_continue():
+        while (
+            chunk.at < stop and self._may_continue() and self._is_time_of(chunk.records[chunk.at])
+        ):
+            # A copy of few, because a timer may come after each.
+            end = stop if self.timers is None else min(stop, chunk.at + RECORDS_BETWEEN_TIMERS)
+            records = chunk.records[chunk.at : end]
             try:
-                is_whole = self._runner.run_all(self._process, chunk.records[chunk.at : stop])
-                done = stop - chunk.at if is_whole else self._count_begun(chunk, stop)
+                is_whole = self._runner.run_all(self._process, records, self.timers)
+                done = len(records) if is_whole else self._count_begun(chunk, end)
                 self._mark_handled(source, chunk, done)
             except INFRASTRUCTURE_ERRORS:
                 raise
             except Exception as error:
-                done = self._count_begun(chunk, stop)
+                done = self._count_begun(chunk, end)
                 self._policy.resolve(self.context.record, chunk, error)
                 self._mark_handled(source, chunk, done - 1 if self.has_failed() else done)
             self._runner.has_run = self._runner.has_run or done > 0
@@ -386,6 +398,18 @@ class TaskInstance:
             self._trial.done += done
             self._policy.note_step(chunk.records[chunk.at - 1], chunk)
         return done
+
+    def _is_time_of(self, record: Record[Any, Any]) -> bool:
+        """Fire the timers that come before a record; return True if it can be handled then."""
+        if self.timers is None:
+            return True
+        now = max(record.timestamp, self.context.stream_time)
+        if now >= self.timers.earliest:
+            drive(self._fire("stream", now))
+            if not self._may_continue():
+                return False
+        self.context.stream_time = now
+        return True
 
     def _count_begun(self, chunk: Chunk, stop: int) -> int:
         """Return how many records from `chunk.at` to `stop` were begun.

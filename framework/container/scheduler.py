@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from strandline.changelog.clock import Clock
 from strandline.framework.container.async_instance import AsyncInstance
 from strandline.framework.container.async_slice import AsyncSlice
+from strandline.framework.container.commit_schedule import MAX_OUTBOX_BYTES
 from strandline.framework.container.event_loop import EventLoop
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.slice_guard import SliceGuard
@@ -124,12 +125,14 @@ class SliceScheduler:
         self, ready: Sequence[TaskInstance], is_time: Callable[[], bool]
     ) -> Iterator[TaskInstance]:
         """Yield the instances, the longest waiting first; end when a commit is due."""
+        sent = 0
         for instance in self._while_allowed(sorted(ready, key=lambda instance: instance.turn)):
             yield instance
             self._count += 1
             instance.turn = self._count
-            # Only this instance has changed since the last check, so only its stores are asked.
-            if is_time() or instance.needs_commit:
+            # Only this instance has changed since the last check, so only it is asked.
+            sent += instance.outbox_bytes()
+            if is_time() or instance.needs_commit or sent > MAX_OUTBOX_BYTES:
                 break
 
     @property

@@ -18,6 +18,7 @@ from strandline.framework.context import TaskContext
 from strandline.framework.handlers import check_finished
 from strandline.framework.outbox import Outbox
 from strandline.framework.record import Record
+from strandline.framework.timers import Timers
 from strandline.framework.topic import Topic
 from strandline.framework.trial import Trial
 from strandline.statestore.store import AnyStore
@@ -82,6 +83,7 @@ class StepRunner:
         self._outboxes = outboxes
         self._policy = policy
         self._trial = trial
+        self._logs = [store.changed for store in stores]
         self._marks = [0] * len(stores)
 
     def begin_slice(self) -> None:
@@ -111,7 +113,7 @@ class StepRunner:
         if self._policy.apply_verdict(record, what):
             self._note(record, what)
             return 0
-        self._marks[:] = [store.mark() for store in self._stores]
+        self._marks[:] = map(len, self._logs)
         try:
             yield call, args
         except BaseException as error:
@@ -131,24 +133,46 @@ class StepRunner:
         self._trial.done += 1
         self._policy.note_step(record, what)
 
-    def run_all(self, handler: Callable[..., Any], records: list[Record[Any, Any]]) -> bool:
+    def run_all(
+        self, handler: Callable[..., Any], records: list[Record[Any, Any]], timers: Timers | None
+    ) -> bool:
         """Call a synchronous handler for each record. Undo the record whose handler raises.
 
         Returns:
-            True if all records were handled; False if `cut` has ended the slice before.
+            True if all records were handled; False if `cut` has ended the slice before, or a timer
+            is due before the next record.
         """
         count, self._slice = len(records), records
         try:
+            if timers is not None:
+                return self._handle_until_timer(handler, records, timers) and len(records) == count
             self._handle_all(handler, records)
         except BaseException:
             self._undo(self._context.record)
             raise
         return len(records) == count
 
+    def _handle_until_timer(
+        self, handler: Callable[..., Any], records: list[Record[Any, Any]], timers: Timers
+    ) -> bool:
+        """Call the handler for each record; return False at one that a timer precedes."""
+        current, marks, logs = self._context, self._marks, self._logs
+        now = current.stream_time
+        for record in records:
+            now = max(now, record.timestamp)
+            if now >= timers.earliest:
+                return False
+            current.stream_time = now
+            current.record = record
+            marks[:] = map(len, logs)
+            if (result := handler(record)) is not None:
+                check_finished(result)
+        return True
+
     def _handle_all(self, handler: Callable[..., Any], records: list[Record[Any, Any]]) -> None:
         """Call the handler for each record: the hot loop."""
         current = self._context
-        marks, logs = self._marks, [store.changed for store in self._stores]
+        marks, logs = self._marks, self._logs
         if len(logs) == 1:
             log = logs[0]
             for record in records:

@@ -29,7 +29,7 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.metrics import MetricReading
 from strandline.framework.container.commit import checkpoint_if_due, offsets_of
-from strandline.framework.container.commit_schedule import CommitSchedule
+from strandline.framework.container.commit_schedule import MAX_OUTBOX_BYTES, CommitSchedule
 from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.feeder import Feeder
 from strandline.framework.container.gauges import WAITING, StableEnds, gauges
@@ -301,6 +301,7 @@ class Worker:
             self._schedule.is_due
             or self._trial.is_over
             or any(i.needs_commit for i in self.instances)
+            or sum(i.outbox_bytes() for i in self.instances) > MAX_OUTBOX_BYTES
         )
 
     @property

@@ -65,6 +65,8 @@ def put(driver: TestDriver, given: list[tuple[str, int]]) -> None:
 
 
 class IdleWorker:
+    is_busy = False
+
     def cycle(self) -> int:
         return 0
 
