@@ -126,7 +126,7 @@ class AsyncInstance(TaskInstance):
         if not of.is_last:
             self.begin_slice()
         self._slice = of
-        if self._sampling.size(1):
+        if self._sample is None and self._sampling.size(1):
             self._sample = self._sampling.counted()
         if self._main is None or self._main.done():
             self._main = asyncio.create_task(self._work())
@@ -188,7 +188,7 @@ class AsyncInstance(TaskInstance):
             if flight is None:
                 self._slice.needs_input()
                 return
-            self._slice.left -= 1
+            self._slice.handed_out()
             self._flights.append(flight)
             if limit > 1 and flight.chunk.error is None and self._is_first_of_key(flight):
                 self._start(flight)

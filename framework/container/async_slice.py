@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 GATHER_S = 0.01
 """Seconds for which a slice goes on when an instance could start more handlers than it has records
-for. They are fetched between slices."""
+for, which are fetched between slices. A slice that had no record at all goes on to its end."""
 
 
 class AsyncSlice:
@@ -22,6 +22,12 @@ class AsyncSlice:
         self.is_last = is_last
         """True if only the running handlers are waited for."""
         self._has_need = asyncio.Event()
+        self._gather_s = seconds
+
+    def handed_out(self) -> None:
+        """Count a record that was handed out."""
+        self.left -= 1
+        self._gather_s = GATHER_S
 
     def needs_input(self) -> None:
         """End the slice soon, because an instance needs more records or has ended its work."""
@@ -35,7 +41,7 @@ class AsyncSlice:
         except TimeoutError:
             pass
         else:
-            await asyncio.wait(mains, timeout=GATHER_S)
+            await asyncio.wait(mains, timeout=self._gather_s)
         for main in mains:
             if main.done():
                 main.result()

@@ -163,8 +163,7 @@ class SliceScheduler:
             self._loop.run(run())
         finally:
             self._running = ()
-            handled = sum([instance.end() for instance in working])
-        return handled
+        return sum([instance.end() for instance in working])
 
     def drive(self, instance: TaskInstance, steps: Steps) -> None:
         """Run the handlers of these steps of an instance as one slice."""

@@ -153,10 +153,11 @@ def test_a_worker_that_cannot_commit_raises_the_reason(
     story.made.judge(GIVEN * 2)
 
 
+@pytest.mark.parametrize("concurrency", [None, 1, 4])
 @pytest.mark.parametrize("seed", range(10))
-def test_random_failures_count_each_record_once(seed: int) -> None:
+def test_random_failures_count_each_record_once(seed: int, concurrency: int | None) -> None:
     chance = random.Random(seed)
-    app, out, seen = running_totals(commit_records=4)
+    app, out, seen = running_totals(commit_records=4, concurrency=concurrency)
     driver = TestDriver(app)
     flaky = Flaky(driver.owner)
     for _ in range(6):

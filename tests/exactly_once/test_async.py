@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
 
 import strandline as sl
 from strandline.changelog.errors import DiskFull, RegistryUnavailable
-from strandline.framework.container import outage
+from strandline.framework.container import outage, scheduler
 from strandline.framework.container.decoding import decode
 from strandline.framework.testing import TestDriver
+from tests.exactly_once.apps import expected, running_totals, totals_sent
 
 GIVEN = [(key, n) for n in range(5) for key in "abcd"]
 
@@ -28,6 +30,37 @@ class Once:
         if self.within and error is not None:
             self._error = None
             raise error
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize("seed", range(8))
+def test_each_record_counts_once_after_crashes_while_handlers_run(
+    seed: int, concurrency: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "SLICE_SECONDS", 0.002)
+    chance = random.Random(seed)
+    app, out, seen = running_totals(concurrency=concurrency, commit_records=3)
+    chapters, crashed_busy = 12, 0
+    with TestDriver(app) as driver:
+        for _ in range(chapters):
+            append(driver, GIVEN)
+            for _ in range(chance.randrange(6)):
+                driver.worker.cycle()
+            if chance.random() < 0.6:
+                crashed_busy += driver.worker.is_busy
+                driver.crash()
+        driver.settle()
+        counts, totals = expected(GIVEN * chapters)
+        assert driver.store(seen) == counts
+        assert totals_sent(driver, out) == totals
+    assert crashed_busy > 0
+
+
+def append(driver: TestDriver, given: list[Any]) -> None:
+    """Append records without handling them."""
+    cycle, driver.worker.cycle = driver.worker.cycle, lambda **_: 0  # type: ignore[method-assign]
+    driver._take(given)
+    driver.worker.cycle = cycle  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("where", ["a handler", "decoding"])
@@ -59,8 +92,6 @@ def test_each_record_counts_once_if_another_partition_fails(
 
     monkeypatch.setattr("strandline.framework.container.inputs.decode", decoding)
     with TestDriver(app) as driver:
-        cycle, driver.worker.cycle = driver.worker.cycle, lambda **_: 0  # type: ignore[method-assign]
-        driver._take([(words, *record) for record in GIVEN])
-        driver.worker.cycle = cycle  # type: ignore[method-assign]
+        append(driver, [(words, *record) for record in GIVEN])
         driver.settle()
         assert driver.store(seen) == {key: list(range(5)) for key in "abcd"}

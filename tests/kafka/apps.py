@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -43,19 +45,31 @@ def totals(
     state: Path | None = None,
     *,
     partitions: int = 2,
+    concurrency: int | None = None,
     **options: Any,
 ) -> Totals:
-    """Return the app. Its topics have its name as a prefix."""
+    """Return the app. Its topics have its name as a prefix.
+
+    With `concurrency` its handler is async, and waits for a random time.
+    """
     app = sl.App(name, log=log, state_dir=state, **options)
     words = app.topic(f"{name}-words", key=str, value=int, partitions=partitions)
     out = app.topic(f"{name}-out", key=str, value=int, partitions=2)
     seen = app.store("seen", key=str, value=int, default=0)
 
-    @app.task(words, stores=[seen])
     def count(record: sl.Record[str, int]) -> None:
         seen[record.key] += 1
         out.send(record.key, seen[record.key])
 
+    async def count_later(record: sl.Record[str, int]) -> None:
+        await asyncio.sleep(random.uniform(0, 0.003))
+        count(record)
+        await asyncio.sleep(0)
+
+    if concurrency is None:
+        app.task(words, stores=[seen])(count)
+    else:
+        app.task(words, stores=[seen], name="count", concurrency=concurrency)(count_later)
     return Totals(app, words, out, seen)
 
 
