@@ -41,7 +41,7 @@ class Totals:
 
 def totals(
     name: str,
-    log: str | None = None,
+    log: Any = None,
     state: Path | None = None,
     *,
     partitions: int = 2,

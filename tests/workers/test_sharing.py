@@ -13,6 +13,7 @@ import pytest
 import strandline as sl
 from strandline.changelog.log import Log
 from strandline.framework.cli.reset import carry_out, plan_for
+from tests.kafka.apps import Totals, totals
 from tests.systems import System
 from tests.workers.pipeline import PARTITIONS, Pipeline, judge, pipeline, some
 from tests.workers.threads import InThread
@@ -74,6 +75,30 @@ def test_each_record_counts_once_while_workers_join_and_leave(
         third.run(until="idle", progress=False)
     two.stop()
     assert judge(two.made, [*given, *more, *last]) == []
+
+
+def test_async_handlers_count_once_while_workers_join_and_leave(
+    on: On, eventually: Eventually
+) -> None:
+    def made() -> Totals:
+        settings = {"commit_interval_ms": 10, "session_timeout_ms": 1_000}
+        name, state = f"{on.system.prefix}sums", on.system.state
+        return totals(name, on.log, state, partitions=4, concurrency=8, **settings)
+
+    first, second, third = made(), made(), made()
+    one = InThread(first.app, "count")
+    eventually(lambda: one.numbers == [0, 1, 2, 3], what="all at the first")
+    given = [(str(n % 50), n) for n in range(3_000)]
+    first.words.append(given)
+    two = InThread(second.app, "count")
+    eventually(lambda: len(one.numbers) == len(two.numbers) == 2, what="sharing")
+    first.words.append(given)
+    one.stop()
+    eventually(lambda: two.numbers == [0, 1, 2, 3], what="all at the second")
+    first.words.append(given)
+    two.stop()
+    third.app.run(until="idle", progress=False)
+    third.judge(given * 3)
 
 
 def test_until_idle_means_the_whole_app(on: On, eventually: Eventually) -> None:
