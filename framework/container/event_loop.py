@@ -13,7 +13,7 @@ class EventLoop:
     """The asyncio loop of one worker's thread, created when it is first needed."""
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._runner: asyncio.Runner | None = None
 
     def run(self, work: Awaitable[T]) -> T:
         """Run the loop until `work` has ended; return its result or raise its error."""
@@ -21,12 +21,14 @@ class EventLoop:
         async def awaited() -> T:
             return await work
 
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-        return self._loop.run_until_complete(awaited())
+        if self._runner is None:
+            # With a factory of its own, a runner leaves the loop of the thread as it is.
+            self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        # Not `Runner.run`: signals are the worker's to handle.
+        return self._runner.get_loop().run_until_complete(awaited())
 
     def close(self) -> None:
-        """Close the loop. Idempotent."""
-        if self._loop is not None:
-            self._loop.close()
-            self._loop = None
+        """Cancel what handlers have left running, wait for its end, and close. Idempotent."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None

@@ -271,7 +271,7 @@ class TaskManager:
         """Close all files without calling the tasks' `close`, as a crash would."""
         self._stop_queries()
         self._standbys.close()
-        self._end_all(TaskInstance.release)
+        self._end_all(lambda instance: instance.release())
 
     def shut_down(self) -> None:
         """Drop everything, stop answering queries, and end the threads."""

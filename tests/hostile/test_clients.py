@@ -281,13 +281,12 @@ def test_streams_of_a_client_are_never_unpacked(tmp_path: Path) -> None:
         first = StreamMessage(batches._EMPTY_ROW, encode(StreamHeader([batch().schema])))
         with pytest.raises(InvalidRequest, match="unknown stream"):
             stranger.put([first])
-        with stranger.connection._errors_translated("session"), pytest.raises(InvalidRequest):
+        with pytest.raises(InvalidRequest), stranger.connection._errors_translated("session"):
             descriptor = flight.FlightDescriptor.for_command(b"session")
             options = stranger.connection._options()
             writer, reader = stranger.connection._client.do_exchange(descriptor, options)
             writer.begin(ROW_SCHEMA)
-            with stranger.connection._errors_translated("session"):
-                reader.read_chunk()
+            reader.read_chunk()
         stranger.connection.close()
         check_served(served)
 
