@@ -10,7 +10,7 @@ import pytest
 
 import strandline as sl
 from strandline.changelog.errors import DiskFull, RegistryUnavailable
-from strandline.framework.container import outage, scheduler
+from strandline.framework.container import async_slice, outage, scheduler
 from strandline.framework.container.decoding import decode
 from strandline.framework.testing import TestDriver
 from tests.exactly_once.apps import expected, running_totals, totals_sent
@@ -37,23 +37,33 @@ class Once:
 def test_each_record_counts_once_after_crashes_while_handlers_run(
     seed: int, concurrency: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "SLICE_SECONDS", 0.002)
+    monkeypatch.setattr(scheduler, "SLICE_SECONDS", 0.0005)
+    monkeypatch.setattr(async_slice, "GATHER_S", 0)
     chance = random.Random(seed)
     app, out, seen = running_totals(concurrency=concurrency, commit_records=3)
-    chapters, crashed_busy = 12, 0
+    chapters = 12
     with TestDriver(app) as driver:
         for _ in range(chapters):
             append(driver, GIVEN)
             for _ in range(chance.randrange(6)):
                 driver.worker.cycle()
             if chance.random() < 0.6:
-                crashed_busy += driver.worker.is_busy
                 driver.crash()
+        append(driver, GIVEN)
+        crash_within_a_handler(driver)
         driver.settle()
-        counts, totals = expected(GIVEN * chapters)
+        counts, totals = expected(GIVEN * (chapters + 1))
         assert driver.store(seen) == counts
         assert totals_sent(driver, out) == totals
-    assert crashed_busy > 0
+
+
+def crash_within_a_handler(driver: TestDriver) -> None:
+    for _ in range(1_000):
+        driver.worker.cycle()
+        if driver.worker.is_busy:
+            break
+    assert driver.worker.is_busy
+    driver.crash()
 
 
 def append(driver: TestDriver, given: list[Any]) -> None:

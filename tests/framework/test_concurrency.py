@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
+from strandline.framework import testing
 from strandline.framework.container.gauges import RUNNING
 from strandline.framework.container.session import WorkerSession
 from strandline.framework.testing import CRASH, TestDriver
@@ -363,6 +364,33 @@ def test_what_a_handler_leaves_running_cannot_write(tmp_path: Path) -> None:
         assert app.query(counts).to_dict() == {}
     assert len(errors) == 3
     assert all("await everything that the handler starts" in error for error in errors)
+
+
+@pytest.mark.parametrize("ends", ["stop", "crash"])
+def test_what_runs_when_a_worker_ends_is_cancelled(
+    ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(testing, "MAX_CYCLES", 3)
+    app = sl.App("app")
+    words = app.topic("words", key=str, value=int)
+    started: list[asyncio.Task[None]] = []
+
+    async def wait_forever() -> None:
+        await asyncio.Event().wait()
+
+    @app.task(words, concurrency=2)
+    async def ask(record: sl.Record[str, int]) -> None:
+        started.append(asyncio.create_task(wait_forever()))
+        if ends == "crash":
+            started.append(asyncio.current_task())  # type: ignore[arg-type]
+            await wait_forever()
+
+    with TestDriver(app) as driver:
+        driver._take([("a", 0), ("b", 1)])
+        if ends == "crash":
+            driver.crash()
+    assert len(started) >= 2
+    assert all(task.cancelled() for task in started)
 
 
 def test_a_cancellation_from_within_is_an_error_of_the_record(asking: Asking) -> None:
