@@ -9,6 +9,9 @@ import polars as pl
 import pytest
 
 import strandline as sl
+from strandline.changelog.client.partitioner import partition_for
+from strandline.changelog.client.producer import METADATA_MAX_AGE_S
+from strandline.framework.testing import TestDriver
 
 PARTITIONS = 4
 VALUE = b"x" * 1_000
@@ -65,3 +68,26 @@ def test_a_key_is_never_moved_by_records_without_one(app: sl.App) -> None:
     keyed = topic.to_polars().filter(pl.col("key") == "a")
     assert keyed["partition"].n_unique() == 1
     assert keyed["value"].to_list() == list(range(1, 1_000, 2))
+
+
+def test_partitions_added_to_an_output_are_written_by_a_running_worker() -> None:
+    app = sl.App("app")
+    source = app.topic("source", key=str, value=int)
+    topic = app.topic("t", key=str, value=int)
+
+    @app.task(source)
+    def send(record: sl.Record[str, int]) -> None:
+        topic.send(record.key, record.value)
+
+    given = [(str(number), number) for number in range(20)]
+    with TestDriver(app) as driver:
+        driver.run(given)
+        driver.owner.alter_topic("t", partitions=2)
+        driver.advance(int(METADATA_MAX_AGE_S * 1_000))
+        added_at = driver.clock.now_ms()
+        driver.run(given)
+        sent = driver.output(topic)
+    later = {record.key: record.partition for record in sent if record.timestamp >= added_at}
+    assert {record.partition for record in sent if record.timestamp < added_at} == {0}
+    assert set(later.values()) == {0, 1}
+    assert later == {key: partition_for(key.encode(), 2) for key, _ in given}
