@@ -22,7 +22,7 @@ from strandline.changelog.records import (
 )
 
 if TYPE_CHECKING:
-    from strandline.changelog.backups import BackupReport, RestoreReport
+    from strandline.changelog.backups import BackupReport, PruneReport, RestoreReport
     from strandline.changelog.broker import Broker
     from strandline.changelog.clock import Clock
     from strandline.changelog.flight.attach import Role
@@ -40,6 +40,7 @@ __all__ = [
     "backup",
     "errors",
     "open",
+    "prune",
     "restore",
 ]
 
@@ -157,6 +158,29 @@ def restore(
     from strandline.changelog.backups import restoring
 
     return restoring.restore(backups, to, name=name)
+
+
+def prune(backups: str | os.PathLike[str], *, keep: int) -> PruneReport:
+    """Remove all but the last `keep` backups from the folder `backups`.
+
+    Data that only the removed backups contain is removed with them.
+
+    Args:
+        backups: Folder of the backups.
+        keep: Number of backups to keep, at least 1.
+
+    Returns:
+        Names of the removed and of the kept backups, and the number of bytes freed.
+
+    Raises:
+        InvalidConfig: `backups` is no folder of backups, or `keep` is not a positive number.
+        CorruptLog: A backup to be kept is damaged; nothing was removed.
+        LogLocked: Another process is using `backups`.
+        StorageFailed: A disk failed. Prune again.
+    """
+    from strandline.changelog.backups import pruning
+
+    return pruning.prune(backups, keep=keep)
 
 
 def _kafka(url: str, clock: Clock | None) -> Broker:

@@ -3,7 +3,8 @@
     store.py       the backup folder: blocks by their hash, and a list of files for each backup
     making.py      creates a backup from a snapshot of the log
     restoring.py   restores a backup to a new log
-    report.py      the results of both
+    pruning.py     lists backups, and removes the earliest ones
+    report.py      the results of all these
 
 A block is stored once, however many backups have it. Each backup after the first therefore copies
 only new blocks. The backup folder has no hard links to files of the log, so that a failing disk or
@@ -13,7 +14,22 @@ a misbehaving program damages only one of the two.
 from __future__ import annotations
 
 from strandline.changelog.backups.making import backup
-from strandline.changelog.backups.report import BackupReport, RestoreReport
+from strandline.changelog.backups.pruning import prune, stored_backups
+from strandline.changelog.backups.report import (
+    BackupReport,
+    PruneReport,
+    RestoreReport,
+    StoredBackup,
+)
 from strandline.changelog.backups.restoring import restore
 
-__all__ = ["BackupReport", "RestoreReport", "backup", "restore"]
+__all__ = [
+    "BackupReport",
+    "PruneReport",
+    "RestoreReport",
+    "StoredBackup",
+    "backup",
+    "prune",
+    "restore",
+    "stored_backups",
+]

@@ -1,4 +1,4 @@
-"""The results of a backup and of a restore."""
+"""The results of a backup, of a restore and of pruning."""
 
 from __future__ import annotations
 
@@ -45,3 +45,33 @@ class RestoreReport:
     """Number of files."""
     bytes: int
     """Total bytes of all files."""
+
+
+@dataclass(frozen=True)
+class StoredBackup:
+    """A backup in a backup folder."""
+
+    name: str
+    """Name of the backup, for `restore`."""
+    log_id: str
+    """Id of the log."""
+    taken_ms: int
+    """Moment of the backup, in milliseconds since the epoch."""
+    files: int
+    """Number of files."""
+    bytes: int
+    """Total bytes of all files."""
+
+
+@dataclass(frozen=True)
+class PruneReport:
+    """The result of pruning a backup folder."""
+
+    removed: tuple[str, ...]
+    """Names of the removed backups, the earliest first."""
+    kept: tuple[str, ...]
+    """Names of the backups that remain, the earliest first."""
+    blocks: int
+    """Number of removed blocks."""
+    freed_bytes: int
+    """Bytes of the removed blocks."""

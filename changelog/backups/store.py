@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Annotated
@@ -36,6 +36,9 @@ BLOCK_BYTES = 4 << 20
 
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 """Hash of a block in hexadecimal digits, which is also its file name."""
+
+_BLOCK_FILE = re.compile(r"[0-9a-f]{64}(?:\.tmp)?")
+"""Pattern of the files of blocks, complete or not."""
 
 
 class StoreMeta(msgspec.Struct):
@@ -137,6 +140,12 @@ class BackupStore:
         document.save(self._storage, name + SUFFIX, BACKUP_KIND, backup)
         return name
 
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove backups durably; their blocks remain."""
+        for name in names:
+            self._storage.unlink(name + SUFFIX)
+        self._storage.sync_dir("")
+
     def _new_name(self, taken_ms: int) -> str:
         moment = datetime.fromtimestamp(taken_ms / 1000, UTC).strftime("%Y%m%dT%H%M%S")
         last = max([_number(name) for name in self.names()], default=0)
@@ -182,6 +191,21 @@ class BackupStore:
             )
         self._verified.add(digest)
         return data
+
+    def remove_blocks(self, kept: set[str]) -> tuple[int, int]:
+        """Remove all other blocks and what was partly written; return their number and bytes."""
+        count = freed = 0
+        for folder in self._storage.list_dir(BLOCKS) if self._storage.exists(BLOCKS) else ():
+            for name in self._storage.list_dir(f"{BLOCKS}/{folder}"):
+                if _BLOCK_FILE.fullmatch(name) is None or name in kept:
+                    continue
+                path = f"{BLOCKS}/{folder}/{name}"
+                with contextlib.closing(self._storage.open(path)) as file:
+                    freed += file.size()
+                self._storage.unlink(path)
+                self._verified.discard(name)
+                count += 1
+        return count, freed
 
 
 def digest_of(data: bytes | memoryview) -> str:

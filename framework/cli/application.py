@@ -84,6 +84,7 @@ class WholeCommand(ErrorGuardedGroup, LazyGroup):
             "Back up a log, in use or not, as it is at one moment. Only data that TO lacks is copied.",
         ),
         "restore": LazyCommand("backup", "restore", "Make a new log from a backup."),
+        "backups": LazyCommand("backup", "commands", "The backups in a folder: list, prune."),
         "check": LazyCommand(
             *("check", "check"),
             "Read a whole log that no process has open, and its stores, and report what is wrong.",

@@ -1,4 +1,4 @@
-"""`strandline backup LOG TO` and `strandline restore BACKUPS TO`."""
+"""`strandline backup LOG TO`, `restore BACKUPS TO` and `backups`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from typing import Annotated
 import typer
 
 from strandline.changelog.backups import backup as make
+from strandline.changelog.backups import prune, stored_backups
 from strandline.changelog.backups import restore as make_log
 from strandline.framework.cli import output
 from strandline.framework.cli.loading import local
 from strandline.framework.cli.offline import FolderArgument, ReadingBar
 from strandline.framework.cli.options import JsonOption
+
+commands = typer.Typer(help="The backups in a folder: list, prune.", no_args_is_help=True)
+
+BackupsArgument = Annotated[str, typer.Argument(metavar="BACKUPS", help="Folder of the backups.")]
 
 
 def backup(
@@ -43,7 +48,7 @@ def backup(
 
 
 def restore(
-    backups: Annotated[str, typer.Argument(metavar="BACKUPS", help="Folder of the backups.")],
+    backups: BackupsArgument,
     to: Annotated[
         str, typer.Argument(metavar="TO", help="Folder of the new log; must be missing or empty.")
     ],
@@ -66,6 +71,42 @@ def restore(
         f"{to}: log {report.log_id}, a copy of {report.original_log_id} as of "
         f"{_moment(report.taken_ms)} (backup {report.backup}); {output.number(report.files)} files, "
         f"{output.size(report.bytes)}"
+    )
+
+
+@commands.command("list")
+def list_backups(backups: BackupsArgument, json: JsonOption = False) -> None:
+    """List the backups in a folder, the earliest first."""
+    rows = [asdict(one) for one in stored_backups(local(backups))]
+    if json:
+        output.document(rows)
+        return
+    shown = [
+        {**row, "moment": _moment(row["taken_ms"]), "size": output.size(row["bytes"])}
+        for row in rows
+    ]
+    columns = ("name", "moment", "log_id", "files", "size")
+    output.listing(shown, columns, json=False, empty="no backups")
+
+
+@commands.command("prune")
+def prune_backups(
+    backups: BackupsArgument,
+    keep: Annotated[
+        int, typer.Option("--keep", metavar="N", help="Number of backups to keep.", min=1)
+    ],
+    json: JsonOption = False,
+) -> None:
+    """Remove all but the last N backups, and the data that only they have."""
+    report = prune(local(backups), keep=keep)
+    if json:
+        output.document(asdict(report))
+        return
+    for name in report.removed:
+        output.line(f"removed {name}")
+    output.line(
+        f"backups: {output.number(len(report.removed))} removed, "
+        f"{output.number(len(report.kept))} kept; {output.size(report.freed_bytes)} freed"
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from strandline import changelog
 from strandline.changelog import backups
+from strandline.changelog.backups.pruning import prune_store
 from strandline.changelog.backups.restoring import MARK
 from strandline.changelog.backups.store import BLOCK_BYTES, BLOCKS, Backup, BackupFile, BackupStore
 from strandline.changelog.embedded import document
@@ -204,6 +205,114 @@ def test_a_closed_log_can_be_backed_up(tmp_path: Path) -> None:
     changelog.backup(tmp_path / "data", tmp_path / "to")
     changelog.restore(tmp_path / "to", tmp_path / "again")
     check_moment(tmp_path / "again", 1, 1)
+
+
+# Pruning ----------------------------------------------------------------------------------
+
+
+def test_pruning_keeps_the_last_backups_and_their_blocks(
+    tmp_path: Path, log: Log, load: Load
+) -> None:
+    to, data = tmp_path / "to", tmp_path / "data"
+    names = []
+    for _ in range(4):
+        load.once()
+        names.append(changelog.backup(data, to).name)
+    assert [one.name for one in backups.stored_backups(to)] == names
+    before = {path: path.stat().st_size for path in blocks(to)}
+    report = changelog.prune(to, keep=2)
+    assert (report.removed, report.kept) == (tuple(names[:2]), tuple(names[2:]))
+    assert [one.name for one in backups.stored_backups(to)] == names[2:]
+    gone = set(before) - set(blocks(to))
+    assert report.blocks == len(gone) > 0
+    assert report.freed_bytes == sum(before[path] for path in gone)
+    for name, moment in zip(names[2:], (3, 4), strict=True):
+        changelog.restore(to, tmp_path / name, name=name)
+        check_moment(tmp_path / name, moment, moment)
+    with pytest.raises(InvalidConfig, match="there is no backup"):
+        changelog.restore(to, tmp_path / "gone", name=names[0])
+
+
+def test_a_backup_after_pruning_has_a_later_number_and_all_its_blocks(
+    tmp_path: Path, log: Log, load: Load
+) -> None:
+    to, data = tmp_path / "to", tmp_path / "data"
+    for _ in range(2):
+        load.once()
+        changelog.backup(data, to)
+    changelog.prune(to, keep=1)
+    load.once()
+    assert changelog.backup(data, to).name.endswith("-000003")
+    assert changelog.prune(to, keep=1).removed
+    changelog.restore(to, tmp_path / "again")
+    check_moment(tmp_path / "again", 3, 3)
+
+
+def test_pruning_removes_what_interrupted_backups_left(
+    tmp_path: Path, log: Log, load: Load
+) -> None:
+    to, data = tmp_path / "to", tmp_path / "data"
+    load.once()
+    changelog.backup(data, to)
+    before = blocks(to)
+    store = BackupStore(LocalStorage(to))
+    store.put(b"no backup has this")
+    (before[0].parent / f"{'0' * 64}.tmp").write_bytes(b"part of a block")
+    (before[0].parent / "notes.txt").write_text("not ours")
+    report = changelog.prune(to, keep=5)
+    assert (report.removed, report.blocks) == ((), 2)
+    assert blocks(to) == sorted([*before, before[0].parent / "notes.txt"])
+
+
+def test_pruning_removes_nothing_if_a_backup_to_keep_is_damaged(
+    tmp_path: Path, log: Log, load: Load
+) -> None:
+    to, data = tmp_path / "to", tmp_path / "data"
+    for _ in range(3):
+        load.once()
+        changelog.backup(data, to)
+    *_, last = sorted(to.glob("*.backup"))
+    last.write_bytes(last.read_bytes()[:-20])
+    before = sorted(to.rglob("*"))
+    with pytest.raises(CorruptLog, match="nothing was removed"):
+        changelog.prune(to, keep=1)
+    assert sorted(to.rglob("*")) == before
+
+
+def test_wrong_calls_of_prune_are_refused(tmp_path: Path, log: Log, load: Load) -> None:
+    load.once()
+    to = tmp_path / "to"
+    changelog.backup(tmp_path / "data", to)
+    for keep in (0, -1, True, 1.5, "2"):
+        with pytest.raises(InvalidConfig, match="at least 1"):
+            changelog.prune(to, keep=keep)  # type: ignore[arg-type]
+    with pytest.raises(InvalidConfig, match="not a backup folder"):
+        changelog.prune(tmp_path / "data", keep=1)
+    with BackupStore(LocalStorage(to)).locked("a backup"), pytest.raises(LogLocked):
+        changelog.prune(to, keep=1)
+
+
+def test_a_power_cut_at_any_step_of_pruning_leaves_only_whole_backups() -> None:
+    count, is_done = 0, False
+    while not is_done:
+        storage = PowerStorage()
+        BackupStore(storage).begin("0")
+        names = [saved(BackupStore(storage), number) for number in range(1, 4)]
+        storage.hook = stopping_after(count)
+        with contextlib.suppress(Died):
+            prune_store(BackupStore(storage), 1)
+            is_done = True
+        storage.hook = None
+        storage.power_cut()
+        store = BackupStore(storage)
+        assert store.names()[-1] == names[-1]
+        for name in store.names():
+            for digest in store.load(name).files[0].blocks:
+                store.block(digest)
+        prune_store(store, 1)
+        assert sum(len(storage.list_dir(f"{BLOCKS}/{at}")) for at in storage.list_dir(BLOCKS)) == 2
+        count += 1
+    assert count > 5
 
 
 # Damage -----------------------------------------------------------------------------------
