@@ -84,6 +84,11 @@ class Settings:
             raise kind.refused(value, called)
         return value
 
+    def are_same(self, name: str, one: str, other: str) -> bool:
+        """Return True if two texts mean the same value of a setting. Raises InvalidConfig."""
+        kind = self._kinds[name]
+        return kind.parse(one, name) == kind.parse(other, name)
+
     def check_given(self, name: str, text: str, called: str) -> None:
         """Raise InvalidConfig unless the setting may be set to this text in this version."""
         kind = self._kinds[name]

@@ -7,7 +7,8 @@ import os
 from strandline.changelog.backups.report import PruneReport, StoredBackup
 from strandline.changelog.backups.store import BackupStore
 from strandline.changelog.embedded.folder import lock_note
-from strandline.changelog.errors import CorruptLog, InvalidConfig
+from strandline.changelog.errors import CorruptLog
+from strandline.changelog.settings import check_number
 from strandline.changelog.storage import LocalStorage
 
 
@@ -49,8 +50,7 @@ def prune(backups: str | os.PathLike[str], *, keep: int) -> PruneReport:
         LogLocked: Another process uses the folder.
         StorageFailed: The disk failed.
     """
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-        raise InvalidConfig(f"keep is a number of backups, at least 1, got {keep!r}")
+    check_number("keep", keep, 1)
     store = _store(backups)
     with store.locked(lock_note("prune")):
         return prune_store(store, keep)

@@ -126,16 +126,10 @@ class KafkaTopics:
             ),
             doing,
         )
-        wanted = {name for name, value in config.items() if value is None}
 
         def is_shown() -> bool | None:
-            # Compare only settings of `TopicConfig`, because Kafka may write others differently.
             entries = self._settings([present.name])[present.name].own
-            shown = all(
-                (key not in entries) if key in wanted else (entries.get(key) == config[key])
-                for key in config
-                if key in topic_settings.names
-            )
+            shown = all(_is_set(entries.get(key), key, value) for key, value in config.items())
             return shown or None
 
         self._connection.until(is_shown, doing)
@@ -330,3 +324,12 @@ def _refuse_schema(name: str, schema: pa.Schema | None) -> None:
             f"schema out and encode values as bytes (an app does, by its serde), or keep the topic "
             f"in a log folder"
         )
+
+
+def _is_set(shown: str | None, name: str, value: str | None) -> bool:
+    """Return True if Kafka shows that a setting has this value, in whatever form."""
+    if name not in topic_settings.names:
+        return True  # its form is not known
+    if shown is None or value is None:
+        return shown is value
+    return topic_settings.are_same(name, shown, value)

@@ -284,7 +284,7 @@ def test_wrong_calls_of_prune_are_refused(tmp_path: Path, log: Log, load: Load) 
     to = tmp_path / "to"
     changelog.backup(tmp_path / "data", to)
     for keep in (0, -1, True, 1.5, "2"):
-        with pytest.raises(InvalidConfig, match="at least 1"):
+        with pytest.raises(InvalidConfig, match="keep must be a whole number from 1"):
             changelog.prune(to, keep=keep)  # type: ignore[arg-type]
     with pytest.raises(InvalidConfig, match="not a backup folder"):
         changelog.prune(tmp_path / "data", keep=1)

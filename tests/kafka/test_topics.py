@@ -44,3 +44,22 @@ def test_processes_may_add_the_same_partitions_at_the_same_time(
         assert log.broker.topic(name).partitions == 4
         with pytest.raises(InvalidConfig, match="cannot shrink"):
             log.broker.alter_topic(name, partitions=3)
+
+
+def test_settings_are_recognized_however_kafka_writes_them(kafka: str, name: str) -> None:
+    given = {
+        "cleanup.policy": "delete, compact",
+        "retention.ms": "+0600000",
+        "min.cleanable.dirty.ratio": "0.250",
+        "compression.type": "none",
+    }
+    with changelog.open(kafka) as log:
+        log.create_topic(name, 1)
+        effective = log.broker.alter_topic(name, config=given).effective
+        assert effective.cleanup_policy == "compact,delete"
+        assert (effective.retention_ms, effective.min_cleanable_dirty_ratio) == (600_000, 0.25)
+        shown = {setting.name: setting.source for setting in log.broker.topic(name).settings()}
+        assert all(shown[setting] == "topic" for setting in given)
+        changed: dict[str, str | None] = {**given, "retention.ms": None}
+        altered = log.broker.alter_topic(name, config=changed)
+        assert "retention.ms" not in altered.config
