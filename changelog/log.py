@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.consumer import Consumer
 from strandline.changelog.client.producer import BatchMetadata, Producer
+from strandline.changelog.client.tables import Offsets, record_frame, topic_table
 from strandline.changelog.clock import Clock, SystemClock
-from strandline.changelog.errors import InvalidRequest
 from strandline.changelog.log_config import LogConfig
 from strandline.changelog.records import (
-    HEADERS_TYPE,
-    Batch,
     Isolation,
     PartitionOffsets,
     TopicInfo,
     TopicPartition,
 )
-from strandline.changelog.schema import upgrade, value_type
+from strandline.changelog.schema import value_type
 
 if TYPE_CHECKING:
     import polars as pl
-
-Offsets = Mapping[int, int] | int
-"""Offsets by partition number, or one offset for all partitions."""
 
 
 class Log:
@@ -231,18 +225,8 @@ class Log:
             InvalidRequest: `start` or `end` names a partition that does not exist.
         """
         info = self.broker.topic(topic)
-        partitions = [TopicPartition(topic, n) for n in range(info.partitions)]
         with self.consumer(isolation=isolation) as consumer:
-            starts = _bounds(start, consumer.beginning_offsets(partitions))
-            ends = _bounds(end, consumer.end_offsets(partitions), limit=True)
-            wanted = [tp for tp in partitions if starts[tp] < ends[tp]]
-            tables = [
-                _table(batch, value_type(info.schema))
-                for tp in wanted
-                for batch in _batches(consumer, tp, starts[tp], ends[tp])
-            ]
-        empty = _table_schema(value_type(info.schema)).empty_table()
-        return pa.concat_tables([empty, *tables], promote_options="default")
+            return topic_table(consumer, info, value_type(info.schema), start=start, end=end)
 
     def to_polars(
         self,
@@ -255,9 +239,9 @@ class Log:
     ) -> pl.DataFrame:
         """Return the records of a topic as a polars DataFrame.
 
-        The first columns are partition, offset, timestamp and key. On a typed topic the columns
-        of the value follow; otherwise, a column `value`. A leading column is prefixed with an
-        underscore if the value has a column of the same name.
+        The first columns are partition, offset, timestamp, key, and headers if any record has
+        some. On a typed topic the columns of the value follow; one that has the name of a first
+        column is called `value_<name>`. Otherwise a column `value` follows.
 
         Args:
             topic: Name of the topic.
@@ -270,19 +254,11 @@ class Log:
         Raises:
             UnknownTopic: There is no such topic.
             InvalidRequest: `start` or `end` names a partition that does not exist.
+            MissingDependency: Polars is not installed.
         """
-        import polars as pl
-
         table = self.read(topic, start=start, end=end, isolation=isolation)
-        if tombstones:
-            table = table.add_column(4, "tombstone", table["value"].is_null())
-        else:
-            table = table.filter(table["value"].is_valid())
-        if pa.types.is_struct(table.schema.field("value").type):
-            table = _flattened(table)
-        frame = pl.from_arrow(table)
-        assert isinstance(frame, pl.DataFrame)
-        return frame
+        has_fields = pa.types.is_struct(table.schema.field("value").type)
+        return record_frame(table, has_fields=has_fields, tombstones=tombstones)
 
     # Closing --------------------------------------------------------------------------
 
@@ -304,72 +280,3 @@ class Log:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _bounds(
-    given: Offsets | None, whole: Mapping[TopicPartition, int], *, limit: bool = False
-) -> dict[TopicPartition, int]:
-    """Return an offset for each partition: the one given, but not outside the log."""
-    if isinstance(given, int):
-        given = {tp.partition: given for tp in whole}
-    given = given or {}
-    unknown = set(given) - {tp.partition for tp in whole}
-    if unknown:
-        raise InvalidRequest(f"offsets are given for partitions {sorted(unknown)}, which are none")
-    pick = min if limit else max
-    return {tp: pick(given.get(tp.partition, edge), edge) for tp, edge in whole.items()}
-
-
-def _batches(consumer: Consumer, tp: TopicPartition, start: int, end: int) -> Iterator[Batch]:
-    consumer.assign([tp])
-    consumer.seek(tp, start)
-    while consumer.position(tp) < end:
-        for batch in consumer.poll():
-            yield batch if batch.last_offset < end else _before(batch, end)
-
-
-def _before(batch: Batch, end: int) -> Batch:
-    count = pc.sum(pc.less(batch.offsets, end)).as_py()
-    return batch.slice(0, count)
-
-
-def _table_schema(value: pa.DataType) -> pa.Schema:
-    return pa.schema(
-        [
-            ("partition", pa.int32()),
-            ("offset", pa.int64()),
-            ("timestamp", pa.timestamp("ms", "UTC")),
-            ("key", pa.binary()),
-            ("value", value),
-        ]
-    )
-
-
-def _table(batch: Batch, value: pa.DataType) -> pa.Table:
-    columns = upgrade(batch.columns, value)
-    schema = _table_schema(value)
-    arrays = [
-        pa.repeat(pa.scalar(batch.partition, pa.int32()), len(batch)),
-        batch.offsets,
-        pc.cast(columns.column("timestamp"), schema.field("timestamp").type),
-        columns.column("key"),
-        columns.column("value"),
-    ]
-    if columns.num_columns > 3:
-        schema = schema.append(pa.field("headers", HEADERS_TYPE))
-        arrays.append(columns.column("headers"))
-    return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _flattened(table: pa.Table) -> pa.Table:
-    """Replace the struct column `value` by one column for each of its fields."""
-    index = table.schema.get_field_index("value")
-    fields = list(table.schema.field(index).type)
-    taken = {field.name for field in fields}
-    rest = table.remove_column(index)
-    names = [f"_{name}" if name in taken else name for name in rest.schema.names]
-    flat = rest.rename_columns(names)
-    values = table.column(index).combine_chunks()
-    for field, array in zip(fields, values.flatten(), strict=True):
-        flat = flat.append_column(field.name, array)
-    return flat

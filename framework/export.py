@@ -2,59 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
 from strandline.changelog.broker import Broker
-from strandline.changelog.errors import InvalidRecord, MissingDependency
+from strandline.changelog.client.consumer import Consumer
+from strandline.changelog.client.tables import PLACE, record_frame, topic_table
+from strandline.changelog.errors import InvalidRecord
 from strandline.changelog.records import Batch, TopicPartition
 from strandline.changelog.scan import scan_batches
-from strandline.changelog.schema import upgrade
 from strandline.framework.formats.codecs import Codec, TypedCodec
 from strandline.framework.topic_declaration import TopicDeclaration
 
 if TYPE_CHECKING:
     import polars as pl
 
-PLACE = {
-    "partition": pa.int32(),
-    "offset": pa.int64(),
-    "timestamp": pa.timestamp("ms", tz="UTC"),
-}
-"""Columns that place a record, and their types."""
-
 
 def topic_to_polars(topic: TopicDeclaration, *, tombstones: bool) -> pl.DataFrame:
     """Return the committed records of a topic as a Polars DataFrame; see `Topic.to_polars`."""
-    try:
-        import polars as pl
-    except ImportError as error:
-        raise MissingDependency("to_polars() needs polars: pip install polars") from error
-    frame = pl.from_arrow(topic_to_arrow(topic, tombstones=tombstones))
-    assert isinstance(frame, pl.DataFrame)
-    return frame
-
-
-def topic_to_arrow(topic: TopicDeclaration, *, tombstones: bool) -> pa.Table:
-    """Return the committed records of a topic as a table: partition, offset, timestamp, key and
-    value.
-    """
     topic.session.prepare()
-    schema = pa.schema({**PLACE, "key": pa.binary(), "value": topic.values.arrow})
-    stored = pa.Table.from_batches(
-        [_stored(batch, schema) for batch in committed_batches(topic.session.broker(), topic.name)],
-        schema,
-    )
-    if not tombstones:
-        stored = stored.filter(stored["value"].is_valid())
-    columns = {name: stored[name] for name in PLACE}
-    columns["key"] = _shown(topic, topic.keys, stored, "key")
-    if tombstones:
-        columns["tombstone"] = stored["value"].is_null()
-    values = _shown(topic, topic.values, stored, "value")
-    return pa.table({**columns, **_named(topic, values, taken=columns)})
+    broker = topic.session.broker()
+    with Consumer(broker) as consumer:
+        stored = topic_table(consumer, broker.topic(topic.name), topic.values.arrow)
+    shown = {name: stored[name] for name in PLACE}
+    shown["key"] = _shown(topic, topic.keys, stored, "key")
+    shown["value"] = _shown(topic, topic.values, stored, "value")
+    return record_frame(pa.table(shown), has_fields=topic.schema is not None, tombstones=tombstones)
 
 
 def committed_batches(broker: Broker, topic: str) -> list[Batch]:
@@ -64,28 +39,6 @@ def committed_batches(broker: Broker, topic: str) -> list[Batch]:
     starts = {tp: ends.log_start for tp, ends in now.items()}
     stable = {tp: ends.last_stable_offset for tp, ends in now.items()}
     return list(scan_batches(broker, starts, stable))
-
-
-def _stored(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
-    columns = upgrade(batch.columns, schema.field("value").type)
-    arrays = [
-        pa.repeat(pa.scalar(batch.partition, pa.int32()), len(batch)),
-        batch.offsets,
-        columns.column("timestamp").cast(PLACE["timestamp"]),
-        columns.column("key"),
-        columns.column("value"),
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _named(
-    topic: TopicDeclaration, values: pa.ChunkedArray, *, taken: Container[str]
-) -> dict[str, pa.ChunkedArray]:
-    """Return the value's columns, as `value_<name>` if the record has a column of that name."""
-    if topic.schema is None:
-        return {"value": values}
-    names = [f"value_{name}" if name in taken else name for name in topic.schema.names]
-    return dict(zip(names, values.flatten(), strict=True))
 
 
 def _shown(topic: TopicDeclaration, codec: Codec, stored: pa.Table, part: str) -> pa.ChunkedArray:

@@ -12,6 +12,7 @@ from strandline.changelog.errors import InvalidRequest, OwnerUnavailable, Unknow
 from strandline.changelog.log import Log
 from tests.log.kit import START_MS, Client, World
 
+FIRST = ["partition", "offset", "timestamp", "key"]
 SCHEMA = pa.schema([pa.field("carrier", pa.string()), pa.field("delay", pa.int32())])
 ROWS = [{"carrier": "AA", "delay": 1}, {"carrier": "B6", "delay": None}]
 START = dt.datetime.fromtimestamp(START_MS / 1000, tz=dt.UTC)
@@ -75,7 +76,7 @@ def test_a_typed_topic_is_a_data_frame_of_its_columns(log: Log) -> None:
     log.create_topic("typed", 2, schema=SCHEMA)
     log.append("typed", pl.DataFrame(ROWS), key="carrier", partition=0)
     frame = log.to_polars("typed")
-    assert frame.columns == ["partition", "offset", "timestamp", "key", "carrier", "delay"]
+    assert frame.columns == [*FIRST, "carrier", "delay"]
     assert frame.select("carrier", "delay").to_dicts() == ROWS
     log.append("typed", frame.select("carrier", "delay"), key="carrier", partition=1)
     assert log.to_polars("typed", start={0: 2}).select("carrier", "delay").to_dicts() == ROWS
@@ -85,7 +86,7 @@ def test_value_columns_named_like_record_columns_are_kept_apart(log: Log) -> Non
     log.create_topic("typed", schema=pa.schema([("key", pa.int64()), ("offset", pa.int64())]))
     log.append("typed", [{"key": 7, "offset": 8}], key="key")
     frame = log.to_polars("typed")
-    assert frame.columns == ["partition", "_offset", "timestamp", "_key", "key", "offset"]
+    assert frame.columns == [*FIRST, "value_key", "value_offset"]
     assert frame.row(0)[-2:] == (7, 8)
 
 

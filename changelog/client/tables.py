@@ -1,0 +1,142 @@
+"""The records of a topic as a table, and as a Polars data frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.changelog.client.consumer import Consumer
+from strandline.changelog.errors import InvalidRequest, MissingDependency
+from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo, TopicPartition
+from strandline.changelog.schema import upgrade
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Offsets = Mapping[int, int] | int
+"""Offsets by partition number, or one offset for all partitions."""
+
+PLACE = {
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("ms", tz="UTC"),
+}
+"""Columns that place a record, and their types."""
+
+
+def topic_table(
+    consumer: Consumer,
+    info: TopicInfo,
+    value: pa.DataType,
+    *,
+    start: Offsets | None = None,
+    end: Offsets | None = None,
+) -> pa.Table:
+    """Return the records of a topic, ordered by partition and offset.
+
+    Columns: those of `PLACE`, key (binary), value, and headers if any record has some.
+
+    Args:
+        consumer: Reads the records; its isolation decides which ones.
+        info: Description of the topic.
+        value: Type of the value column, to which batches of an earlier schema are upgraded.
+        start: First offset; by default the log start.
+        end: End offset (exclusive); by default, and at most, the present end.
+
+    Raises:
+        InvalidRequest: `start` or `end` names a partition that does not exist.
+    """
+    partitions = [TopicPartition(info.name, n) for n in range(info.partitions)]
+    starts = _bounds(start, consumer.beginning_offsets(partitions))
+    ends = _bounds(end, consumer.end_offsets(partitions), limit=True)
+    schema = pa.schema({**PLACE, "key": pa.binary(), "value": value})
+    tables = [
+        _table(batch, schema)
+        for tp in partitions
+        if starts[tp] < ends[tp]
+        for batch in _batches(consumer, tp, starts[tp], ends[tp])
+    ]
+    return pa.concat_tables([schema.empty_table(), *tables], promote_options="default")
+
+
+def record_frame(table: pa.Table, *, has_fields: bool, tombstones: bool) -> pl.DataFrame:
+    """Return a table of records as a Polars data frame.
+
+    Args:
+        table: Records, with at least the columns of `PLACE`, key and value.
+        has_fields: True if the value is a struct: its fields become columns, called `value_<name>`
+            if another column has that name.
+        tombstones: False: leave out tombstones. True: a column `tombstone` marks them.
+
+    Raises:
+        MissingDependency: Polars is not installed.
+    """
+    try:
+        import polars as pl
+    except ImportError as error:
+        raise MissingDependency("to_polars() needs polars: pip install polars") from error
+    if tombstones:
+        at = table.schema.get_field_index("value")
+        table = table.add_column(at, "tombstone", table["value"].is_null())
+    else:
+        table = table.filter(table["value"].is_valid())
+    frame = pl.from_arrow(_flattened(table) if has_fields else table)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def _bounds(
+    given: Offsets | None, whole: Mapping[TopicPartition, int], *, limit: bool = False
+) -> dict[TopicPartition, int]:
+    """Return an offset for each partition: the one given, but not outside the log."""
+    if isinstance(given, int):
+        given = {tp.partition: given for tp in whole}
+    given = given or {}
+    unknown = set(given) - {tp.partition for tp in whole}
+    if unknown:
+        raise InvalidRequest(f"offsets are given for partitions {sorted(unknown)}, which are none")
+    pick = min if limit else max
+    return {tp: pick(given.get(tp.partition, edge), edge) for tp, edge in whole.items()}
+
+
+def _batches(consumer: Consumer, tp: TopicPartition, start: int, end: int) -> Iterator[Batch]:
+    consumer.assign([tp])
+    consumer.seek(tp, start)
+    while consumer.position(tp) < end:
+        for batch in consumer.poll():
+            yield batch if batch.last_offset < end else _before(batch, end)
+
+
+def _before(batch: Batch, end: int) -> Batch:
+    count = pc.sum(pc.less(batch.offsets, end)).as_py()
+    return batch.slice(0, count)
+
+
+def _table(batch: Batch, schema: pa.Schema) -> pa.Table:
+    columns = upgrade(batch.columns, schema.field("value").type)
+    arrays = [
+        pa.repeat(pa.scalar(batch.partition, PLACE["partition"]), len(batch)),
+        batch.offsets,
+        pc.cast(columns.column("timestamp"), PLACE["timestamp"]),
+        columns.column("key"),
+        columns.column("value"),
+    ]
+    if columns.num_columns > 3:
+        schema = schema.append(pa.field("headers", HEADERS_TYPE))
+        arrays.append(columns.column("headers"))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _flattened(table: pa.Table) -> pa.Table:
+    """Replace the struct column `value` by one column for each of its fields."""
+    at = table.schema.get_field_index("value")
+    fields, values = table.schema.field(at).type, table.column(at).flatten()
+    rest = table.remove_column(at)
+    taken = set(rest.schema.names)
+    for field, array in zip(fields, values, strict=True):
+        name = f"value_{field.name}" if field.name in taken else field.name
+        rest = rest.append_column(name, array)
+    return rest
