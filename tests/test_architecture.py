@@ -100,6 +100,10 @@ EDGES = {
 MAX_MODULE_LINES = 450
 MAX_CLASS_LINES = 300
 """Lines of code: docstrings, comments and empty lines are not counted."""
+MAX_PARAMETERS = 7
+"""Parameters of a constructor."""
+CONFIGURED_BY_USERS = {"App", "Consumer", "Producer"}
+"""Classes whose options are keyword arguments, each with a default, that users write."""
 
 
 def imported(module: Path) -> Iterator[str]:
@@ -274,6 +278,27 @@ def test_modules_and_classes_stay_small_enough_to_read() -> None:
     assert offenders(too_large) == {}
 
 
+def long_constructors(module: Path) -> set[str]:
+    """Return the classes whose constructor has more than MAX_PARAMETERS parameters."""
+    return {
+        node.name
+        for node in ast.walk(ast.parse((ROOT / module).read_text()))
+        if isinstance(node, ast.ClassDef) and node.name not in CONFIGURED_BY_USERS
+        for method in node.body
+        if isinstance(method, ast.FunctionDef) and method.name == "__init__"
+        if parameters(method.args) > MAX_PARAMETERS
+    }
+
+
+def parameters(of: ast.arguments) -> int:
+    """Return the number of parameters besides `self`."""
+    return len(of.posonlyargs) + len(of.args) + len(of.kwonlyargs) - 1
+
+
+def test_values_that_travel_together_are_one_parameter() -> None:
+    assert offenders(long_constructors) == {}
+
+
 DOCUMENTED = (
     "changelog",
     "statestore",
@@ -360,6 +385,11 @@ def test_the_rules_can_be_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert too_large(Path("changelog/bad.py")) == {"Large"}
     (tmp_path / "changelog/bad.py").write_text("x = 1\n" * 451)
     assert too_large(Path("changelog/bad.py")) == {"bad.py"}
+    (tmp_path / "changelog/bad.py").write_text(
+        "class Good:\n    def __init__(self, a, b, c, /, d, *, e, f, g): ...\n\n\n"
+        "class Long:\n    def __init__(self, a, b, c, /, d, *, e, f, g, h): ...\n"
+    )
+    assert long_constructors(Path("changelog/bad.py")) == {"Long"}
     (tmp_path / "changelog/bad.py").write_text(
         '"""Number of keys."""\n\n\nclass Good:\n    """A reader of a log."""\n\n\n'
         'def bad():\n    """What\'s left of it."""\n\n\nLIMIT = 1\n"""Of a segment."""\n\n\n'

@@ -22,13 +22,18 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Self, get_args
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.cursor import FetchCursor
-from strandline.changelog.client.group_subscription import GroupSubscription, Listener
+from strandline.changelog.client.group_subscription import (
+    GroupOptions,
+    GroupSubscription,
+    Listener,
+    RebalanceListener,
+    no_listener,
+)
 from strandline.changelog.client.offset_reset import OffsetReset, StartingOffsets
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.errors import (
@@ -131,15 +136,8 @@ class Consumer:
         self._turn: deque[TopicPartition] = deque()
         """Assigned partitions, in the order in which they are read next."""
         self._subscribed: list[str] = []
-        self._join = partial(
-            GroupSubscription,
-            broker,
-            group or "",
-            clock=self._clock,
-            session_timeout_ms=session_timeout_ms,
-            max_poll_interval_ms=max_poll_interval_ms,
-            instance=instance,
-            assignor=assignor,
+        self._options = GroupOptions(
+            group or "", session_timeout_ms, max_poll_interval_ms, instance, assignor
         )
         self._subscription: GroupSubscription | None = None
         """Membership in the group, once the consumer has subscribed with a group."""
@@ -195,8 +193,14 @@ class Consumer:
             self._assign(self._partitions_of_subscribed())
         else:
             self._assign([])
-            lost = on_lost or on_revoked
-            self._subscription = self._join(self._subscribed, on_assigned, on_revoked, lost)
+            listener = RebalanceListener(
+                on_assigned or no_listener,
+                on_revoked or no_listener,
+                on_lost or on_revoked or no_listener,
+            )
+            self._subscription = GroupSubscription(
+                self._broker, self._options, self._subscribed, listener, self._clock
+            )
 
     @property
     def member(self) -> GroupMember:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.membership import Membership, Partitions, program, rebalance
@@ -12,7 +14,27 @@ from strandline.changelog.groups import Assignor, GroupMember, Subscription
 from strandline.changelog.records import TopicPartition
 
 Listener = Callable[[list[TopicPartition]], None]
+"""Called with the partitions that a rebalance adds or takes away."""
 Assign = Callable[[Collection[TopicPartition]], None]
+
+
+@dataclass(frozen=True)
+class GroupOptions:
+    """A consumer's group, and how it is a member of it."""
+
+    group: str
+    session_timeout_ms: int
+    max_poll_interval_ms: int
+    instance: str | None
+    assignor: Assignor
+
+
+class RebalanceListener(NamedTuple):
+    """Functions to be called during rebalances, as Kafka's ConsumerRebalanceListener."""
+
+    on_assigned: Listener
+    on_revoked: Listener
+    on_lost: Listener
 
 
 class GroupSubscription:
@@ -21,28 +43,19 @@ class GroupSubscription:
     def __init__(
         self,
         broker: Broker,
-        group: str,
+        options: GroupOptions,
         topics: Sequence[str],
-        on_assigned: Listener | None,
-        on_revoked: Listener | None,
-        on_lost: Listener | None,
-        *,
+        listener: RebalanceListener,
         clock: Clock,
-        session_timeout_ms: int,
-        max_poll_interval_ms: int,
-        instance: str | None,
-        assignor: Assignor,
     ) -> None:
         self._broker = broker
-        self._group = group
+        self._group = options.group
         self._subscription = Subscription(
-            tuple(topics), assignor, session_timeout_ms, program(), instance
+            tuple(topics), options.assignor, options.session_timeout_ms, program(), options.instance
         )
         self._clock = clock
-        self._max_poll_interval_ms = max_poll_interval_ms
-        self._on_assigned = on_assigned or _nothing
-        self._on_revoked = on_revoked or _nothing
-        self._on_lost = on_lost or _nothing
+        self._max_poll_interval_ms = options.max_poll_interval_ms
+        self._listener = listener
         self._membership: Membership | None = None
 
     @property
@@ -61,13 +74,13 @@ class GroupSubscription:
             self._membership = None
             assign([])
             if owned:
-                self._on_lost(list(owned))
+                self._listener.on_lost(list(owned))
             return
         kept = [tp for tp in owned if tp in assigned]
         new = sorted(assigned.difference(kept))
 
         def release(revoked: Partitions) -> bool:
-            self._on_revoked([tp for tp in owned if tp in revoked])
+            self._listener.on_revoked([tp for tp in owned if tp in revoked])
             assign(kept)
             return True
 
@@ -76,7 +89,7 @@ class GroupSubscription:
 
         rebalance(membership, frozenset(owned), assigned, release=release, take=take)
         if new:
-            self._on_assigned(new)
+            self._listener.on_assigned(new)
 
     def leave(self) -> None:
         """Leave the group. A static member only stops its heartbeats, because it may return."""
@@ -100,5 +113,5 @@ _NO_MEMBER_ID = "nobody"
 would count as one from outside the group."""
 
 
-def _nothing(partitions: list[TopicPartition]) -> None:
+def no_listener(partitions: list[TopicPartition]) -> None:
     """Do nothing; the default listener."""

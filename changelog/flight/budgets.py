@@ -89,6 +89,7 @@ class Budgets:
     """All budgets of one listener."""
 
     def __init__(self, limits: ListenerLimits) -> None:
+        self.limits = limits
         self.calls = ClientBudget("calls", limits.max_calls_per_client, limits.max_calls)
         self.requests = ClientBudget(
             "bytes of requests", limits.max_request_bytes_per_client, limits.max_request_bytes

@@ -41,9 +41,8 @@ class Front:
         backend: Path of the gRPC server's Unix socket.
         authenticate: Returns the principal of a token id; None if the token is unknown.
         clients: Registry of authenticated connections.
-        budgets: Limits on their calls and bytes in flight.
+        budgets: Limits of the listener, and the calls and bytes in flight.
         tls: Server-side TLS context; None for unencrypted connections.
-        limits: Limits on connections and timeouts.
         clock: Measures deadlines.
 
     Raises:
@@ -60,7 +59,6 @@ class Front:
         budgets: Budgets,
         *,
         tls: ssl.SSLContext | None,
-        limits: ListenerLimits,
         clock: Clock | None = None,
     ) -> None:
         self._backend = backend
@@ -68,9 +66,9 @@ class Front:
         self._clients = clients
         self._budgets = budgets
         self._tls = tls
-        self._limits = limits
+        self._limits = budgets.limits
         self._clock = clock or SystemClock()
-        _make_room_for_descriptors(limits)
+        _make_room_for_descriptors(self._limits)
         self._listener = _listen(address)
         self.port = int(self._listener.getsockname()[1])
         self._pending: dict[socket.socket, Greeting] = {}

@@ -14,7 +14,7 @@ from strandline.changelog.flight.clients import Authority, Clients
 from strandline.changelog.flight.front import Front
 from strandline.changelog.flight.limits import ListenerLimits
 from strandline.changelog.flight.private import private_socket, remove_private
-from strandline.changelog.flight.server import FlightEndpoint
+from strandline.changelog.flight.server import FlightEndpoint, RemoteClients
 
 REVOKED_WITHIN_S = 0.5
 """Seconds between checks for connections of revoked tokens, whose calls are refused at once."""
@@ -47,8 +47,7 @@ class RemoteEndpoint:
         clock: Clock | None = None,
     ) -> None:
         self.clients = Clients(authority.is_valid)
-        allowed = limits or ListenerLimits()
-        budgets = Budgets(allowed)
+        budgets = Budgets(limits or ListenerLimits())
         self._backend = private_socket("front.sock")
         try:
             self._endpoint = FlightEndpoint(
@@ -56,9 +55,7 @@ class RemoteEndpoint:
                 f"grpc+unix://{self._backend}",
                 token="",
                 clock=clock,
-                clients=self.clients,
-                budgets=budgets,
-                granting=authority.granting,
+                remote=RemoteClients(self.clients, budgets, authority.granting),
             )
         except BaseException:
             remove_private(self._backend)
@@ -71,7 +68,6 @@ class RemoteEndpoint:
                 self.clients,
                 budgets,
                 tls=tls,
-                limits=allowed,
                 clock=clock,
             )
         except BaseException:

@@ -20,6 +20,7 @@ import os
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from pyarrow import flight
@@ -104,6 +105,18 @@ class Locate(Protocol):
     ) -> Located: ...
 
 
+@dataclass(frozen=True)
+class RemoteClients:
+    """Clients that come through a TCP front."""
+
+    clients: Clients
+    """Registry of their authenticated connections."""
+    budgets: Budgets
+    """Limits on the calls and bytes that they have in flight."""
+    granting: Granting
+    """Issues and checks their grants."""
+
+
 class FlightEndpoint:
     """Server that offers `broker` at `location`, a Unix socket ("grpc+unix:///…").
 
@@ -112,11 +125,9 @@ class FlightEndpoint:
     Args:
         broker: The log.
         location: Flight location of the socket, which only this user can access.
-        token: Token of processes of this user; "" if only `clients` may call.
+        token: Token of processes of this user; "" if only `remote` clients may call.
         clock: Measures waiting times.
-        clients: Connections authenticated by a TCP front; None if there is no front.
-        budgets: Limits on the calls and bytes that `clients` have in flight.
-        granting: Issues and checks the grants of `clients`; their calls are refused without it.
+        remote: Clients that come through a TCP front; None if there is no front.
         locate: Returns where records are, for clients that can read the log's files; without it
             every fetch is answered with records.
     """
@@ -128,19 +139,17 @@ class FlightEndpoint:
         *,
         token: str,
         clock: Clock | None = None,
-        clients: Clients | None = None,
-        budgets: Budgets | None = None,
-        granting: Granting | None = None,
+        remote: RemoteClients | None = None,
         locate: Locate | None = None,
     ) -> None:
         self.sessions = Sessions(broker, clock or SystemClock())
         self._service = _Service(
             location=location,
-            middleware={_GATE: _Gate(token, Clients() if clients is None else clients)},
+            middleware={_GATE: _Gate(token, Clients() if remote is None else remote.clients)},
         )
         self._service.bind(broker, self.sessions, clock or SystemClock(), locate)
-        self._service.budgets = budgets or Budgets(ListenerLimits())
-        self._service.granting = granting
+        self._service.budgets = Budgets(ListenerLimits()) if remote is None else remote.budgets
+        self._service.granting = None if remote is None else remote.granting
         self._closing = threading.Lock()
         self._closed = False
         fork.keep_in_child(self, self._service)

@@ -29,6 +29,7 @@ from strandline.framework.cli.reporting import FAILED, INTERRUPTED, debug_option
 from strandline.framework.supervisor.logs import LogFiles
 from strandline.framework.supervisor.metrics import Workers
 from strandline.framework.supervisor.process import WorkerProcess
+from strandline.framework.supervisor.slots import worker_slots
 from strandline.framework.supervisor.supervisor import Outcome, Supervisor, ends
 from strandline.framework.supervisor.view import view_for
 
@@ -66,11 +67,15 @@ def run_workers(
         output.note(
             f"app {needs.app} runs on {where} in {workers} workers; Ctrl-C commits and ends them"
         )
-        outcome = Supervisor(
+        slots = worker_slots(
             workers,
             lambda number: WorkerProcess(
                 [*command, *metrics_options[number]], _environment(number)
             ),
+            clock,
+        )
+        outcome = Supervisor(
+            slots,
             view_for(
                 needs.app,
                 json=json,

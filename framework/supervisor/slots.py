@@ -84,6 +84,11 @@ class WorkerSlot:
         return self.process is None and not self.done and not waits
 
     @property
+    def give_up(self) -> int:
+        """Number of quick deaths in a row after which it is hopeless."""
+        return self._backoff.give_up
+
+    @property
     def is_hopeless(self) -> bool:
         """True if no process runs and the last ones all died soon after their start."""
         return self.process is None and self._deaths >= self._backoff.give_up
@@ -163,6 +168,14 @@ class WorkerSlot:
         if self.process is not None:
             return self._report.state
         return f"starts in {max(0.0, self._again - self._clock.monotonic()):.0f} s"
+
+
+def worker_slots(
+    workers: int, start: Start, clock: Clock, backoff: Backoff | None = None
+) -> list[WorkerSlot]:
+    """Return the slots of so many workers; without `backoff` they have its defaults."""
+    backoff = backoff or Backoff()
+    return [WorkerSlot(number, start, clock, backoff) for number in range(workers)]
 
 
 class RecordRate:

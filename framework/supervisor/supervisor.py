@@ -24,10 +24,9 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from strandline.changelog.clock import Clock
-from strandline.framework.supervisor.backoff import Backoff
 from strandline.framework.supervisor.logs import LogFiles
 from strandline.framework.supervisor.process import LineReader, WorkerProcess
-from strandline.framework.supervisor.slots import Start, WorkerRow, WorkerSlot
+from strandline.framework.supervisor.slots import WorkerRow, WorkerSlot
 from strandline.framework.supervisor.view import SilentView, StatusView
 
 TICK_SECONDS = 0.1
@@ -54,35 +53,30 @@ class Outcome:
 
 
 class Supervisor:
-    """Keeps `workers` processes running.
+    """Keeps the processes of workers running.
 
     Args:
-        workers: Number of workers.
-        start: Starts the process of a worker.
+        slots: Slots of the workers, as `worker_slots` returns them.
         view: Output of lines and status.
         clock: Measures time.
         until_idle: Whether the run is bounded, so that a worker which exits with 0 is done.
         timeout: Seconds after which all workers are stopped; None for no limit.
         logs: Files for the workers' output; None to show it in the view.
-        backoff: Pauses between restarts.
         note: Called at every tick with the status of all workers.
     """
 
     def __init__(
         self,
-        workers: int,
-        start: Start,
+        slots: Sequence[WorkerSlot],
         view: StatusView,
         clock: Clock,
         *,
         until_idle: bool = False,
         timeout: float | None = None,
         logs: LogFiles | None = None,
-        backoff: Backoff | None = None,
         note: Callable[[Sequence[WorkerRow]], None] = lambda _rows: None,
     ) -> None:
-        self._backoff = backoff or Backoff()
-        self._slots = [WorkerSlot(n, start, clock, self._backoff) for n in range(workers)]
+        self._slots = slots
         self._view = view
         self._clock = clock
         self._until_idle = until_idle
@@ -162,7 +156,7 @@ class Supervisor:
         pause = slot.schedule_restart()
         if all(slot.done or slot.is_hopeless for slot in self._slots):
             self._failure = (
-                f"every worker ended {self._backoff.give_up} times in a row or more, each time soon "
+                f"every worker ended {self._slots[0].give_up} times in a row or more, each time soon "
                 f"after its start; the last: {why}"
             )
             self._leaving = True

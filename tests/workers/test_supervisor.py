@@ -36,7 +36,7 @@ from strandline.framework.supervisor.metrics import Workers
 from strandline.framework.supervisor.process import WorkerProcess
 from strandline.framework.supervisor.report import RestoringStatus, WorkerReport
 from strandline.framework.supervisor.reporter import Reporter
-from strandline.framework.supervisor.slots import RecordRate, WorkerRow
+from strandline.framework.supervisor.slots import RecordRate, WorkerRow, worker_slots
 from strandline.framework.supervisor.supervisor import Outcome, Supervisor
 from strandline.framework.supervisor.view import LiveTable, SummaryView
 from tests.metrics.scraping import parsed
@@ -366,18 +366,20 @@ threading.Event().wait()
 """
 
 
-def supervise(*program: str, workers: int = 2, **options: Any) -> tuple[Outcome, list[str]]:
+def supervise(
+    *program: str, workers: int = 2, backoff: Backoff | None = None, **options: Any
+) -> tuple[Outcome, list[str]]:
     """Supervise workers that run a program of these lines."""
     view = Silent()
     command = [sys.executable, "-c", "\n".join(program)]
-    supervisor = Supervisor(
+    clock = SystemClock()
+    slots = worker_slots(
         workers,
         lambda number: WorkerProcess(command, {**os.environ, "NUMBER": str(number)}),
-        view,
-        SystemClock(),
-        **options,
+        clock,
+        backoff,
     )
-    return supervisor.run(SimpleQueue()), view.told
+    return Supervisor(slots, view, clock, **options).run(SimpleQueue()), view.told
 
 
 def test_workers_that_die_at_once_are_restarted_ever_more_slowly_and_then_abandoned() -> None:
@@ -482,19 +484,18 @@ def test_a_second_signal_kills_them_unless_it_comes_with_the_first() -> None:
 
     command = [sys.executable, "-c", DEAF]
     start = partial(WorkerProcess, command, os.environ)
-    outcome = Supervisor(1, lambda _: start(), Pressing(), SystemClock()).run(came)
+    clock = SystemClock()
+    slots = worker_slots(1, lambda _: start(), clock)
+    outcome = Supervisor(slots, Pressing(), clock).run(came)
     assert outcome.killed
     assert shown >= 4, "the first and those within a second are one"
 
 
 def test_a_program_that_cannot_be_started_is_reported() -> None:
-    outcome = Supervisor(
-        1,
-        lambda _: WorkerProcess(["/nowhere/at/all"], {}),
-        Silent(),
-        SystemClock(),
-        backoff=Backoff(first=0.01),
-    ).run(SimpleQueue())
+    clock = SystemClock()
+    start = partial(WorkerProcess, ["/nowhere/at/all"], {})
+    slots = worker_slots(1, lambda _: start(), clock, Backoff(first=0.01))
+    outcome = Supervisor(slots, Silent(), clock).run(SimpleQueue())
     assert "worker 0 cannot be started: No such file or directory" in outcome.failure
 
 
