@@ -96,6 +96,17 @@ class ReplayProgress:
         return self.remaining / self.rate if self.rate else None
 
 
+class TransactionOpen(RequestTimedOut):
+    """An open transaction in a changelog partition keeps the replay from its end."""
+
+    def __init__(self, message: str, partition: TopicPartition, offset: int) -> None:
+        super().__init__(message)
+        self.partition = partition
+        """Partition of the changelog."""
+        self.offset = offset
+        """Offset from which on the transaction is open."""
+
+
 OnProgress = Callable[[ReplayProgress], None]
 """Callback for the progress of a restore. An exception that it raises ends the restore."""
 
@@ -175,7 +186,7 @@ def restore(
     progress: OnProgress | None = None,
     *,
     clock: Clock | None = None,
-    wait: float = TRANSACTION_WAIT_S,
+    wait: float | None = TRANSACTION_WAIT_S,
 ) -> Restored:
     """Replay into `state` everything that is committed in its changelog partition.
 
@@ -187,12 +198,13 @@ def restore(
         partition: Partition of the changelog.
         progress: Callback for the progress.
         clock: Source of time; the system's clock by default.
-        wait: Maximum seconds to wait for open transactions. With 0 the replay ends before the first
+        wait: Maximum seconds to wait for open transactions. None: the replay ends before the first
             open transaction, and the state must only be read.
 
     Raises:
         CorruptLog: The changelog has records that no store has written.
-        RequestTimedOut: The log makes no progress, or a transaction stays open.
+        TransactionOpen: A transaction stays open. The next call continues where this one has come.
+        RequestTimedOut: The log makes no progress.
     """
     clock = clock or SystemClock()
     begun = clock.monotonic()
@@ -206,8 +218,9 @@ def restore(
             fields = {"partition": str(partition), "reason": plan.reason}
             _log.info("the store of %s is rebuilt: %s", partition, plan.reason, extra=fields)
             state.wipe()
-        end = max(log.last_stable_offset, log.committed_end if wait else 0)
-        replay = _Replay(broker, partition, _origin(state, plan, log), end, wait, progress, clock)
+        end = max(log.last_stable_offset, 0 if wait is None else log.committed_end)
+        origin = _origin(state, plan, log)
+        replay = _Replay(broker, partition, origin, end, wait or 0, progress, clock)
         try:
             if replay.position < end:
                 with closing(_prefetched(replay.chunks())) as chunks:
@@ -236,7 +249,7 @@ class Restorable(Protocol):
         changelog: TopicPartition,
         progress: OnProgress | None = ...,
         *,
-        wait: float = ...,
+        wait: float | None = ...,
     ) -> Restored: ...
 
 
@@ -310,7 +323,12 @@ class _Replay:
         """Yield the batches of each chunk, with the position that it reaches."""
         pending: list[Batch] = []
         while self.position < self._end:
-            pending += self._fetch()
+            try:
+                pending += self._fetch()
+            except TransactionOpen:
+                if pending:  # kept, so that the next restore continues after it
+                    yield pending, self.reached
+                raise
             if _is_full(pending):
                 yield pending, self.reached
                 pending = []
@@ -337,24 +355,24 @@ class _Replay:
             else:
                 waited += 1
                 self._log_open_transaction(waited)
-        is_open = "a transaction is open there, or the partition cannot be written after a failure"
-        why = "is the log's owner alive?" if stalled > MAX_STALLED_POLLS else is_open
-        raise RequestTimedOut(
+        what = (
             f"restoring {self._partition} stands still at offset {self.position}, before its "
-            f"end {self._end}; {why}"
+            f"end {self._end}"
+        )
+        if stalled > MAX_STALLED_POLLS:
+            raise RequestTimedOut(f"{what}; is the log's owner alive?")
+        raise TransactionOpen(
+            f"{what}; a transaction is open there, or the partition cannot be written after a "
+            "failure",
+            self._partition,
+            self.position,
         )
 
     def _log_open_transaction(self, waited: int) -> None:
         """Report the progress, and log once that an open transaction delays the restore."""
         self._report(self.position)  # the callback may end the wait by raising
         if waited == LOG_WAIT_AFTER_S:
-            fields = {"partition": str(self._partition), "offset": self.position}
-            _log.warning(
-                "restoring %s waits for a transaction that is open from offset %d on: it is "
-                "aborted when another worker replaces the one that left it, or by its timeout",
-                *(self._partition, self.position),
-                extra=fields,
-            )
+            log_open_transaction(self._partition, self.position)
 
     def _check_history(self, fetched: Fetched) -> None:
         """Raise _Overtaken if the fetched records do not continue the history of the state.
@@ -411,6 +429,16 @@ class _Replay:
             remaining = max(0, self._end - end)
             seconds = self._clock.monotonic() - self._begun
             self._progress(ReplayProgress(self._partition, self.records, remaining, seconds))
+
+
+def log_open_transaction(partition: TopicPartition, offset: int) -> None:
+    """Log that a restore waits for a transaction that is open from `offset` on."""
+    _log.warning(
+        "restoring %s waits for a transaction that is open from offset %d on: it is "
+        "aborted when another worker replaces the one that left it, or by its timeout",
+        *(partition, offset),
+        extra={"partition": str(partition), "offset": offset},
+    )
 
 
 class ArrowColumn(Generic[T]):

@@ -308,7 +308,7 @@ class PartitionStore(TypedStore[K, V]):
         changelog: TopicPartition,
         progress: OnProgress | None = None,
         *,
-        wait: float = TRANSACTION_WAIT_S,
+        wait: float | None = TRANSACTION_WAIT_S,
     ) -> Restored:
         """Replay what is committed in the changelog and missing here; see `statestore.restore`."""
         self.discard()

@@ -71,7 +71,12 @@ class Outage:
             self._pause = FIRST_PAUSE_S
 
 
-def patiently(call: Callable[[], T], ended: Callable[[], bool] = bool) -> T:
+def patiently(
+    call: Callable[[], T],
+    ended: Callable[[], bool] = bool,
+    *,
+    passing: tuple[type[Retriable], ...] = (),
+) -> T:
     """Repeat a call while it raises Retriable, for at most PATIENCE_SECONDS.
 
     The outage is logged after a second, then every minute, and when it is over.
@@ -79,6 +84,7 @@ def patiently(call: Callable[[], T], ended: Callable[[], bool] = bool) -> T:
     Args:
         call: The call to repeat.
         ended: Returns True if the call is not to be repeated any more.
+        passing: Errors after which the call is not repeated.
 
     Returns:
         The result of the call.
@@ -97,7 +103,7 @@ def patiently(call: Callable[[], T], ended: Callable[[], bool] = bool) -> T:
             return result
         except Retriable as error:
             waited = clock.monotonic() - begun
-            if ended() or waited >= PATIENCE_SECONDS:
+            if isinstance(error, passing) or ended() or waited >= PATIENCE_SECONDS:
                 raise
             if waited >= log_at:
                 log_at = waited + REPEAT_SECONDS

@@ -122,7 +122,7 @@ class Standbys:
                 if copy is None:
                     store = self._folders.open_copy(spec, changelog.partition)
                     copy = self._copies[changelog] = StandbyStore(store)
-                restored = copy.store.restore(self._broker, changelog, self._report(), wait=0)
+                restored = copy.store.restore(self._broker, changelog, self._report(), wait=None)
                 copy.offset = restored.position.offset
             except CatchUpInterrupted:
                 return

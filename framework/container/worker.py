@@ -36,7 +36,8 @@ from strandline.framework.container.gauges import WAITING, StableEnds, gauges
 from strandline.framework.container.group_membership import GroupMembership
 from strandline.framework.container.idle import Bound, Completion
 from strandline.framework.container.instance import TaskInstance
-from strandline.framework.container.manager import Partitions, TaskManager, inputs_of
+from strandline.framework.container.manager import TaskManager, inputs_of
+from strandline.framework.container.opening import Partitions
 from strandline.framework.container.outage import Outage, patiently
 from strandline.framework.container.scheduler import SliceScheduler
 from strandline.framework.container.session import WorkerSession

@@ -102,6 +102,32 @@ def test_a_bounded_run_waits_for_restores_without_spinning(
         assert cycles < 200
 
 
+def test_partitions_that_wait_for_a_transaction_hold_no_thread(
+    tmp_path: Path, eventually: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    handled: list[int] = []
+    said: list[RestoreProgress] = []
+
+    def note(record: sl.Record[str, int]) -> None:
+        handled.append(record.partition)
+
+    with held_up(tmp_path, 4, note, restore_threads=1) as (app, let_go):
+        others = {at for at in range(4) if at != 1}
+        running = threading.Thread(target=app.run, kwargs={"progress": said.append}, daemon=True)
+        running.start()
+        eventually(lambda: set(handled) == others, what="the partitions that wait for nothing")
+        eventually(lambda: "waits for a transaction" in caplog.text, what="the warning")
+        assert caplog.text.count("waits for a transaction") == 1
+        assert set(handled) == others
+        let_go()
+        eventually(lambda: len(handled) == len(LETTERS), what="the partition that waited")
+        app.stop()
+        running.join(60)
+        assert not running.is_alive()
+        assert said[-1].done
+        assert app.query(app.declared.stores["seen"]).to_dict() == dict.fromkeys("abcdefgh", 2)
+
+
 @pytest.mark.parametrize("error", [RequestTimedOut, DiskFull])
 def test_partitions_that_fail_together_are_one_failure_and_restored_ones_begin(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch
@@ -111,7 +137,7 @@ def test_partitions_that_fail_together_are_one_failure_and_restored_ones_begin(
     with TestDriver(app) as driver:
         tasks = driver.worker._tasks
         driver.worker._drop()
-        bring_back = tasks._open_and_restore
+        bring_back = tasks._openings._run
 
         def refused(opening: Any) -> Any:
             if opening.partitions == {("words", 7)}:
@@ -119,7 +145,7 @@ def test_partitions_that_fail_together_are_one_failure_and_restored_ones_begin(
             raise error("for a moment")
 
         with monkeypatch.context() as refusing:
-            refusing.setattr(tasks, "_open_and_restore", refused)
+            refusing.setattr(tasks._openings, "_run", refused)
             tasks.open([TopicPartition("words", number) for number in range(12)])
         before = tasks.instances
         with pytest.raises(error):

@@ -91,7 +91,7 @@ def test_a_restored_partition_begins_with_its_init_even_if_others_cannot_be_rest
             def bring_back(_: Any) -> Any:
                 raise RequestTimedOut("no end of it")
 
-            failing.setattr(tasks, "_open_and_restore", bring_back)
+            failing.setattr(tasks._openings, "_run", bring_back)
             tasks.open([TopicPartition("words", 1)])
         driver.settle().run([(key, 1) for key in "abcd"])
         assert sorted(begun) == [0, 1]
@@ -111,7 +111,7 @@ def test_offsets_withheld_by_an_open_transaction_are_requested_until_the_opening
             nonlocal asked
             asked += 1
             # set when the partitions are assigned to others
-            tasks._openings[0].abandoned = asked == 2
+            tasks._openings._openings[0].abandoned = asked == 2
             raise CoordinatorLoading("a transaction is open")
 
         monkeypatch.setattr(driver.owner, "committed", committed)

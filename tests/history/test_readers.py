@@ -199,7 +199,7 @@ def test_a_fetch_that_skips_markers_names_the_epochs_from_its_first_offset(
     """Otherwise a reader would take the epochs of the markers for another history."""
     folder = tmp_path / "log"
     lives_of_markers(folder)
-    owner = Owner(LocalStorage(folder), durability="os")
+    owner = Owner(LocalStorage(folder), durability="os", background=False)
     location = f"grpc+unix://{tmp_path}/s"
     endpoint = FlightEndpoint(owner, location, token=TOKEN, locate=owner.locate)
     target = ConnectionTarget(location, TOKEN, "the log", folder=folder if reads_files else None)

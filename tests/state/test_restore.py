@@ -42,6 +42,7 @@ from strandline.statestore import restore as restore_module
 from strandline.statestore.engines.memory import MemoryEngine
 from strandline.statestore.last_record import LastRecord
 from strandline.statestore.latest import latest_per_key
+from strandline.statestore.restore import TransactionOpen
 from tests.state.kit import Changelog, Meanwhile, columns
 
 SPEC: StoreSpec[str, int] = StoreSpec("s", key=str, value=int)
@@ -238,7 +239,7 @@ def test_a_standby_copy_does_not_wait_for_open_transactions(changelog: Changelog
     left_open(changelog)
     changelog.append([(b"Qa", b"\x02")])
     store = in_memory()
-    store.restore(changelog.owner, changelog.partition, wait=0)
+    store.restore(changelog.owner, changelog.partition, wait=None)
     assert entries(store) == {"a": 1}
 
 
@@ -249,6 +250,25 @@ def test_a_transaction_that_never_ends_is_not_waited_for_for_ever(
     changelog.append([(b"Qa", b"\x02")])
     with pytest.raises(RequestTimedOut, match="a transaction is open there"):
         in_memory().restore(changelog.owner, changelog.partition, wait=5)
+
+
+def test_a_restore_that_meets_an_open_transaction_continues_later(
+    changelog: Changelog,
+) -> None:
+    changelog.append([(b"Qa", b"\x01"), (b"Qb", b"\x01")])
+    dead = left_open(changelog)
+    changelog.append([(b"Qa", b"\x02")])
+    store, seen = in_memory(), list[ReplayProgress]()
+    for _ in range(2):
+        with pytest.raises(TransactionOpen, match="a transaction is open there") as met:
+            store.restore(changelog.owner, changelog.partition, seen.append, wait=0)
+        assert (met.value.partition, met.value.offset) == (changelog.partition, 3)
+        assert entries(store) == {"a": 1, "b": 1}
+    assert max(progress.records for progress in seen) == 2
+    changelog.owner.end_transaction(dead, commit=False)
+    restored = store.restore(changelog.owner, changelog.partition, wait=0)
+    assert (restored.plan.action, restored.plan.start, restored.records) == ("resume", 3, 1)
+    assert entries(store) == {"a": 2, "b": 1}
 
 
 def test_a_plain_batch_after_an_open_transaction_counts_as_committed(changelog: Changelog) -> None:
