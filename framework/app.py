@@ -29,6 +29,7 @@ from strandline.framework.store import Store, StoreSettings
 from strandline.framework.task import OnError, TaskSpec, check_stores
 from strandline.framework.topic import Topic
 from strandline.statestore.aggregates import Aggregate, Aggregates
+from strandline.statestore.memory import DEFAULT_MEMORY_BYTES
 from strandline.statestore.serdes import Serde
 from strandline.statestore.spec import UNSET, StoreSpec
 
@@ -94,6 +95,9 @@ class App:
         standby_replicas: Number of other workers that keep a copy of each partition's stores. They
             are the first to take the partition over, and replay only the end of its changelog. The
             default is 0, because each copy costs disk space and reads.
+        memory: Bytes of memory that stores, pending records and RocksDB's caches use, in each
+            process that runs the app. The default is 1 GiB; at least 64 MiB. Above it, commits and
+            checkpoints come earlier, and fewer values are kept in memory.
         application_server: Address at which this worker answers queries from other machines:
             "host:port" on this machine, or "tcp://…" and "tls://…?certificate=…&key=…" beyond it.
             By default only processes of this machine can query it.
@@ -123,6 +127,7 @@ class App:
         session_timeout_ms: int = 10_000,
         max_poll_interval_ms: int = 300_000,
         standby_replicas: int = 0,
+        memory: int = DEFAULT_MEMORY_BYTES,
         application_server: str | None = None,
         state_dir: str | os.PathLike[str] | None = None,
         durability: Durability = "fsync",
@@ -130,23 +135,20 @@ class App:
         clock: Clock | None = None,
     ) -> None:
         self.declared = Declarations(name)
-        settings = AppSettings(
-            Options(
-                processing_guarantee=processing_guarantee,
-                commit_interval_ms=commit_interval_ms,
-                commit_records=commit_records,
-                transaction_timeout_ms=transaction_timeout_ms,
-                session_timeout_ms=session_timeout_ms,
-                max_poll_interval_ms=max_poll_interval_ms,
-                standby_replicas=standby_replicas,
-                application_server=application_server,
-                instance=os.environ.get("STRANDLINE_INSTANCE") or None,
-            ),
-            clock or SystemClock(),
-            registry_of(os.environ.get("STRANDLINE_SCHEMA_REGISTRY") or registry),
-            state_dir,
-            durability,
+        options = Options(
+            processing_guarantee=processing_guarantee,
+            commit_interval_ms=commit_interval_ms,
+            commit_records=commit_records,
+            transaction_timeout_ms=transaction_timeout_ms,
+            session_timeout_ms=session_timeout_ms,
+            max_poll_interval_ms=max_poll_interval_ms,
+            standby_replicas=standby_replicas,
+            memory=memory,
+            application_server=application_server,
+            instance=os.environ.get("STRANDLINE_INSTANCE") or None,
         )
+        schemas = registry_of(os.environ.get("STRANDLINE_SCHEMA_REGISTRY") or registry)
+        settings = AppSettings(options, clock or SystemClock(), schemas, state_dir, durability)
         where = os.environ.get("STRANDLINE_LOG") or (DEFAULT_LOG if log is None else log)
         self.session = Session(name, where, settings, self.declared.prepare)
         self.runner = Runner(self.session, self.declared)

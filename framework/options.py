@@ -7,7 +7,8 @@ from typing import Literal
 
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.groups import MAX_STANDBY_REPLICAS
-from strandline.changelog.settings import INT_MAX, check_number
+from strandline.changelog.settings import INT_MAX, LONG_MAX, check_number
+from strandline.statestore.memory import DEFAULT_MEMORY_BYTES, MIN_MEMORY_BYTES
 
 Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
 Until = Literal["idle", "end"]
@@ -42,6 +43,8 @@ class Options:
     instance: str | None = None
     """Name of a static member (KIP-345). Its partitions wait for its return for a session timeout.
     """
+    memory: int = DEFAULT_MEMORY_BYTES
+    """Bytes of memory for the stores and records of a process; see `statestore.memory`."""
     application_server: str | None = None
     """Address for queries from other machines; see `App`."""
 
@@ -56,6 +59,7 @@ class Options:
             check_number(name, getattr(self, name), 1)
         for name in ("commit_records", "fetch_bytes", "restore_threads"):
             check_number(name, getattr(self, name), 1, INT_MAX)
+        check_number("memory", self.memory, MIN_MEMORY_BYTES, LONG_MAX)
         if not 0 <= self.standby_replicas <= MAX_STANDBY_REPLICAS:
             raise InvalidConfig(
                 f"standby_replicas is 0 to {MAX_STANDBY_REPLICAS}, got {self.standby_replicas!r}"

@@ -21,7 +21,7 @@ ENTRY_BYTES = 150
 class KeyCache:
     """Maps key objects to values in the form in which the store holds them, or to deletions."""
 
-    __slots__ = ("_counted", "_half", "_old", "_old_mean", "_young_bytes", "young")
+    __slots__ = ("_counted", "_half", "_old", "_old_mean", "_young_bytes", "additions", "young")
 
     def __init__(self, limit_bytes: int) -> None:
         self.young: dict[Any, Any] = {}
@@ -31,6 +31,26 @@ class KeyCache:
         self._young_bytes = 0
         self._counted = 0
         self._old_mean = 0
+        self.additions = 0
+        """Number of values added or moved to the young generation so far, except by `finalize`."""
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate bytes of both generations."""
+        return self._young_bytes + self._old_mean * len(self._old)
+
+    def limit(self, limit_bytes: int) -> None:
+        """Change the limit; `age` and `drop_old` drop what exceeds it."""
+        self._half = limit_bytes // 2
+
+    @property
+    def is_old_too_large(self) -> bool:
+        """True if the old generation alone exceeds the limit, which has become smaller."""
+        return self._old_mean * len(self._old) > 2 * self._half
+
+    def drop_old(self) -> None:
+        """Drop the old generation."""
+        self._old = {}
 
     @property
     def is_full(self) -> bool:
@@ -87,3 +107,4 @@ class KeyCache:
         self.young[key] = held
         self._young_bytes += nbytes
         self._counted += 1
+        self.additions += 1

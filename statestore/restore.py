@@ -31,7 +31,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -44,13 +44,11 @@ from strandline.statestore.changelogged import Changelogged, SortedChanges
 from strandline.statestore.engine import StorePosition
 from strandline.statestore.last_record import LastRecord, last_record
 from strandline.statestore.latest import latest_per_key
+from strandline.statestore.memory import MAX_CHUNK_BYTES
 
 T = TypeVar("T")
 
 _log = logging.getLogger("strandline")
-
-CHUNK_BYTES = 64 << 20
-"""Bytes of keys and values in a chunk. Three chunks are in memory at a time."""
 
 CHUNK_RECORDS = 500_000
 """Maximum number of records in a chunk."""
@@ -187,6 +185,7 @@ def restore(
     *,
     clock: Clock | None = None,
     wait: float | None = TRANSACTION_WAIT_S,
+    chunk_bytes: int = MAX_CHUNK_BYTES,
 ) -> Restored:
     """Replay into `state` everything that is committed in its changelog partition.
 
@@ -200,6 +199,7 @@ def restore(
         clock: Source of time; the system's clock by default.
         wait: Maximum seconds to wait for open transactions. None: the replay ends before the first
             open transaction, and the state must only be read.
+        chunk_bytes: Bytes of keys and values in a chunk. Three chunks are in memory at a time.
 
     Raises:
         CorruptLog: The changelog has records that no store has written.
@@ -220,7 +220,8 @@ def restore(
             state.wipe()
         end = max(log.last_stable_offset, 0 if wait is None else log.committed_end)
         origin = _origin(state, plan, log)
-        replay = _Replay(broker, partition, origin, end, wait or 0, progress, clock)
+        bounds = _Bounds(end, wait or 0, chunk_bytes)
+        replay = _Replay(broker, partition, origin, bounds, progress, clock)
         try:
             if replay.position < end:
                 with closing(_prefetched(replay.chunks())) as chunks:
@@ -274,6 +275,16 @@ def restore_all(
         return [future.result() for future in running]
 
 
+class _Bounds(NamedTuple):
+    """Bounds of a replay."""
+
+    end: int
+    """End offset (exclusive)."""
+    wait: float
+    """Maximum seconds to wait for open transactions."""
+    chunk_bytes: int
+
+
 class _Overtaken(Exception):
     """The records read cannot be kept, for the reason in the message; the restore starts over."""
 
@@ -290,16 +301,16 @@ class _Replay:
         broker: Broker,
         partition: TopicPartition,
         origin: StorePosition,
-        end: int,
-        wait: float,
+        bounds: _Bounds,
         progress: OnProgress | None,
         clock: Clock,
     ) -> None:
         self._broker = broker
         self._partition = partition
         self._origin = origin
-        self._end = end
-        self._wait = wait
+        self._end = bounds.end
+        self._wait = bounds.wait
+        self._chunk_bytes = bounds.chunk_bytes
         self._progress = progress
         self._clock = clock
         self._begun = clock.monotonic()
@@ -329,7 +340,7 @@ class _Replay:
                 if pending:  # kept, so that the next restore continues after it
                     yield pending, self.reached
                 raise
-            if _is_full(pending):
+            if _is_full(pending, self._chunk_bytes):
                 yield pending, self.reached
                 pending = []
         if pending:
@@ -480,9 +491,9 @@ def _column(batches: list[Batch], name: str) -> pa.Array:
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
-def _is_full(batches: list[Batch]) -> bool:
+def _is_full(batches: list[Batch], chunk_bytes: int) -> bool:
     records = sum(map(len, batches))
-    return records >= CHUNK_RECORDS or sum(b.columns.nbytes for b in batches) >= CHUNK_BYTES
+    return records >= CHUNK_RECORDS or sum(b.columns.nbytes for b in batches) >= chunk_bytes
 
 
 def _origin(state: Changelogged, plan: RestorePlan, log: PartitionOffsets) -> StorePosition:

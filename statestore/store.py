@@ -42,6 +42,7 @@ from strandline.statestore.engines.memory import MemoryEngine
 from strandline.statestore.expiry import Sweeper
 from strandline.statestore.keys import Never
 from strandline.statestore.layers import Change
+from strandline.statestore.memory import IN_USE_S, MemoryBudget, StoreShare
 from strandline.statestore.reader import CommittedReader
 from strandline.statestore.restore import TRANSACTION_WAIT_S, OnProgress, Restored, restore
 from strandline.statestore.spec import StoreSpec
@@ -63,6 +64,7 @@ def open_store(
     engine: Engine | None = None,
     counters: StoreCounters | None = None,
     expiry: Expiry | None = None,
+    memory: MemoryBudget | None = None,
 ) -> PartitionStore[K, V]:
     """Open one partition of a store.
 
@@ -76,6 +78,7 @@ def open_store(
         counters: Counters shared by the partitions of the store.
         expiry: Where stored values carry an expiry, as recorded in the log
             (`statestore.declaration`).
+        memory: Budget that the store shares with others; by default it has one of its own.
 
     Raises:
         FutureFormat: A newer version has written the files.
@@ -93,6 +96,7 @@ def open_store(
         KeyCache(spec.limits.cache_bytes),
         Changelogged(engine or _engine(spec, folder, lock_timeout, clock), counters),
         clock,
+        memory or MemoryBudget(),
     )
 
 
@@ -118,7 +122,11 @@ class PartitionStore(TypedStore[K, V]):
         "_clock",
         "_committed",
         "_drained",
+        "_in_use_until",
         "_last_checkpoint",
+        "_memory",
+        "_seen_activity",
+        "_share",
         "_sweeper",
         "revision",
     )
@@ -129,6 +137,7 @@ class PartitionStore(TypedStore[K, V]):
         cache: KeyCache,
         committed: Changelogged,
         clock: Clock,
+        memory: MemoryBudget,
     ) -> None:
         super().__init__(types, cache.young, Lookups(committed.counters))
         ttl_ms = types.spec.ttl_ms
@@ -138,6 +147,10 @@ class PartitionStore(TypedStore[K, V]):
         self._sweeper = Sweeper(committed, types.values, ttl_ms) if ttl_ms else None
         self._drained: ChangelogBatch | None = None
         self._last_checkpoint = clock.monotonic()
+        self._memory = memory
+        self._share = memory.share(1)
+        self._seen_activity: tuple[StorePosition | None, int] = (None, 0)
+        self._in_use_until = 0.0
         self.revision = 0
         """Number of steps whose changes were added by `absorb`."""
 
@@ -272,10 +285,11 @@ class PartitionStore(TypedStore[K, V]):
         waited_ms = (self._clock.monotonic() - self._last_checkpoint) * 1000
         if waited_ms >= limits.checkpoint_interval_ms:
             return True
-        if self._committed.pending_bytes > limits.overlay_bytes:
+        most = min(limits.overlay_bytes, self._share.overlay_bytes)
+        if self._committed.pending_bytes > most:
             # Folding keeps only the last value of each key, which may be enough.
             self._committed.fold()
-        return self._committed.pending_bytes > limits.overlay_bytes
+        return self._committed.pending_bytes > most
 
     def checkpoint(self) -> int:
         """Move committed changes to the engine; return the number of keys.
@@ -286,6 +300,40 @@ class PartitionStore(TypedStore[K, V]):
         moved = self._committed.checkpoint()
         self._last_checkpoint = self._clock.monotonic()
         return moved
+
+    # Memory (see `statestore.memory`) ---------------------------------------------------
+
+    @property
+    def cached_bytes(self) -> int:
+        """Approximate bytes of the values in the cache."""
+        return self._cache.nbytes
+
+    @property
+    def pending_bytes(self) -> int:
+        """Approximate bytes of committed changes that are not checkpointed."""
+        return self._committed.pending_bytes
+
+    def is_in_use(self, now: float) -> bool:
+        """Return True if something was committed or read from the engine within `IN_USE_S`."""
+        activity = (self.position, self._cache.additions)
+        if activity != self._seen_activity:
+            self._seen_activity = activity
+            self._in_use_until = now + IN_USE_S
+        return now < self._in_use_until
+
+    def limit(self, share: StoreShare) -> None:
+        """Keep to this share of the process's memory, and to the limits of the declaration."""
+        self._share = share
+        self._cache.limit(min(self.spec.limits.cache_bytes, share.cache_bytes))
+        self._age()
+        if self._cache.is_old_too_large:
+            self._committed.fold()  # as in `_age`
+            self._cache.drop_old()
+
+    def shrink(self) -> None:
+        """Drop the cache, unless there are uncommitted changes."""
+        if not self.changed and self._cache.nbytes:
+            self._clear_cache()
 
     def sizes(self) -> StoreSizes:
         """Return the sizes of the store. Thread-safe. Raises the engine's errors."""
@@ -315,7 +363,12 @@ class PartitionStore(TypedStore[K, V]):
         self._clear_cache()
         if self._sweeper is not None:
             self._sweeper.start_over()
-        return restore(self._committed, broker, changelog, progress, clock=self._clock, wait=wait)
+        return restore(
+            *(self._committed, broker, changelog, progress),
+            clock=self._clock,
+            wait=wait,
+            chunk_bytes=self._memory.chunk_bytes,
+        )
 
     def close(self) -> None:
         """Close the engine and end open scans; uncommitted changes are lost."""

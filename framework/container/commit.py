@@ -15,7 +15,7 @@ was replaced, and a crash repeats or loses whole commits rather than parts of on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from strandline.changelog.client.asking_again import commit_until_known
@@ -177,9 +177,8 @@ def _changelog(work: Committing, instance: TaskInstance, store: AnyStore) -> Top
     return TopicPartition(store.spec.changelog_topic(work.member.group), instance.partition)
 
 
-def checkpoint_if_due(instances: Sequence[TaskInstance]) -> None:
+def checkpoint_if_due(stores: Iterable[AnyStore]) -> None:
     """Do step 8: checkpoint the stores that have enough committed changes or waited long enough."""
-    for instance in instances:
-        for store in instance.all_stores:
-            if store.needs_checkpoint:
-                store.checkpoint()
+    for store in stores:
+        if store.needs_checkpoint:
+            store.checkpoint()

@@ -5,9 +5,6 @@ from __future__ import annotations
 from strandline.changelog.clock import Clock
 from strandline.framework.options import Options
 
-MAX_OUTBOX_BYTES = 64 << 20
-"""Approximate bytes of records sent since the last commit, above which a worker commits early."""
-
 
 class CommitSchedule:
     """Time and records until the next commit of a worker. Used by the worker's thread only."""

@@ -63,7 +63,9 @@ class Feeder:
     def _fetch(
         self, positions: Mapping[TopicPartition, int], wait: float
     ) -> Mapping[TopicPartition, Fetched]:
-        return self._broker.fetch(positions, max_bytes=self._options.fetch_bytes, timeout=wait)
+        count = len(self._tasks.instances)
+        size = self._tasks.memory.fetch_bytes(count, self._options.fetch_bytes)
+        return self._broker.fetch(positions, max_bytes=size, timeout=wait)
 
     def _pause(self, seconds: float) -> None:
         """Wait up to `seconds` for restores to end, or just wait if none is under way."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from strandline.changelog.clock import Clock
 from strandline.statestore.counters import StoreCounters
+from strandline.statestore.memory import MemoryBudget
 from strandline.statestore.spec import AnySpec
 from strandline.statestore.store import AnyStore, open_store
 from strandline.statestore.values import Expiry
@@ -20,6 +21,8 @@ class StoreFolders:
     clock: Clock
     counters: dict[str, StoreCounters] = field(default_factory=dict, compare=False, kw_only=True)
     """Counters by store name, shared by all its partitions opened here except standby copies."""
+    memory: MemoryBudget = field(default_factory=MemoryBudget, compare=False, kw_only=True)
+    """Memory of all stores opened here."""
 
     def open(
         self,
@@ -43,10 +46,10 @@ class StoreFolders:
             FutureFormat: The files were written by a newer version.
         """
         counters = self.counters.setdefault(spec.name, StoreCounters())
-        if self.root is None:
-            memory = replace(spec, engine="memory")
-            return open_store(memory, clock=self.clock, counters=counters, expiry=expiry)
-        folder = self.root / spec.name / str(partition)
+        folder = None
+        if self.root is not None and spec.engine != "memory":
+            folder = self.root / spec.name / str(partition)
+            self.memory.share_engines()
         return open_store(
             spec,
             folder,
@@ -54,13 +57,14 @@ class StoreFolders:
             lock_timeout=lock_timeout,
             counters=counters,
             expiry=expiry,
+            memory=self.memory,
         )
 
     def open_copy(self, spec: AnySpec, partition: int) -> AnyStore:
         """Open a standby copy of a store partition in a folder beside the store's own."""
         if self.root is None:
-            return open_store(replace(spec, engine="memory"), clock=self.clock)
+            return open_store(replace(spec, engine="memory"), clock=self.clock, memory=self.memory)
         from strandline.statestore.engines.folders import open_beside
 
         engine = open_beside(self.root / spec.name / str(partition), self.clock)
-        return open_store(spec, clock=self.clock, engine=engine)
+        return open_store(spec, clock=self.clock, engine=engine, memory=self.memory)

@@ -141,9 +141,10 @@ class TaskInstance:
         """True if a store has so many uncommitted changes that it asks for a commit."""
         return any(store.needs_commit for store in self.all_stores)
 
-    def outbox_bytes(self) -> int:
-        """Return the approximate bytes of the records sent since the last commit."""
-        return sum([box.measure() for box in self.outboxes.values()])
+    def uncommitted_bytes(self) -> int:
+        """Return the approximate bytes of changes and of records sent since the last commit."""
+        sent = sum([box.measure() for box in self.outboxes.values()])
+        return sent + sum([store.uncommitted_bytes for store in self.all_stores])
 
     @property
     def has_input(self) -> bool:

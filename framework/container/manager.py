@@ -87,6 +87,8 @@ class TaskManager:
         """Counters of the worker and its tasks."""
         self.trial = Trial()
         """Limits how many steps the next commit may cover."""
+        self.memory = folders.memory
+        """Memory of the stores and of records."""
         self.loop = EventLoop()
         """Event loop in which async handlers run."""
         self._queries = queries

@@ -39,6 +39,7 @@ from strandline.framework.options import UNTIL, Options, Until
 from strandline.framework.querying.endpoint import QueryEndpoint
 from strandline.framework.session import Session
 from strandline.framework.store_declarations import StoreDeclarations
+from strandline.statestore.memory import MemoryBudget
 
 T = TypeVar("T")
 
@@ -154,7 +155,8 @@ def worker_for(
 ) -> Worker:
     """Return a worker for all tasks of the app, which is not started. Raises InvalidConfig."""
     declared.check_tasks()
-    broker, folders = session.broker(), StoreFolders(session.state_folder(), session.clock)
+    broker, memory = session.broker(), MemoryBudget(session.options.memory)
+    folders = StoreFolders(session.state_folder(), session.clock, memory=memory)
     queries = QueryEndpoint(
         *(session.folder(), session.options.application_server, token_of()),
         encrypted=session.is_encrypted(),

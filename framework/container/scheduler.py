@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from strandline.changelog.clock import Clock
 from strandline.framework.container.async_instance import AsyncInstance
 from strandline.framework.container.async_slice import AsyncSlice
-from strandline.framework.container.commit_schedule import MAX_OUTBOX_BYTES
 from strandline.framework.container.event_loop import EventLoop
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.slice_guard import SliceGuard
@@ -28,15 +27,25 @@ from strandline.framework.container.slices import (
 )
 from strandline.framework.container.steps import Steps
 from strandline.framework.trial import Trial
+from strandline.statestore.memory import MemoryBudget
 
 
 class SliceScheduler:
     """Runs the instances of one worker. Not thread-safe, except for `stop`."""
 
-    def __init__(self, trial: Trial, loop: EventLoop, clock: Clock, *, guarded: bool) -> None:
+    def __init__(
+        self,
+        trial: Trial,
+        loop: EventLoop,
+        clock: Clock,
+        memory: MemoryBudget,
+        *,
+        guarded: bool,
+    ) -> None:
         self._trial = trial
         self._loop = loop
         self._clock = clock
+        self._memory = memory
         self._slice = FIRST_SLICE_RECORDS
         self._count = 0
         self._running: Sequence[TaskInstance] = ()
@@ -125,14 +134,14 @@ class SliceScheduler:
         self, ready: Sequence[TaskInstance], is_time: Callable[[], bool]
     ) -> Iterator[TaskInstance]:
         """Yield the instances, the longest waiting first; end when a commit is due."""
-        sent = 0
+        uncommitted = 0
         for instance in self._while_allowed(sorted(ready, key=lambda instance: instance.turn)):
             yield instance
             self._count += 1
             instance.turn = self._count
             # Only this instance has changed since the last check, so only it is asked.
-            sent += instance.outbox_bytes()
-            if is_time() or instance.needs_commit or sent > MAX_OUTBOX_BYTES:
+            uncommitted += instance.uncommitted_bytes()
+            if is_time() or instance.needs_commit or uncommitted > self._memory.uncommitted_bytes:
                 break
 
     @property

@@ -29,7 +29,7 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.metrics import MetricReading
 from strandline.framework.container.commit import checkpoint_if_due, offsets_of
-from strandline.framework.container.commit_schedule import MAX_OUTBOX_BYTES, CommitSchedule
+from strandline.framework.container.commit_schedule import CommitSchedule
 from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.feeder import Feeder
 from strandline.framework.container.gauges import WAITING, StableEnds, gauges
@@ -68,7 +68,9 @@ class Worker:
         self._session = session
         self._told: tuple[GroupMembership, Partitions, Partitions] | None = None
         """Membership, its assignment and its standbys as the last cycle has seen them."""
-        self._turns = SliceScheduler(tasks.trial, tasks.loop, clock, guarded=tasks.in_background)
+        self._turns = SliceScheduler(
+            *(tasks.trial, tasks.loop, clock, tasks.memory), guarded=tasks.in_background
+        )
         self._outage = Outage(clock)
         self._ends = StableEnds(context.broker, clock)
         self._intact = False
@@ -151,7 +153,9 @@ class Worker:
         # An engine whose write failed refuses all further writes until it is reopened. So if the
         # checkpoint raises, the flag stays False and the stores are dropped instead of rewound.
         self._intact = False
-        checkpoint_if_due(self.instances)
+        stores = [store for instance in self.instances for store in instance.all_stores]
+        self._tasks.memory.divide(stores, self._clock.monotonic())
+        checkpoint_if_due(stores)
         self._intact = True
 
     def checkpoint_all(self) -> None:
@@ -302,7 +306,8 @@ class Worker:
             self._schedule.is_due
             or self._trial.is_over
             or any(i.needs_commit for i in self.instances)
-            or sum(i.outbox_bytes() for i in self.instances) > MAX_OUTBOX_BYTES
+            or sum(i.uncommitted_bytes() for i in self.instances)
+            > self._tasks.memory.uncommitted_bytes
         )
 
     @property

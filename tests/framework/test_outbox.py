@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.framework.container import scheduler, worker
+from strandline.framework.container import scheduler
 from strandline.framework.container.session import WorkerSession
 from strandline.framework.context import TaskContext
 from strandline.framework.outbox import RECORD_BYTES, Outbox
 from strandline.framework.trial import Trial
+from strandline.statestore.memory import MemoryBudget
 
 LIMIT = 400_000
 """Bytes above which a commit comes early, in these tests."""
@@ -23,8 +24,13 @@ LIMIT = 400_000
 def test_a_commit_comes_early_when_much_was_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_async: bool, partitions: int
 ) -> None:
-    for module in (scheduler, worker):
-        monkeypatch.setattr(module, "MAX_OUTBOX_BYTES", LIMIT)
+    make = MemoryBudget.__init__
+
+    def small(budget: MemoryBudget, *given: Any) -> None:
+        make(budget, *given)
+        budget.uncommitted_bytes = LIMIT
+
+    monkeypatch.setattr(MemoryBudget, "__init__", small)
     monkeypatch.setattr(scheduler, "FIRST_SLICE_RECORDS", 1)  # of plain handlers
     monkeypatch.setattr(scheduler, "MAX_SLICE_RECORDS", 1)
     monkeypatch.setattr(scheduler, "SLICE_SECONDS", 0.0)  # of async handlers

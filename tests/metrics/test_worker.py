@@ -121,7 +121,7 @@ def test_checkpoints_and_restores_are_counted(
         eventually(lambda: second.exports(100, "strandline_records_handled_total", task="spell"))
         worker = second.made.app.runner.worker
         assert worker is not None
-        counters = worker._tasks._folders.counters
+        counters = worker._tasks._openings._folders.counters
     assert counters["per-word"].checkpoints.read().count == PARTITIONS  # when it ended
 
 
