@@ -19,6 +19,8 @@ WORKLOADS = (
     "asked",
     "spark_read",
     "memory",
+    "budget",
+    "steady",
     "scaling",
     "producers",
     "commits",

@@ -14,7 +14,6 @@ Needs Linux. The input is produced beforehand, by this process.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import threading
 from collections.abc import Callable
@@ -23,9 +22,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow as pa
-
 import strandline as sl
+from benchmarks.anonymous import anonymous_mib, give_back
 from benchmarks.harness import Figure, compare, folder, of_pairs
 from benchmarks.standard_job import app_on, fill
 
@@ -104,9 +102,9 @@ def _run_and_measure(path: Path, count: int) -> Usage:
         try:
             highest = _watch(lambda: _handled(app), count, worker)
             gc.collect()
-            at_end = _anonymous_mib()
-            _give_back()
-            used = _anonymous_mib()
+            at_end = anonymous_mib()
+            give_back()
+            used = anonymous_mib()
         finally:
             app.stop()
             worker.join()
@@ -122,7 +120,7 @@ def _watch(handled: Callable[[], int], count: int, worker: threading.Thread) -> 
         stalled = 0.0 if now > before else stalled + SAMPLE_SECONDS
         assert stalled < STALLED_SECONDS, f"the app stands still at {now:,} of {count:,} records"
         before = now
-        highest = max(highest, _anonymous_mib())
+        highest = max(highest, anonymous_mib())
         worker.join(SAMPLE_SECONDS)
     return highest
 
@@ -132,19 +130,3 @@ def _handled(app: sl.App) -> int:
     them."""
     committed = app.broker().committed(app.name, require_stable=False)
     return sum(position.offset for position in committed.values())
-
-
-def _give_back() -> None:
-    """Let the allocators return free pages. Pages that are free in Python's own allocator stay."""
-    pa.default_memory_pool().release_unused()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
-    if trim is not None:
-        trim(0)
-
-
-def _anonymous_mib() -> float:
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
-        name, _, size = line.partition(":")
-        if name == "Anonymous":
-            return int(size.split()[0]) / 1024
-    raise LookupError("/proc/self/smaps_rollup has no line Anonymous")
