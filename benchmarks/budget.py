@@ -2,7 +2,7 @@
 
 128 partitions get records of random keys with values of a kilobyte, which the task keeps. The peer
 is the memory that the app was given (`App(memory=)`). Besides it a process has Python, its libraries
-and what it had allocated before the app ran, which is measured first and not counted.
+and an open database for each partition, which a run over 1,000 records measures.
 
 Each run is a process of its own, which owns the log and runs the app. Needs Linux.
 """
@@ -25,6 +25,8 @@ PARTITIONS = 128
 VALUE_BYTES = 1_000
 AT_ONCE = 50_000
 """Number of records appended at a time."""
+FEW = 1_000
+"""Number of records that open all stores and hardly need memory."""
 SAMPLE_S = 0.1
 
 
@@ -34,7 +36,7 @@ def run(*, quick: bool = False) -> list[Figure]:
     return [
         of_pairs(
             f"highest memory, {PARTITIONS} partitions, {count:,} keys of {VALUE_BYTES:,} bytes",
-            [(_highest(count, mib), float(mib)) for _ in range(rounds)],
+            [(_highest(count, mib) - _highest(FEW, mib), float(mib)) for _ in range(rounds)],
             peer_name=f"memory={mib} MiB",
             unit="MiB",
             target=None if quick else 1.25,
@@ -45,14 +47,15 @@ def run(*, quick: bool = False) -> list[Figure]:
 
 
 def _highest(count: int, mib: int) -> float:
-    with folder() as path, ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(_run_and_measure, path, count, mib).result()
+    context = get_context("spawn")
+    with folder() as path:
+        with ProcessPoolExecutor(1, mp_context=context) as process:
+            process.submit(_fill, path, count, mib).result()
+        with ProcessPoolExecutor(1, mp_context=context) as process:
+            return process.submit(_run_and_measure, path, mib).result()
 
 
-# The measured process ----------------------------------------------------------------
-
-
-def _run_and_measure(path: Path, count: int, mib: int) -> float:
+def _app(path: Path, mib: int) -> tuple[sl.App, sl.Topic[str, bytes]]:
     app = sl.App("keep", log=path / "log", state_dir=path / "state", memory=mib << 20)
     words = app.topic("words", key=str, value=bytes, partitions=PARTITIONS)
     kept = app.store("kept", key=str, value=bytes)
@@ -61,22 +64,38 @@ def _run_and_measure(path: Path, count: int, mib: int) -> float:
     def keep(record: sl.Record[str, bytes]) -> None:
         kept.put(record.key, record.value)
 
+    return app, words
+
+
+def _fill(path: Path, count: int, mib: int) -> None:
+    """Append records. The app has handled some before, so that its topics and stores are there."""
+    app, words = _app(path, mib)
     with app:
-        _append(words, 1_000)
+        _append(words, FEW)
         app.run(until="idle", progress=False)
-        before = highest = anonymous_mib()
-        for _ in range(count // AT_ONCE or 1):
-            _append(words, min(count, AT_ONCE))
-            worker = threading.Thread(
-                target=app.run, kwargs={"until": "idle", "progress": False}, daemon=True
-            )
-            worker.start()
-            while worker.is_alive():
-                highest = max(highest, anonymous_mib())
-                worker.join(SAMPLE_S)
-        return highest - before
+        for begin in range(0, count, AT_ONCE):
+            _append(words, min(AT_ONCE, count - begin))
 
 
 def _append(words: sl.Topic[str, bytes], count: int) -> None:
     keys = [f"key-{random.randrange(10**9):09}" for _ in range(count)]
     words.append(pl.DataFrame({"key": keys, "value": [random.randbytes(VALUE_BYTES)] * count}))
+
+
+# The measured process ----------------------------------------------------------------
+
+
+def _run_and_measure(path: Path, mib: int) -> float:
+    """Return the highest MiB while the app runs, above those before."""
+    app, _ = _app(path, mib)
+    with app:
+        app.broker()
+        before = highest = anonymous_mib()
+        worker = threading.Thread(
+            target=app.run, kwargs={"until": "idle", "progress": False}, daemon=True
+        )
+        worker.start()
+        while worker.is_alive():
+            highest = max(highest, anonymous_mib())
+            worker.join(SAMPLE_S)
+    return highest - before

@@ -3,7 +3,8 @@
     share of the budget    what it bounds
     5/16                   values that stores keep in memory (the cache)
     4/16                   committed changes that wait for a checkpoint
-    2/16                   uncommitted changes, and records to be sent
+    1/16                   uncommitted changes, and records to be sent
+    1/16                   what a commit makes of them
     2/16                   records that were fetched and not handled
     2/16                   RocksDB's block cache
     1/16                   RocksDB's memtables
@@ -74,7 +75,7 @@ class MemoryBudget:
         """Bytes of values that all stores keep in memory."""
         self.overlay_bytes = 4 * part
         """Bytes of committed changes of all stores that are not checkpointed."""
-        self.uncommitted_bytes = 2 * part
+        self.uncommitted_bytes = part
         """Bytes of uncommitted changes and unsent records above which a commit comes early."""
         self.input_bytes = 2 * part
         """Bytes of records that were fetched and not handled."""

@@ -1,4 +1,9 @@
-"""Feeder: fetches records for the inputs of a worker's task instances."""
+"""Feeder: fetches records for the inputs of a worker's task instances.
+
+A fetch brings at least one batch of each partition that has records, however large it is. If the
+last fetches have brought more than the memory budget has for them (`MemoryBudget.input_bytes`), the
+next ones ask for fewer partitions at a time, in turn.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,11 @@ from collections.abc import Callable, Mapping
 from strandline.changelog.records import Fetched, TopicPartition
 from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.inputs import Input, groups
+from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.manager import TaskManager
+
+UNLIMITED = 1 << 20
+"""Number of instances that no worker has."""
 
 Group = Mapping[TopicPartition, list[Input]]
 """The inputs that one fetch serves, by partition."""
@@ -22,6 +31,10 @@ class Feeder:
         self._clock = context.clock
         self._options = context.options
         self._tasks = tasks
+        self._most = UNLIMITED
+        """Maximum number of instances that may have fetched records at the same time."""
+        self._turn = 0
+        """Number of instances that were passed over so far, so that each has its turn."""
 
     def feed(self, wait: float) -> None:
         """Fetch for the inputs without pending records; wait only if nothing else can be done."""
@@ -29,12 +42,38 @@ class Feeder:
             self._pause(wait)
             return
         running = [one for one in self._tasks.instances if one.failure is None]
-        drained = [s for instance in running for s in instance.inputs if not s.pending]
-        grouped = groups(drained)
-        if len(grouped) != 1 or any(one.has_input or one.is_busy for one in running):
+        needy = [one for one in running if not all(source.pending for source in one.inputs)]
+        chosen = self._chosen(needy, len(running) - len(needy))
+        grouped = groups([s for instance in chosen for s in instance.inputs if not s.pending])
+        is_whole = len(chosen) == len(needy)
+        if not is_whole or len(grouped) != 1 or any(i.has_input or i.is_busy for i in running):
             wait = 0.0
         for group in grouped:
-            _add(group, self._fetch(_positions(group), wait))
+            fetched = self._fetch(_positions(group), wait)
+            self._adapt(fetched)
+            _add(group, fetched)
+
+    def _chosen(self, needy: list[TaskInstance], pending: int) -> list[TaskInstance]:
+        """Return the instances to fetch for: all, or the next ones that fit into memory."""
+        room = max(self._most - pending, 0 if pending else 1)
+        if room >= len(needy):
+            return needy
+        start = self._turn % len(needy)
+        self._turn += room
+        return [*needy[start:], *needy[:start]][:room]
+
+    def _adapt(self, fetched: Mapping[TopicPartition, Fetched]) -> None:
+        """Choose how many instances are fetched for, by what a fetch has brought.
+
+        Records are kept twice, as columns and decoded.
+        """
+        found = [one.batches for one in fetched.values() if one.batches]
+        room = self._tasks.memory.input_bytes // 2
+        brought = sum(batch.columns.nbytes for batches in found for batch in batches)
+        if brought > room:
+            self._most = max(1, len(found) * room // brought)
+        elif brought < room // 2 and self._most < UNLIMITED:
+            self._most *= 2
 
     def rest(self, seconds: float, is_needed: Callable[[], bool]) -> None:
         """Wait for records at most `seconds`, while nothing is pending.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from strandline.framework.container import worker
-from strandline.framework.container.instance import TaskInstance
+from strandline.statestore.store import AnyStore
 from tests.kafka.apps import Totals
 from tests.kafka.apps import worker as made_of
 
@@ -63,11 +63,10 @@ def strike(made: Totals, when: str, step: str, *, fate: Callable[[], None]) -> N
     setattr(on, name, taken)
 
 
-def checkpoint(instances: list[TaskInstance]) -> None:
+def checkpoint(stores: list[AnyStore]) -> None:
     """Checkpoint all stores, due or not."""
-    for instance in instances:
-        for store in instance.all_stores:
-            store.checkpoint()
+    for store in stores:
+        store.checkpoint()
 
 
 if __name__ == "__main__":

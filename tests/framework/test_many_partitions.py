@@ -11,12 +11,14 @@ import pytest
 
 import strandline as sl
 from strandline import changelog
+from strandline.changelog.client.partitioner import partition_for
 from strandline.changelog.embedded import reading
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import OwnerUnavailable, UnknownTopic
 from strandline.changelog.records import TopicPartition
 from strandline.changelog.storage import MemoryStorage
 from strandline.framework.container.feeder import Feeder
+from strandline.framework.testing import TestDriver
 from tests.log.kit import Client, World
 
 PARTITIONS = 64
@@ -123,3 +125,42 @@ def test_a_repeated_fetch_of_a_closed_log_is_refused() -> None:
     owner.close()
     with pytest.raises(OwnerUnavailable, match="closed"):
         owner.fetch(at)
+
+
+@pytest.mark.parametrize("inputs", [1, 2])
+def test_large_records_of_many_partitions_are_fetched_in_turn(inputs: int) -> None:
+    """And small ones of all partitions at the same time."""
+    count, size, each = 32, 50_000, 6
+    app = sl.App("app")
+    topics = [app.topic(f"t{n}", key=str, value=bytes, partitions=count) for n in range(inputs)]
+    pending: list[int] = []
+    order: list[int] = []
+
+    @app.task(topics)
+    def note(record: sl.Record[str, bytes]) -> None:
+        sources = [source for instance in driver.worker.instances for source in instance.inputs]
+        pending.append(sum(b.columns.nbytes for source in sources for b in source.batches))
+        order.append(record.partition)
+
+    keys = [str(n) for n in range(40 * count)]
+    found = {partition_for(key.encode(), count): key for key in keys}
+    assert len(found) == count
+    with TestDriver(app) as driver:
+        budget = driver.worker._tasks.memory
+        budget.input_bytes = 8 * size
+        for topic in topics:
+            for _ in range(each):
+                driver.run([(topic, found[number], b"") for number in range(count)])
+        assert set(order[-count:]) == set(range(count))
+        cycle, driver.worker.cycle = driver.worker.cycle, lambda **_: 0  # type: ignore[method-assign]
+        for topic in topics:
+            for number in range(count):
+                driver._take([(topic, found[number], bytes(size)) for _ in range(each)])
+        driver.worker.cycle = cycle  # type: ignore[method-assign]
+        order.clear()
+        pending.clear()
+        driver.settle()
+    assert sorted(order) == sorted([*range(count)] * each * inputs)
+    # The first fetch is of all partitions, because nothing was known about the records.
+    assert pending[0] > inputs * (count - 1) * size
+    assert max(pending[len(pending) // 2 :]) <= budget.input_bytes

@@ -47,7 +47,7 @@ def test_the_parts_are_the_whole() -> None:
     for total in (MIN_MEMORY_BYTES, 1 << 30, (1 << 33) + 16):
         budget = MemoryBudget(total)
         parts = [
-            *(budget.cache_bytes, budget.overlay_bytes, budget.uncommitted_bytes),
+            *(budget.cache_bytes, budget.overlay_bytes, 2 * budget.uncommitted_bytes),
             *(budget.input_bytes, budget.block_cache_bytes, budget.memtable_bytes),
         ]
         assert sum(parts) == total
