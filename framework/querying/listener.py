@@ -329,8 +329,10 @@ def _failed(error: Exception) -> QueryFailure:
 
 
 def _end(connection: socket.socket) -> None:
+    """End a connection that another thread may be using."""
     with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+        # An SSLSocket's own `shutdown` also takes its TLS away, under the other thread.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def _not_yet(request: Request) -> Answer:

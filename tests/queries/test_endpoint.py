@@ -27,6 +27,7 @@ from strandline.changelog.errors import (
     Unauthenticated,
 )
 from strandline.changelog.flight import hello
+from strandline.changelog.flight.greeting import Greeting
 from strandline.framework.container.provider import FIRST_KEYS, StoreProvider
 from strandline.framework.peers import Admission
 from strandline.framework.querying import listener as listeners
@@ -677,8 +678,11 @@ def test_listening_on_all_addresses_is_announced_as_the_machines_name() -> None:
     made.close()
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
-def test_the_worker_must_prove_its_identity_over_tls(tmp_path: Path) -> None:
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """Files of a certificate for localhost, and of its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("makes its certificate with openssl")
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
@@ -687,10 +691,43 @@ def test_the_worker_must_prove_its_identity_over_tls(tmp_path: Path) -> None:
         check=True,
         capture_output=True,
     )
-    made = QueryEndpoint(None, f"tls://localhost:0?certificate={certificate}&key={key}", TOKEN)
+    return certificate, key
+
+
+def test_an_endpoint_may_close_during_a_handshake(
+    certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise its thread would fail, or continue without encryption."""
+    file, key = certificate
+    made = QueryEndpoint(None, f"tls://localhost:0?certificate={file}&key={key}", TOKEN)
+    made.start(answer)
+    handshake, errors, has_ended = Greeting._handshake, list[BaseException](), threading.Event()
+
+    def closed_before(greeting: Greeting) -> None:
+        made.close()
+        try:
+            handshake(greeting)
+        except BaseException as error:
+            errors.append(error)
+            raise
+        finally:
+            has_ended.set()
+
+    monkeypatch.setattr(Greeting, "_handshake", closed_before)
+    with pytest.raises(OwnerUnavailable):
+        Connections(TOKEN, file.read_bytes()).ask(
+            made.urls[1], CountKeys("x", [1]), KeyCounts, 10.0
+        )
+    assert has_ended.wait(30)
+    assert [isinstance(error, OSError) for error in errors] == [True]
+
+
+def test_the_worker_must_prove_its_identity_over_tls(certificate: tuple[Path, Path]) -> None:
+    file, key = certificate
+    made = QueryEndpoint(None, f"tls://localhost:0?certificate={file}&key={key}", TOKEN)
     made.start(answer)
     url = made.urls[1]
-    trusting = Connections(TOKEN, certificate.read_bytes())
+    trusting = Connections(TOKEN, file.read_bytes())
     for n in range(3):
         assert trusting.ask(url, CountKeys("x", [n]), KeyCounts, 10.0) == KeyCounts({n: 1})
     doubting = Connections(TOKEN)
