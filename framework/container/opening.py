@@ -20,8 +20,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 
 from strandline.changelog.clock import SystemClock
-from strandline.changelog.errors import CoordinatorLoading, Retriable
+from strandline.changelog.errors import CoordinatorLoading, Retriable, StrandlineError
 from strandline.changelog.records import CommittedOffset, PartitionOffsets, TopicPartition
+from strandline.changelog.settings import LONG_MAX
 from strandline.framework.container import outage
 from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.folders import StoreFolders
@@ -59,8 +60,6 @@ may need a moment to release them.
 LOOK_S, LONGEST_LOOK_S = 0.1, 1.0
 """Seconds between two looks whether the transactions that openings wait for have ended: at
 changelogs, and at most at committed offsets."""
-
-
 _CLOCK = SystemClock()
 """Clock of transactions, which end in the log's time, whatever clock a test gives the worker."""
 
@@ -221,22 +220,27 @@ class Openings:
         self._look_at = now + LOOK_S
         waiting = {one: one.result.exception() for one in self._openings if _is_waiting(one)}
         met = {error.partition for error in waiting.values() if isinstance(error, TransactionOpen)}
-        ends = self._ends(met)
+        stable = self._stable_ends(met)
         for opening, error in waiting.items():
             if not isinstance(error, TransactionOpen):
                 is_over = now >= opening.look_at
             else:
-                end = ends.get(error.partition)
-                is_over = end is not None and end.last_stable_offset > error.offset
+                is_over = stable[error.partition] > error.offset
                 _log_wait(opening, error)
             if is_over:
                 self._queue(opening)
 
-    def _ends(self, changelogs: Collection[TopicPartition]) -> Ends:
+    def _stable_ends(self, changelogs: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
+        if not changelogs:
+            return {}
         try:
-            return self._context.broker.offsets(changelogs) if changelogs else {}
+            ends = self._context.broker.offsets(changelogs)
         except Retriable:
-            return {}  # the next look asks again
+            return dict.fromkeys(changelogs, -1)  # the next look asks again
+        except StrandlineError:
+            # One was deleted, for example. The next attempt of its own opening shows the error.
+            return dict.fromkeys(changelogs, LONG_MAX)
+        return {tp: end.last_stable_offset for tp, end in ends.items()}
 
     def _give_up(self, opening: Opening) -> None:
         """Close the stores of an opening that was waiting, and report its end."""

@@ -15,7 +15,7 @@ import pytest
 
 import strandline as sl
 from strandline import changelog
-from strandline.changelog.errors import DiskFull, RequestTimedOut
+from strandline.changelog.errors import DiskFull, RequestTimedOut, UnknownTopic
 from strandline.changelog.records import TopicPartition
 from strandline.changelog.storage import LocalStorage
 from strandline.framework.container.folders import StoreFolders
@@ -231,3 +231,22 @@ def test_metrics_are_available_while_a_progress_function_runs(tmp_path: Path) ->
     app.log.close()  # type: ignore[union-attr]
     assert stuck
     assert not any(stuck)
+
+
+def test_a_deleted_changelog_ends_the_wait_for_its_transaction(tmp_path: Path) -> None:
+    with held_up(tmp_path) as (app, _):
+        deleted = threading.Event()
+
+        def delete() -> None:
+            while not (app.runner.worker and app.runner.worker._tasks.is_opening):
+                time.sleep(0.01)
+            time.sleep(0.3)
+            app.broker().delete_topic("app-seen-changelog")
+            deleted.set()
+
+        deleting = threading.Thread(target=delete, daemon=True)
+        deleting.start()
+        with pytest.raises(UnknownTopic, match="app-seen-changelog"):
+            app.run(timeout=30, progress=False)
+        deleting.join()
+        assert deleted.is_set()
