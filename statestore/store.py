@@ -285,11 +285,21 @@ class PartitionStore(TypedStore[K, V]):
         waited_ms = (self._clock.monotonic() - self._last_checkpoint) * 1000
         if waited_ms >= limits.checkpoint_interval_ms:
             return True
-        most = min(limits.overlay_bytes, self._share.overlay_bytes)
-        if self._committed.pending_bytes > most:
+        if self.exceeds_memory:
             # Folding keeps only the last value of each key, which may be enough.
             self._committed.fold()
+        return self.exceeds_memory
+
+    @property
+    def exceeds_memory(self) -> bool:
+        """True if committed changes exceed `overlay_bytes` or the store's share of the budget."""
+        most = min(self.spec.limits.overlay_bytes, self._share.overlay_bytes)
         return self._committed.pending_bytes > most
+
+    @property
+    def checkpointed_at(self) -> float:
+        """Time of the last checkpoint, in seconds of the monotonic clock."""
+        return self._last_checkpoint
 
     def checkpoint(self) -> int:
         """Move committed changes to the engine; return the number of keys.

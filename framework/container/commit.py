@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from strandline.changelog.client.asking_again import commit_until_known
 from strandline.changelog.client.producer import BatchMetadata, Producer
+from strandline.changelog.clock import Clock
 from strandline.changelog.groups import GroupMember
 from strandline.changelog.records import CommittedOffset, TopicPartition
 from strandline.framework.columns import Outgoing, outgoing
@@ -29,6 +30,9 @@ from strandline.framework.options import Guarantee
 from strandline.framework.outbox import columns_of
 from strandline.framework.positions import InputProgress, to_commit
 from strandline.statestore.store import AnyStore
+
+CHECKPOINT_S = 0.05
+"""Seconds of a commit in which it checkpoints stores whose interval is over."""
 
 
 @dataclass
@@ -177,8 +181,15 @@ def _changelog(work: Committing, instance: TaskInstance, store: AnyStore) -> Top
     return TopicPartition(store.spec.changelog_topic(work.member.group), instance.partition)
 
 
-def checkpoint_if_due(stores: Iterable[AnyStore]) -> None:
-    """Do step 8: checkpoint the stores that have enough committed changes or waited long enough."""
-    for store in stores:
-        if store.needs_checkpoint:
+def checkpoint_if_due(stores: Iterable[AnyStore], clock: Clock) -> None:
+    """Do step 8: checkpoint the stores that have enough committed changes or waited long enough.
+
+    Those that need the memory are all checkpointed. The others take turns, so that records do not
+    wait for all of them at once: a commit takes the one that has waited longest, and more until
+    `CHECKPOINT_S` have passed.
+    """
+    until = clock.monotonic() + CHECKPOINT_S
+    due = sorted((s for s in stores if s.needs_checkpoint), key=lambda s: s.checkpointed_at)
+    for number, store in enumerate(due):
+        if number == 0 or store.exceeds_memory or clock.monotonic() < until:
             store.checkpoint()

@@ -155,7 +155,7 @@ class Worker:
         self._intact = False
         stores = [store for instance in self.instances for store in instance.all_stores]
         self._tasks.memory.divide(stores, self._clock.monotonic())
-        checkpoint_if_due(stores)
+        checkpoint_if_due(stores, self._clock)
         self._intact = True
 
     def checkpoint_all(self) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from strandline.changelog.clock import Clock
 from strandline.framework.container import worker
 from strandline.statestore.store import AnyStore
 from tests.kafka.apps import Totals
@@ -63,7 +64,7 @@ def strike(made: Totals, when: str, step: str, *, fate: Callable[[], None]) -> N
     setattr(on, name, taken)
 
 
-def checkpoint(stores: list[AnyStore]) -> None:
+def checkpoint(stores: list[AnyStore], _: Clock) -> None:
     """Checkpoint all stores, due or not."""
     for store in stores:
         store.checkpoint()
