@@ -89,3 +89,5 @@ class StoreSizes:
     """Bytes of changes since the last commit."""
     pending_bytes: int
     """Bytes of committed changes that are not checkpointed."""
+    cached_bytes: int
+    """Bytes of values in memory."""

@@ -349,7 +349,13 @@ class PartitionStore(TypedStore[K, V]):
         """Return the sizes of the store. Thread-safe. Raises the engine's errors."""
         committed = self._committed
         entries, disk_bytes = committed.num_entries_unfolded(), committed.engine.disk_bytes()
-        return StoreSizes(entries, disk_bytes, self.uncommitted_bytes, committed.pending_bytes)
+        return StoreSizes(
+            entries,
+            disk_bytes,
+            uncommitted_bytes=self.uncommitted_bytes,
+            pending_bytes=committed.pending_bytes,
+            cached_bytes=self.cached_bytes,
+        )
 
     @property
     def position(self) -> StorePosition | None:

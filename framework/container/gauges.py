@@ -73,9 +73,13 @@ PENDING = Metric(
     "Bytes of committed changes that wait for a checkpoint.",
     PARTITION,
 )
+CACHED = Metric("strandline_store_cache_bytes", "gauge", "Bytes of values in memory.", PARTITION)
+MEMORY = Metric(
+    "strandline_memory_budget_bytes", "gauge", "Bytes of memory that the app may use.", ("app",)
+)
 METRICS = (
     *(PARTITIONS, UNREAD, FAILED, RUNNING, LAG, STANDBY_LAG, REMAINING, WAITING),
-    *(ENTRIES, DISK, UNCOMMITTED, PENDING),
+    *(MEMORY, ENTRIES, DISK, UNCOMMITTED, PENDING, CACHED),
 )
 
 ASK_SECONDS = 1.0
@@ -129,6 +133,7 @@ def gauges(app: str, tasks: TaskManager, ends: StableEnds) -> Iterator[MetricRea
     for topic in sorted({tp.topic for tp in tasks.input_partitions}):
         yield MetricReading(UNREAD, (app, topic), tasks.growth.unread.get(topic, 0))
     yield MetricReading(REMAINING, (app,), tasks.remaining)
+    yield MetricReading(MEMORY, (app,), tasks.memory.total_bytes)
     yield from _lags(app, tasks, ends)
     for instance in instances:
         yield from _sizes(app, instance)
@@ -152,3 +157,4 @@ def _sizes(app: str, instance: TaskInstance) -> Iterator[MetricReading]:
             yield MetricReading(DISK, labels, sizes.disk_bytes)
             yield MetricReading(UNCOMMITTED, labels, sizes.uncommitted_bytes)
             yield MetricReading(PENDING, labels, sizes.pending_bytes)
+            yield MetricReading(CACHED, labels, sizes.cached_bytes)

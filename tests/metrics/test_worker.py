@@ -68,6 +68,8 @@ def test_metrics_of_records_commits_and_stores_match_the_work(
         markers = sum(end.last_stable_offset for end in ends.values())
         assert 40 <= seen("strandline_store_changes_total", store="per-word") < markers
         assert seen("strandline_store_pending_bytes", store="per-word") > 0
+        assert seen("strandline_store_cache_bytes", store="per-word") > 0
+        assert seen("strandline_memory_budget_bytes") == 1 << 30
 
 
 def test_look_ups_of_sampled_records_are_counted_by_their_result(
