@@ -16,7 +16,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from strandline.statestore.layers import Change, between
+from strandline.statestore.layers import Change, span
 
 
 class DirtyKeys:
@@ -74,7 +74,7 @@ class DirtyKeys:
         """Return the encoded changes of [lower, upper) as of now, in the order of their keys."""
         latest = self.latest()
         self._extend_index()
-        names = between(self._index, lower, upper)
+        names = (self._index[place] for place in span(self._index, lower, upper))
         found = [(name, dumps(latest[self._objects[name]])) for name in names]
         return found[::-1] if reverse else found
 

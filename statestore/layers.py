@@ -50,9 +50,11 @@ class Layer:
 
     def scan(self, lower: bytes, upper: bytes | None, *, reverse: bool) -> Iterator[Change]:
         """Return the changes of [lower, upper) in the order of their keys."""
-        keys = between(self.index, lower, upper)
-        data = self.data
-        return ((key, data[key]) for key in (reversed(keys) if reverse else keys))
+        index, data = self.index, self.data
+        places = span(index, lower, upper)
+        # Not copied, because a scan may end after a few of many keys.
+        keys = map(index.__getitem__, reversed(places) if reverse else places)
+        return ((key, data[key]) for key in keys)
 
     def under(self, newer: Layer) -> Layer:
         """Return one layer with the changes of both; those of `newer` take precedence."""
@@ -180,10 +182,10 @@ def overlaid(
         yield from rest
 
 
-def between(index: list[bytes], lower: bytes, upper: bytes | None) -> list[bytes]:
-    """Return the part of a sorted list in [lower, upper); an `upper` of None is no limit."""
+def span(index: list[bytes], lower: bytes, upper: bytes | None) -> range:
+    """Return the places of a sorted list in [lower, upper); an `upper` of None is no limit."""
     end = len(index) if upper is None else bisect_left(index, upper)
-    return index[bisect_left(index, lower) : end]
+    return range(bisect_left(index, lower), end)
 
 
 def _merged(layers: tuple[Layer, ...]) -> Layer:
