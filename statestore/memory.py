@@ -64,7 +64,7 @@ class MemoryBudget:
 
     >>> budget = MemoryBudget(256 << 20)
     >>> budget.block_cache_bytes >> 20, budget.uncommitted_bytes >> 20, budget.share(4).cache_bytes
-    (32, 32, 20971520)
+    (32, 16, 20971520)
     """
 
     def __init__(self, total_bytes: int = DEFAULT_MEMORY_BYTES) -> None:
