@@ -8,7 +8,7 @@ next ones ask for fewer partitions at a time, in turn.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from strandline.changelog.records import Fetched, TopicPartition
 from strandline.framework.container.container_context import ContainerContext
@@ -17,7 +17,7 @@ from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.manager import TaskManager
 
 UNLIMITED = 1 << 20
-"""Number of instances that no worker has."""
+"""Number of inputs that no worker has."""
 
 Group = Mapping[TopicPartition, list[Input]]
 """The inputs that one fetch serves, by partition."""
@@ -32,9 +32,9 @@ class Feeder:
         self._options = context.options
         self._tasks = tasks
         self._most = UNLIMITED
-        """Maximum number of instances that may have fetched records at the same time."""
-        self._turn = 0
-        """Number of instances that were passed over so far, so that each has its turn."""
+        """Maximum number of inputs that may have fetched records at the same time."""
+        self._round = 0
+        """Number of rounds of fetches so far."""
 
     def feed(self, wait: float) -> None:
         """Fetch for the inputs without pending records; wait only if nothing else can be done."""
@@ -42,28 +42,40 @@ class Feeder:
             self._pause(wait)
             return
         running = [one for one in self._tasks.instances if one.failure is None]
-        needy = [one for one in running if not all(source.pending for source in one.inputs)]
-        chosen = self._chosen(needy, len(running) - len(needy))
-        grouped = groups([s for instance in chosen for s in instance.inputs if not s.pending])
-        is_whole = len(chosen) == len(needy)
-        if not is_whole or len(grouped) != 1 or any(i.has_input or i.is_busy for i in running):
+        at_work = any(one.has_input or one.is_busy for one in running)
+        drained, is_whole = self._drained(running, 0 if at_work else 1)
+        grouped = groups(drained)
+        if at_work or not is_whole or len(grouped) != 1:
             wait = 0.0
         for group in grouped:
             fetched = self._fetch(_positions(group), wait)
             self._adapt(fetched)
             _add(group, fetched)
 
-    def _chosen(self, needy: list[TaskInstance], pending: int) -> list[TaskInstance]:
-        """Return the instances to fetch for: all, or the next ones that fit into memory."""
-        room = max(self._most - pending, 0 if pending else 1)
-        if room >= len(needy):
-            return needy
-        start = self._turn % len(needy)
-        self._turn += room
-        return [*needy[start:], *needy[:start]][:room]
+    def _drained(self, running: Sequence[TaskInstance], least: int) -> tuple[list[Input], bool]:
+        """Choose the inputs to fetch for, among those without pending records.
+
+        If not all fit into memory, those of the instances that have waited longest are chosen, of
+        at least `least` instances.
+
+        Returns:
+            The inputs, and True if these are all.
+        """
+        by_instance = [[s for s in one.inputs if not s.pending] for one in running]
+        drained = [source for inputs in by_instance for source in inputs]
+        room = self._most - sum([len(one.inputs) for one in running]) + len(drained)
+        is_whole = room >= len(drained)
+        if not is_whole:
+            waiting = sorted(filter(None, by_instance), key=lambda inputs: inputs[0].asked)
+            count = max(room // max(len(inputs) for inputs in waiting), least)
+            drained = [source for inputs in waiting[:count] for source in inputs]
+        self._round += 1
+        for source in drained:
+            source.asked = self._round
+        return drained, is_whole
 
     def _adapt(self, fetched: Mapping[TopicPartition, Fetched]) -> None:
-        """Choose how many instances are fetched for, by what a fetch has brought.
+        """Choose how many inputs are fetched for, by what a fetch has brought.
 
         Records are kept twice, as columns and decoded.
         """

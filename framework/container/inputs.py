@@ -32,6 +32,8 @@ class Input:
 
     None if that is not known until the next fetch.
     """
+    asked: int = 0
+    """Number of the last round of fetches that included this input."""
     read_to_end: bool = False
     """True if the last fetch reached the end of the visible records (last stable offset)."""
     batches: deque[Batch] = field(default_factory=deque)
