@@ -40,7 +40,7 @@ def append_to(topic: TopicDeclaration, data: Any, timestamp: int | dt.datetime |
 
 
 def _append_table(topic: TopicDeclaration, data: Any, now: int) -> int:
-    with topic.session.producer() as producer:
+    with topic.session.appending() as producer:
         if topic.schema is not topic.stored_schema or topic.key_serde is not None:
             return _append_formed(topic, producer, data, now)
         times = topic.timestamp_column or now
@@ -98,7 +98,7 @@ def _with_own_keys(topic: TopicDeclaration, data: Any) -> tuple[pa.Table, pa.Arr
 
 def _append_records(topic: TopicDeclaration, records: Any, now: int) -> int:
     total = 0
-    with topic.session.producer() as producer:
+    with topic.session.appending() as producer:
         info = topic.session.broker().topic(topic.name)
         while piece := [_items(topic, record, now) for record in islice(records, APPEND_RECORDS)]:
             columns = _columns(topic, piece)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -98,6 +99,27 @@ class Session:
         self.prepare()
         return Producer(self.broker(), transactional_id=transactional_id, clock=self.clock)
 
+    @contextmanager
+    def appending(self) -> Iterator[Producer]:
+        """Yield a producer for appends; the declared topics exist then.
+
+        It is used again by later appends, because the log remembers each producer for a day.
+        Appends of several threads have a producer each.
+        """
+        self.prepare()
+        with self._opening:
+            self.broker()
+            opened = self._opened
+            assert opened is not None
+            producer = opened.idle_producers.pop() if opened.idle_producers else self.producer()
+        try:
+            yield producer
+        except BaseException:
+            producer.close()
+            raise
+        producer.end_batches()  # as if each append had a producer of its own
+        opened.idle_producers.append(producer)
+
     def metrics(self) -> list[MetricReading]:
         """Return the metrics of the log if it is open and this process owns it."""
         opened = self._opened
@@ -145,8 +167,12 @@ class _OpenLog:
     broker: Broker
     owned: bool
     """True if the session has opened the log, and closes it."""
+    idle_producers: list[Producer] = field(default_factory=list)
+    """Producers of earlier appends, which the next ones use."""
 
     def close(self) -> None:
+        while self.idle_producers:
+            self.idle_producers.pop().close()
         if self.owned:
             self.broker.close()
 

@@ -97,7 +97,7 @@ class StickyPartitioner:
     def take(self, size: int) -> int:
         """Return the partition for the next record, which has `size` bytes."""
         if self._room <= 0:
-            self._move_on()
+            self.move_on()
         self._room -= size
         return self._current
 
@@ -111,7 +111,7 @@ class StickyPartitioner:
         run_bytes = max(min(share, self._batch_bytes), min(LEAST_RUN_BYTES, self._batch_bytes))
         runs = min(count, max(1, round(total_bytes / run_bytes)))
         if self._room <= 0:
-            self._move_on()
+            self.move_on()
         chosen = (self._current + np.arange(count) * runs // count) % self._partitions
         if runs > 1:
             self._current, self._room = int(chosen[-1]), self._batch_bytes
@@ -121,9 +121,10 @@ class StickyPartitioner:
     def batch_sent(self, partition: int) -> None:
         """Change to another partition if `partition` is the current one."""
         if partition == self._current:
-            self._move_on()
+            self.move_on()
 
-    def _move_on(self) -> None:
+    def move_on(self) -> None:
+        """Change to another partition."""
         self._room = self._batch_bytes
         if self._partitions > 1:
             step = 1 + self._drawn(self._partitions - 1)

@@ -341,6 +341,11 @@ class Producer:
         for partition, part in self._target(topic).partitioned(columns):
             yield TopicPartition(topic, partition), part
 
+    def end_batches(self) -> None:
+        """Let the next records without a key go to another partition, as after a full batch."""
+        for target, _ in list(self._targets.values()):
+            target.sticky.move_on()
+
     def append_batches(
         self, batches: Iterable[tuple[TopicPartition, pa.RecordBatch, int]]
     ) -> list[BatchMetadata]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 import strandline as sl
 from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import InvalidRecord
 from strandline.changelog.storage import MemoryStorage
 
 
@@ -45,3 +48,48 @@ def test_a_table_with_times_keeps_them(app: sl.App) -> None:
     own = TABLE.with_columns(timestamp=pl.Series([NOON, NOON + dt.timedelta(hours=1)]))
     delays.append(own, timestamp=7)
     assert delays.to_polars()["timestamp"].to_list() == own["timestamp"].to_list()
+
+
+@pytest.mark.parametrize("data", [ROWS, TABLE])
+def test_many_appends_need_few_producers(data: Any) -> None:
+    """The log remembers each producer for a day, in memory."""
+    owner = Owner(MemoryStorage(), background=False)
+    created, init = [], owner.init_producer
+
+    def counted(*given: Any, **options: Any) -> Any:
+        created.append(init(*given, **options))
+        return created[-1]
+
+    owner.init_producer = counted  # type: ignore[method-assign]
+    app = sl.App("app", log=owner)
+    delays = app.topic("delays", key=str, value=Delay)
+    for _ in range(10):
+        delays.append(data)
+    assert len(created) == 1
+    both, within = threading.Barrier(2), threading.Barrier(2)
+
+    def records() -> Iterator[tuple[str, Delay]]:
+        yield "AA", Delay(1.0)
+        within.wait(30)  # both appends are under way
+        yield "BA", Delay(2.0)
+
+    def append() -> None:
+        both.wait(30)
+        delays.append(records())
+
+    threads = [threading.Thread(target=append) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for _ in range(10):
+        delays.append(data)
+    assert len(created) == 2
+    with pytest.raises(InvalidRecord):
+        delays.append([("AA", "no delay")])  # type: ignore[list-item]
+    delays.append(data)
+    assert len(created) <= 3
+    app.close()
+    delays.append(data)
+    assert len(delays.to_polars()) == 22 * 2 + 4
+    app.close()
