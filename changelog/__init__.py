@@ -185,10 +185,13 @@ def prune(backups: str | os.PathLike[str], *, keep: int) -> PruneReport:
 
 def _kafka(url: str, clock: Clock | None) -> Broker:
     try:
-        from strandline.changelog.kafka.broker import connect
+        from strandline.changelog.kafka.librdkafka import require
     except ModuleNotFoundError as error:
         raise MissingDependency(
             "a log on a Kafka cluster needs the package confluent-kafka: "
             "pip install 'strandline[kafka]', in a checkout pip install '.[kafka]'"
         ) from error
+    require()
+    from strandline.changelog.kafka.broker import connect
+
     return connect(url, clock=clock)

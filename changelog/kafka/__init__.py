@@ -4,6 +4,7 @@
 leaves this folder: its exceptions are translated to those of `changelog.errors` (failures.py). Read
 the modules in this order:
 
+    librdkafka                 the version that is needed
     address, connection        URLs; the connection that all parts share
     client_logs, callbacks     librdkafka's log lines and events; errors raised in its callbacks
     topics, settings           topics, and their settings by Kafka's names

@@ -119,6 +119,14 @@ def test_the_error_about_a_missing_package_names_it(monkeypatch: pytest.MonkeyPa
         changelog.open("kafka://127.0.0.1:1")
 
 
+def test_a_package_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("confluent_kafka.libversion", lambda: ("2.15.1", 0x020F01FF))
+    with pytest.raises(
+        MissingDependency, match=r"2\.16\.0 or later.* contains 2\.15\.1: pip install"
+    ):
+        changelog.open("kafka://127.0.0.1:1")
+
+
 def test_an_unknown_property_is_named(kafka: str) -> None:
     with pytest.raises(InvalidConfig, match=r"no\.such\.thing"):
         changelog.open(f"{kafka}?no.such.thing=1")
