@@ -27,6 +27,7 @@ WORKLOADS = (
     "partitions",
     "state_size",
     "expiry",
+    "deleted_range",
     "async_calls",
     "timers",
     "serdes",

@@ -152,6 +152,36 @@ class Store(NoLen, Generic[K, V]):
         """Return True if the key has a value; a default does not count."""
         return key in self._partition()
 
+    def delete_range(self, lower: K | None = None, upper: K | None = None) -> None:
+        """Remove all of the partition's keys from `lower` to `upper` (exclusive).
+
+        This is much faster than deleting the keys of a scan one by one, and later scans need no
+        time for the deleted keys. Until the commit each deleted key needs some 300 bytes of memory,
+        and the changelog gets a deletion for each.
+
+        Args:
+            lower: First key, or the leading elements of a tuple key. None, the default, is no
+                limit.
+            upper: End (exclusive), like `lower`. None, the default, is no limit.
+
+        Raises:
+            NotInTask: No handler of the store's task is running.
+            InvalidRecord: A bound is not of the declared type.
+        """
+        self._partition().delete_range(lower, upper)
+
+    def delete_prefix(self, prefix: Any) -> None:
+        """Remove all of the partition's keys that begin with `prefix`, as `delete_range` does.
+
+        Args:
+            prefix: A str, bytes, or a tuple with the first elements of tuple keys.
+
+        Raises:
+            NotInTask: No handler of the store's task is running.
+            InvalidRecord: The prefix is not of the declared type, or keys of it have no prefixes.
+        """
+        self._partition().delete_prefix(prefix)
+
     def put_if_absent(self, key: K, value: V) -> V | None:
         """Set the value of a key that has none.
 

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from operator import or_
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +28,8 @@ from strandline.statestore.cache import ENTRY_BYTES
 from strandline.statestore.counters import StoreCounters
 from strandline.statestore.engine import Column, Engine, Entry, StorePosition
 from strandline.statestore.gate import UseGate
-from strandline.statestore.layers import MISSING, Change, Layer, Layers, look_up, overlaid
+from strandline.statestore.layers import MISSING, Change, Layer, Layers, look_up, visible
+from strandline.statestore.ranges import NO_RANGES, DeletedRanges
 
 THIN_BYTES = 2 << 20
 """Bytes of loose batches at which they are thinned for the first time."""
@@ -48,6 +50,8 @@ class ChangelogBatch:
     """Encoded keys of the store, distinct."""
     values: pa.Array
     """Value of each key; null is a deletion."""
+    ranges: DeletedRanges = NO_RANGES
+    """Ranges in which no other key has a value afterwards."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -132,24 +136,29 @@ class Changelogged:
                 return [next(fetched) if value is MISSING else value for value in found]
 
     def scan(
-        self, above: Iterable[Change], lower: bytes, upper: bytes | None, *, reverse: bool
+        self,
+        above: Iterable[Change],
+        lower: bytes,
+        upper: bytes | None,
+        *,
+        reverse: bool,
+        ranges: DeletedRanges = NO_RANGES,
     ) -> Iterator[Entry]:
-        """Return the entries of [lower, upper) as of now, under the sorted changes `above`."""
+        """Return the entries of [lower, upper) as of now, under the sorted changes `above`.
+
+        The keys of `ranges` are left out, unless they are in `above`.
+        """
         self.fold()
+        bounds = (lower, upper)
         while True:
             before, layers = self._layers.hold_count, self._layers.seal()
-            below: Iterator[Change] = iter(self.engine.scan(lower, upper, reverse=reverse))
+            found = visible(above, ranges, layers, self.engine.scan, bounds, reverse=reverse)
             # A checkpoint may write to the engine meanwhile. If it began before `seal`, its changes
             # are in the sealed layers. If it began between `seal` and the engine's scan, it may
             # write newer commits, which would be visible for keys without an entry in the layers.
             # In that case the scan starts again.
             if self._layers.hold_count == before:
-                break
-        streams = [iter(above), *(layer.scan(lower, upper, reverse=reverse) for layer in layers)]
-        merged = reduce(
-            lambda older, newer: overlaid(newer, older, reverse=reverse), reversed(streams), below
-        )
-        return ((key, value) for key, value in merged if value is not None)
+                return found
 
     def apply(self, batch: ChangelogBatch, position: StorePosition) -> None:
         """Add the batch of a durable commit, which reaches `position`."""
@@ -173,7 +182,7 @@ class Changelogged:
             self._position = position
 
     def checkpoint(self) -> int:
-        """Move all layers to the engine in one atomic write; return the number of keys.
+        """Move all layers to the engine in one atomic write; return the number of changes.
 
         The commits that it covers must be durable.
         """
@@ -185,10 +194,11 @@ class Changelogged:
             self._moving = moving
             layer, position = moving
             with self.counters.checkpoints.timed():
-                self.engine.write(layer.index, [layer.data[key] for key in layer.index], position)
+                values = [layer.data[key] for key in layer.index]
+                self.engine.write(layer.index, values, position, layer.ranges)
             self._moving = None
             self._layers.drop()
-            return len(layer.data)
+            return len(layer)
 
     def refill(self, chunks: Iterable[tuple[SortedChanges, StorePosition]]) -> None:
         """Write sorted chunks of the changelog directly to the engine, during a restore."""
@@ -232,7 +242,8 @@ class Changelogged:
         if self._loose:
             batch = _latest(self._loose)
             nbytes = batch.nbytes + ENTRY_BYTES * len(batch)
-            self._layers.add(batch.keys.to_pylist(), batch.values.to_pylist(), nbytes)
+            keys, values = batch.keys.to_pylist(), batch.values.to_pylist()
+            self._layers.add(keys, values, nbytes, batch.ranges)
             self._set_loose([])
 
     def _set_loose(self, batches: list[ChangelogBatch]) -> None:
@@ -262,7 +273,8 @@ def _latest(batches: Sequence[ChangelogBatch]) -> ChangelogBatch:
     last = np.empty(len(keys.dictionary), np.int64)
     # NumPy assigns in order, so of equal indices the last position remains.
     last[keys.indices.to_numpy()] = np.arange(len(keys))
-    return ChangelogBatch(keys.dictionary, values.take(pa.array(last)))
+    ranges = reduce(or_, (batch.ranges for batch in batches))
+    return ChangelogBatch(keys.dictionary, values.take(pa.array(last)), ranges)
 
 
 def later(

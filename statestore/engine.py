@@ -15,6 +15,7 @@ import msgspec
 
 from strandline.changelog.errors import UNREADABLE, CorruptLog, FutureFormat
 from strandline.changelog.history import HistoryEpoch
+from strandline.statestore.ranges import NO_RANGES, DeletedRanges
 
 FORMAT = 3
 """Version of an engine's content: encodings of keys, values and position.
@@ -118,16 +119,20 @@ class Engine(Protocol):
         """Return the value of each key; None for a key that has none."""
         ...
 
-    def scan(self, lower: bytes, upper: bytes | None, *, reverse: bool) -> Iterator[Entry]:
+    def scan(self, lower: bytes, upper: bytes | None, /, *, reverse: bool) -> Iterator[Entry]:
         """Return the entries of [lower, upper) as of this call, in the order of their keys."""
         ...
 
     def write(
-        self, keys: Column[bytes], values: Column[bytes | None], position: StorePosition
+        self,
+        keys: Column[bytes],
+        values: Column[bytes | None],
+        position: StorePosition,
+        ranges: DeletedRanges = NO_RANGES,
     ) -> None:
         """Write strictly ascending keys and the position atomically and durably.
 
-        A value of None deletes the key.
+        A value of None deletes the key. Before that, all keys of `ranges` are deleted.
         """
         ...
 

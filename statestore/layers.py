@@ -6,40 +6,72 @@ seals the open layer and keeps the stack of that moment, so it shows one moment 
 long. Sealed layers of similar size are merged, so that n writes between scans leave at most about
 log2(n) layers to search.
 
-`overlaid` merges two sorted streams and prefers the upper one; folding it merges a whole stack.
+A layer may also have deleted ranges. They hide all keys of the layers below it, and the layer does
+not contain the deletions of these keys.
+
+`overlaid` merges two sorted streams and prefers the upper one; `visible` merges a whole stack.
 """
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 
-from strandline.statestore.engine import Column
+from strandline.statestore.engine import Column, Entry
+from strandline.statestore.ranges import NO_RANGES, DeletedRanges, Scan
 
 Change = tuple[bytes, bytes | None]
+
+RANGE_BYTES = 200
+"""Approximate bytes of a deleted range in memory."""
 
 MISSING = bytes(bytearray(b"missing"))
 """Marks a missing value. It is compared by identity, so no stored value is mistaken for it."""
 
 
 class Layer:
-    """Set of changes: maps each key to its value, or to None for a deletion."""
+    """Set of changes: maps each key to its value, or to None for a deletion.
 
-    __slots__ = ("_index", "data", "nbytes")
+    The keys of `ranges` that are not in `data` are deleted too.
+    """
 
-    def __init__(self, data: dict[bytes, bytes | None], nbytes: int) -> None:
+    __slots__ = ("_index", "data", "nbytes", "ranges")
+
+    def __init__(
+        self, data: dict[bytes, bytes | None], nbytes: int, ranges: DeletedRanges = NO_RANGES
+    ) -> None:
         self.data = data
         self.nbytes = nbytes
+        self.ranges = ranges
         self._index: list[bytes] | None = None
 
-    def add(self, keys: Column[bytes], values: Iterable[bytes | None], nbytes: int) -> None:
-        """Add changes of about `nbytes` bytes. The layer must not be sealed."""
+    def __len__(self) -> int:
+        return len(self.data) + len(self.ranges)
+
+    def add(
+        self,
+        keys: Column[bytes],
+        values: Sequence[bytes | None],
+        nbytes: int,
+        ranges: DeletedRanges = NO_RANGES,
+    ) -> None:
+        """Add changes of about `nbytes` bytes. The layer must not be sealed.
+
+        The keys of `ranges` that are in this layer must be among `keys`.
+        """
         before = len(self.data)
+        # First, so that no reader on another thread finds neither a deletion nor its range.
+        self.ranges |= ranges
         self.data.update(zip(keys, values, strict=True))
+        if ranges:
+            for key, value in zip(keys, values, strict=True):
+                if value is None and key in ranges:
+                    del self.data[key]
         # Only new keys add to the size.
         self.nbytes += nbytes * (len(self.data) - before) // max(1, len(keys))
+        self.nbytes += RANGE_BYTES * len(ranges)
 
     @property
     def index(self) -> list[bytes]:
@@ -58,11 +90,28 @@ class Layer:
 
     def under(self, newer: Layer) -> Layer:
         """Return one layer with the changes of both; those of `newer` take precedence."""
-        merged = Layer(dict(self.data), self.nbytes)
-        merged.add(newer.data.keys(), newer.data.values(), newer.nbytes)
+        below = self._outside(newer.ranges)
+        merged = Layer(dict(below.data), below.nbytes, below.ranges | newer.ranges)
+        merged.add(newer.data.keys(), [*newer.data.values()], newer.nbytes)
         # The list has two sorted runs, which Python's sort merges in linear time.
-        merged._index = sorted(self.index + [key for key in newer.index if key not in self.data])
+        merged._index = sorted(below.index + [key for key in newer.index if key not in below.data])
         return merged
+
+    def num_covered(self, ranges: DeletedRanges) -> int:
+        """Return the number of keys in `data` that the ranges cover."""
+        return sum(len(span(self.index, *interval)) for interval in ranges)
+
+    def _outside(self, ranges: DeletedRanges) -> Layer:
+        """Return this layer without the keys that the ranges cover."""
+        covered = self.num_covered(ranges)
+        if not covered:
+            return self
+        gaps = [span(self.index, *gap) for gap in ranges.gaps(b"", None)]
+        index = [key for places in gaps for key in self.index[places.start : places.stop]]
+        left = self.nbytes * len(index) // len(self.data)
+        kept = Layer({key: self.data[key] for key in index}, left, self.ranges)
+        kept._index = index
+        return kept
 
 
 class Layers:
@@ -77,7 +126,7 @@ class Layers:
         """Number of times that `hold` has created a held layer."""
 
     def __bool__(self) -> bool:
-        return bool(self._open.data or self._sealed)
+        return bool(self._open or self._sealed)
 
     @property
     def nbytes(self) -> int:
@@ -90,13 +139,18 @@ class Layers:
 
     def find(self, key: bytes) -> bytes | None:
         """Return the newest value of a key: None if deleted, `MISSING` if no layer has the key."""
-        value = self._open.data.get(key, MISSING)
-        return look_up(self._sealed, key) if value is MISSING else value
+        return look_up((self._open, *self._sealed), key)
 
-    def add(self, keys: Column[bytes], values: Iterable[bytes | None], nbytes: int) -> None:
-        """Add changes on top."""
+    def add(
+        self,
+        keys: Column[bytes],
+        values: Sequence[bytes | None],
+        nbytes: int,
+        ranges: DeletedRanges = NO_RANGES,
+    ) -> None:
+        """Add changes on top, as `Layer.add` does."""
         with self._lock:
-            self._open.add(keys, values, nbytes)
+            self._open.add(keys, values, nbytes, ranges)
 
     def seal(self) -> tuple[Layer, ...]:
         """Return the stack of this moment, newest first; its layers are immutable."""
@@ -130,7 +184,7 @@ class Layers:
                 kept: dict[bytes, bytes | None] = {
                     key: value for key, value in merged.data.items() if value is not None
                 }
-                share = len(kept) / len(merged.data)
+                share = len(kept) / max(1, len(merged.data))
                 self._sealed = (Layer(kept, int(merged.nbytes * share)),) if kept else ()
 
     def clear(self) -> None:
@@ -139,7 +193,7 @@ class Layers:
             self._sealed, self._open, self._held = (), Layer({}, 0), None
 
     def _seal(self) -> tuple[Layer, ...]:
-        if self._open.data:
+        if self._open:
             # Readers take no lock. The new stack is set before the new open layer, so a reader in
             # between finds the same changes twice. In the other order it could miss them.
             self._sealed = _compacted((self._open, *self._sealed), self._held)
@@ -153,7 +207,38 @@ def look_up(layers: Iterable[Layer], key: bytes) -> bytes | None:
         value = layer.data.get(key, MISSING)
         if value is not MISSING:
             return value
+        if layer.ranges and key in layer.ranges:
+            return None
     return MISSING
+
+
+def visible(
+    changes: Iterable[Change],
+    ranges: DeletedRanges,
+    layers: Iterable[Layer],
+    engine: Scan[Entry] | None,
+    bounds: tuple[bytes, bytes | None],
+    *,
+    reverse: bool,
+) -> Iterator[Entry]:
+    """Return the entries of a stack in the order of their keys, as of this call.
+
+    Args:
+        changes: Sorted changes above the stack.
+        ranges: Ranges that were deleted above the stack, without regard to `changes`.
+        layers: Sealed layers, newest first.
+        engine: Scan of the engine below them; None if there is none.
+        bounds: First key, and the end (exclusive) or None.
+        reverse: True to begin with the last entry.
+    """
+    streams: list[Iterator[Change]] = [iter(changes)]
+    for layer in layers:
+        streams.append(ranges.scan_outside(layer.scan, *bounds, reverse=reverse))
+        ranges |= layer.ranges
+    if engine is not None:
+        streams.append(ranges.scan_outside(engine, *bounds, reverse=reverse))
+    merged = reduce(lambda older, newer: overlaid(newer, older, reverse=reverse), reversed(streams))
+    return ((key, value) for key, value in merged if value is not None)
 
 
 def overlaid(
@@ -200,7 +285,7 @@ def _compacted(layers: tuple[Layer, ...], keep: Layer | None) -> tuple[Layer, ..
     """
     while len(layers) > 1 and layers[1] is not keep:
         first, second, *rest = layers
-        if len(second.data) >= 2 * len(first.data):
+        if len(second) >= 2 * len(first):
             break
         layers = (second.under(first), *rest)
     return layers

@@ -82,7 +82,8 @@ class StepStore(TypedStore[K, V]):
     ) -> Iterator[Entry]:
         if self._scanned is None:
             self._scanned = self._base.revision
-        return self._base.scan_below(changes, lower, upper, reverse=reverse)
+        own = self._dirty.ranges
+        return self._base.scan_below(changes, own, (lower, upper), reverse=reverse)
 
     def _writable(self) -> None:
         if self._is_over:

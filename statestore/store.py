@@ -43,6 +43,7 @@ from strandline.statestore.expiry import Sweeper
 from strandline.statestore.keys import Never
 from strandline.statestore.layers import Change
 from strandline.statestore.memory import IN_USE_S, MemoryBudget, StoreShare
+from strandline.statestore.ranges import DeletedRanges
 from strandline.statestore.reader import CommittedReader
 from strandline.statestore.restore import TRANSACTION_WAIT_S, OnProgress, Restored, restore
 from strandline.statestore.spec import StoreSpec
@@ -185,18 +186,26 @@ class PartitionStore(TypedStore[K, V]):
         if step.changed:
             self._writable()
             self.revision += 1
-            self.changed += step.changed
-            self.puts += step.put
-            self._dirty.nbytes += step.nbytes
+            self._dirty.absorb(step)
             self.young.update(zip(step.changed, step.put, strict=True))
 
     def scan_below(
-        self, above: Iterable[Change], lower: bytes, upper: bytes | None, *, reverse: bool
+        self,
+        above: Iterable[Change],
+        deleted: DeletedRanges,
+        bounds: tuple[bytes, bytes | None],
+        *,
+        reverse: bool,
     ) -> Iterator[Entry]:
-        """Return the stored entries of [lower, upper) as of now, under the changes of a step."""
-        own = self._dirty.scan(self._values.dumps, lower, upper, reverse=False)
-        changes = sorted({**dict(own), **dict(above)}.items(), reverse=reverse)
-        return self._committed.scan(changes, lower, upper, reverse=reverse)
+        """Return the stored entries within `bounds` as of now, under the changes of a step.
+
+        The step has first `deleted` ranges, and then made the changes `above`.
+        """
+        own = self._dirty.scan(self._values.dumps, *bounds, reverse=False)
+        left = {key: value for key, value in own if key not in deleted}
+        changes = sorted({**left, **dict(above)}.items(), reverse=reverse)
+        ranges = self._dirty.ranges | deleted
+        return self._committed.scan(changes, *bounds, reverse=reverse, ranges=ranges)
 
     def mark(self) -> int:
         """Return the length of the undo log, to which `rollback` can go back."""
@@ -235,7 +244,9 @@ class PartitionStore(TypedStore[K, V]):
         if not latest:
             return None
         self._drained = ChangelogBatch(
-            self._keys.encode_all(latest), self._values.dump_all(list(latest.values()))
+            self._keys.encode_all(latest),
+            self._values.dump_all(list(latest.values())),
+            self._dirty.ranges,
         )
         self.unchecked = Never
         return self._drained
@@ -449,7 +460,8 @@ class PartitionStore(TypedStore[K, V]):
     def _scan(
         self, changes: Iterable[Change], lower: bytes, upper: bytes | None, *, reverse: bool
     ) -> Iterator[Entry]:
-        return self._committed.scan(changes, lower, upper, reverse=reverse)
+        ranges = self._dirty.ranges
+        return self._committed.scan(changes, lower, upper, reverse=reverse, ranges=ranges)
 
     def _remove_expired(self) -> None:
         if self._sweeper is None:

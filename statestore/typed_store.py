@@ -155,6 +155,14 @@ class TypedStore(NoLen, Generic[K, V]):
     def __contains__(self, key: K) -> bool:
         return self.get(key, UNSHARED) is not UNSHARED
 
+    def delete_range(self, lower: K | None = None, upper: K | None = None) -> None:
+        """Remove all keys from `lower` to `upper`, as in `range`."""
+        self._delete_all(*self._bounds(lower, upper))
+
+    def delete_prefix(self, prefix: Any) -> None:
+        """Remove all keys that begin with `prefix`, as in `prefix`."""
+        self._delete_all(*self._keys.prefix(prefix))
+
     def put_if_absent(self, key: K, value: V) -> V | None:
         """Set the value of a key that has none and return None; else return its value."""
         found = self.get(key, None)
@@ -197,9 +205,7 @@ class TypedStore(NoLen, Generic[K, V]):
             upper: End of the range (exclusive); None for no limit. As for `lower`.
             reverse: True to begin with the last entry.
         """
-        first = FIRST_KEY if lower is None else self._keys.bound(lower)
-        last = None if upper is None else self._keys.bound(upper)
-        return self._entries(first, last, reverse)
+        return self._entries(*self._bounds(lower, upper), reverse)
 
     def prefix(self, prefix: Any, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
         """Return an iterator of the entries whose key begins with `prefix`.
@@ -253,7 +259,10 @@ class TypedStore(NoLen, Generic[K, V]):
     def _scan(
         self, changes: Iterable[Change], lower: bytes, upper: bytes | None, *, reverse: bool
     ) -> Iterator[Entry]:
-        """Return the stored entries of [lower, upper) under the sorted `changes` of this store."""
+        """Return the stored entries of [lower, upper) under the sorted `changes` of this store.
+
+        The keys of its deleted ranges are left out, unless they are in `changes`.
+        """
         raise NotImplementedError
 
     def _writable(self) -> None:
@@ -284,14 +293,29 @@ class TypedStore(NoLen, Generic[K, V]):
             self._dirty.nbytes += len(held.data or b"")
         return held
 
+    def _bounds(self, lower: K | None, upper: K | None) -> tuple[bytes, bytes | None]:
+        first = FIRST_KEY if lower is None else self._keys.bound(lower)
+        return first, None if upper is None else self._keys.bound(upper)
+
+    def _stored(self, lower: bytes, upper: bytes | None, *, reverse: bool) -> Iterator[Entry]:
+        """Return the entries of [lower, upper) as of now, including those that have expired."""
+        changes = self._dirty.scan(self._values.dumps, lower, upper, reverse=reverse)
+        return self._scan(changes, lower, upper, reverse=reverse)
+
     def _entries(self, lower: bytes, upper: bytes | None, reverse: bool) -> Iterator[tuple[K, V]]:
         values = self._values
-        changes = self._dirty.scan(values.dumps, lower, upper, reverse=reverse)
-        entries = self._scan(changes, lower, upper, reverse=reverse)
+        entries = self._stored(lower, upper, reverse=reverse)
         decode, loads = self._keys.decode, values.loads
         if values.expiry != "none":
             entries = ((key, data) for key, data in entries if not values.expired(data))
         return ((decode(key), loads(data)) for key, data in entries)
+
+    def _delete_all(self, lower: bytes, upper: bytes | None) -> None:
+        """Remove the keys of [lower, upper)."""
+        self._writable()
+        keys = [self._keys.decode(name) for name, _ in self._stored(lower, upper, reverse=False)]
+        self._dirty.delete_range(lower, upper, keys)
+        self.young.update(dict.fromkeys(keys, DELETED))
 
     def _remove(self, key: Any) -> None:
         self.changed.append(key)

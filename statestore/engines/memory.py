@@ -7,10 +7,10 @@ It is a stack of layers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import reduce
 
 from strandline.statestore.engine import Column, Entry, StorePosition
-from strandline.statestore.layers import MISSING, Change, Layers, overlaid
+from strandline.statestore.layers import MISSING, Layers, visible
+from strandline.statestore.ranges import NO_RANGES, DeletedRanges
 
 PURGE_DELETIONS = 1_024
 """Number of deletions below which they are kept: merging the layers costs more than they do."""
@@ -38,21 +38,22 @@ class MemoryEngine:
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return [self.get(key) for key in keys]
 
-    def scan(self, lower: bytes, upper: bytes | None, *, reverse: bool) -> Iterator[Entry]:
-        streams: list[Iterator[Change]] = [
-            layer.scan(lower, upper, reverse=reverse) for layer in self._layers.seal()
-        ]
-        merged: Iterator[Change] = reduce(
-            lambda newer, older: overlaid(newer, older, reverse=reverse), streams, iter(())
-        )
-        return ((key, value) for key, value in merged if value is not None)
+    def scan(self, lower: bytes, upper: bytes | None, /, *, reverse: bool) -> Iterator[Entry]:
+        layers = self._layers.seal()
+        return visible((), NO_RANGES, layers, None, (lower, upper), reverse=reverse)
 
     def write(
-        self, keys: Column[bytes], values: Column[bytes | None], position: StorePosition
+        self,
+        keys: Column[bytes],
+        values: Column[bytes | None],
+        position: StorePosition,
+        ranges: DeletedRanges = NO_RANGES,
     ) -> None:
         listed = [*values]  # a column makes its objects anew each time that it is gone through
-        self._layers.add(keys, listed, 0)
         self._deletions += listed.count(None)
+        if ranges:  # They apply to sealed layers only.
+            self._deletions += sum(layer.num_covered(ranges) for layer in self._layers.seal())
+        self._layers.add(keys, listed, 0, ranges)
         # A purge goes through all keys, so there is one for each time that half of them are deletions.
         if self._deletions > max(PURGE_DELETIONS, self._layers.num_changes() // 2):
             self._layers.purge()

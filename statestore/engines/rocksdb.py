@@ -7,7 +7,7 @@ These are the rules. Each prevents a failure that was seen:
   an ingested file never overtakes older changes that are still in the memtable.
 - A write of at least `SST_MIN_KEYS` keys is a sorted file, written beside the database and moved
   into it. That is several times faster than a batch, and durable when it returns. A smaller write
-  is a batch followed by a flush. Both can contain deletions.
+  is a batch followed by a flush. Both can contain deletions, and a batch also deleted ranges.
 - Ingested files all go to level 0, and RocksDB does not slow down ingestion. So a write waits while
   there are more than `MAX_LEVEL0_FILES` files.
 - One block cache and one budget for memtables are shared by the whole process.
@@ -58,6 +58,7 @@ from strandline.changelog.errors import (
 from strandline.changelog.local_file import allow_many_files
 from strandline.changelog.storage import LocalStorage, Lock
 from strandline.statestore.engine import POSITION_KEY, Column, Entry, StorePosition
+from strandline.statestore.ranges import NO_RANGES, DeletedRanges
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -158,7 +159,7 @@ class RocksEngine:
         found: Any = self._guarded("read", self._db.get, [*keys])
         return list(found)
 
-    def scan(self, lower: bytes, upper: bytes | None, *, reverse: bool) -> Iterator[Entry]:
+    def scan(self, lower: bytes, upper: bytes | None, /, *, reverse: bool) -> Iterator[Entry]:
         if self._is_absent():
             return iter(())
         options = rocksdict.ReadOptions()
@@ -173,15 +174,21 @@ class RocksEngine:
         return scan
 
     def write(
-        self, keys: Column[bytes], values: Column[bytes | None], position: StorePosition
+        self,
+        keys: Column[bytes],
+        values: Column[bytes | None],
+        position: StorePosition,
+        ranges: DeletedRanges = NO_RANGES,
     ) -> None:
         if self._is_absent():
             self._check_folder()  # before opening, which would create a database at the path
             self._open()
         self._wait_for_compaction()
         self._check_folder()
-        store = self._ingest if len(keys) >= self._sst_from else self._write_batch
-        self._guarded("write", store, keys, values, position)
+        if ranges or len(keys) < self._sst_from:
+            self._guarded("write", self._write_batch, keys, values, position, ranges)
+        else:
+            self._guarded("write", self._ingest, keys, values, position)
         self._position = position
 
     def wipe(self) -> None:
@@ -349,9 +356,15 @@ class RocksEngine:
         probe.status()
 
     def _write_batch(
-        self, keys: Column[bytes], values: Column[bytes | None], position: StorePosition
+        self,
+        keys: Column[bytes],
+        values: Column[bytes | None],
+        position: StorePosition,
+        ranges: DeletedRanges,
     ) -> None:
         batch = rocksdict.WriteBatch(raw_mode=True)
+        for lower, upper in ranges:
+            batch.delete_range(max(lower, _AFTER_POSITION), upper or _BEHIND_ALL)
         _put_all(batch, keys, values, position)
         self._db.write(batch)
         self._db.flush()
@@ -527,4 +540,6 @@ def _ingest_options() -> rocksdict.IngestExternalFileOptions:
 
 _FULL = ("No space left", "quota exceeded", "File too large")
 _AFTER_POSITION = b"\x01"
+_BEHIND_ALL = b"\xff"
+"""Behind all keys of a store, which begin with a tag (`statestore.ordered`)."""
 _POLL_SECONDS = 0.02

@@ -27,8 +27,10 @@ from strandline.statestore.engine import POSITION_KEY, Engine, StorePosition
 from strandline.statestore.engines import rocksdb
 from strandline.statestore.engines.memory import MemoryEngine
 from strandline.statestore.engines.rocksdb import RocksEngine
+from strandline.statestore.ranges import NO_RANGES, DeletedRanges
 
 KEY = st.binary(min_size=1, max_size=3).map(lambda key: b"\x02" + key)
+RANGES = st.lists(st.tuples(KEY, st.none() | KEY), max_size=2).map(DeletedRanges)
 CHANGES = st.dictionaries(KEY, st.none() | st.binary(max_size=3), max_size=8)
 
 
@@ -36,9 +38,14 @@ def at(offset: int) -> StorePosition:
     return StorePosition("t1", 0, offset)
 
 
-def write(engine: Engine, changes: dict[bytes, bytes | None], offset: int = 1) -> None:
+def write(
+    engine: Engine,
+    changes: dict[bytes, bytes | None],
+    offset: int = 1,
+    ranges: DeletedRanges = NO_RANGES,
+) -> None:
     keys = sorted(changes)
-    engine.write(keys, [changes[key] for key in keys], at(offset))
+    engine.write(keys, [changes[key] for key in keys], at(offset), ranges)
 
 
 def entries(engine: Engine) -> list[tuple[bytes, bytes]]:
@@ -60,19 +67,28 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
 @settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(writes=st.lists(CHANGES, max_size=5), lower=KEY, upper=st.none() | KEY, probe=KEY)
+@given(
+    writes=st.lists(st.tuples(CHANGES, RANGES), max_size=5),
+    lower=KEY,
+    upper=st.none() | KEY,
+    probe=KEY,
+)
 def test_an_engine_is_a_sorted_mapping(
     engine: Engine,
-    writes: list[dict[bytes, bytes | None]],
+    writes: list[tuple[dict[bytes, bytes | None], DeletedRanges]],
     lower: bytes,
     upper: bytes | None,
     probe: bytes,
 ) -> None:
     engine.wipe()
     model: dict[bytes, bytes | None] = {}
-    for changes in writes:
-        write(engine, changes)
-        model |= changes
+    for changes, ranges in writes:
+        # Deletions in a range are left to the range, as a checkpoint does.
+        left = {
+            key: value for key, value in changes.items() if value is not None or key not in ranges
+        }
+        write(engine, left, ranges=ranges)
+        model = {key: None if key in ranges else value for key, value in model.items()} | changes
     alive = {key: value for key, value in model.items() if value is not None}
     expected = sorted(
         item for item in alive.items() if lower <= item[0] and (upper is None or item[0] < upper)

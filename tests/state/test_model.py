@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -26,6 +27,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        # Otherwise no range would have enough keys.
+        self.patch = mock.patch("strandline.statestore.dirty.RANGE_MIN_KEYS", 2)
+        self.patch.start()
         self.root = Path(tempfile.mkdtemp())
         self.folder = self.root / "0"
         self.changelog = Changelog()
@@ -39,6 +43,24 @@ class StoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.store.close()
         shutil.rmtree(self.root, ignore_errors=True)
+        self.patch.stop()
+
+    @rule(values=st.dictionaries(KEYS, VALUES, min_size=3))
+    def put_many(self, values: dict[str, Any]) -> None:
+        for key, value in values.items():
+            self.put(key, value)
+
+    @rule(lower=st.none() | KEYS, upper=st.none() | KEYS)
+    def delete_range(self, lower: str | None, upper: str | None) -> None:
+        self.store.delete_range(lower, upper)
+        for key in [*self.model]:
+            if (lower is None or lower <= key) and (upper is None or key < upper):
+                del self.model[key]
+
+    @rule(prefix=KEYS)
+    def delete_prefix(self, prefix: str) -> None:
+        self.store.delete_prefix(prefix)
+        self.model = {key: self.model[key] for key in self.model if not key.startswith(prefix)}
 
     @rule(key=KEYS, value=VALUES)
     def put(self, key: str, value: Any) -> None:

@@ -1,0 +1,225 @@
+"""Deleting ranges of keys: what is stored, what a scan reads, and what an undo brings back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strandline.changelog.errors import InvalidRecord, InvalidTxnState
+from strandline.statestore import StoreSpec, open_store
+from strandline.statestore.dirty import RANGE_MIN_KEYS
+from strandline.statestore.engine import Entry
+from strandline.statestore.engines.memory import MemoryEngine
+from strandline.statestore.ranges import DeletedRanges
+from strandline.statestore.step_store import StepStore
+from tests.state.kit import Changelog
+
+BYTE = st.integers(0, 12).map(lambda number: bytes([number]))
+INTERVALS = st.lists(st.tuples(BYTE, st.none() | BYTE), max_size=5)
+ALL = [bytes([number]) for number in range(14)]
+MANY = 2 * RANGE_MIN_KEYS
+
+Key = tuple[str, int]
+SPEC: StoreSpec[Key, int] = StoreSpec("s", key=tuple[str, int], value=int)
+
+
+def within(key: bytes, lower: bytes, upper: bytes | None) -> bool:
+    return lower <= key and (upper is None or key < upper)
+
+
+@given(INTERVALS, INTERVALS)
+def test_ranges_are_a_set_of_keys(one: list[Any], other: list[Any]) -> None:
+    both = DeletedRanges(one) | DeletedRanges(other)
+    for key in ALL:
+        assert (key in both) == any(within(key, *interval) for interval in one + other)
+    listed = list(both)
+    assert listed == sorted(listed, key=lambda interval: interval[0])
+    assert all(end is not None for _, end in listed[:-1])
+
+
+@given(INTERVALS, BYTE, st.none() | BYTE, st.booleans())
+def test_a_scan_outside_leaves_out_what_the_ranges_cover(
+    intervals: list[Any], lower: bytes, upper: bytes | None, reverse: bool
+) -> None:
+    def scan(first: bytes, end: bytes | None, /, *, reverse: bool) -> Iterator[bytes]:
+        found = [key for key in ALL if within(key, first, end)]
+        return reversed(found) if reverse else iter(found)
+
+    ranges = DeletedRanges(intervals)
+    expected = [key for key in ALL if within(key, lower, upper) and key not in ranges]
+    found = list(ranges.scan_outside(scan, lower, upper, reverse=reverse))
+    assert found == (expected[::-1] if reverse else expected)
+
+
+class CountingEngine(MemoryEngine):
+    """Engine that counts the entries that its scans return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scanned = 0
+
+    def scan(self, lower: bytes, upper: bytes | None, /, *, reverse: bool) -> Iterator[Entry]:
+        for entry in super().scan(lower, upper, reverse=reverse):
+            self.scanned += 1
+            yield entry
+
+
+def filled(changelog: Changelog, folder: Path | None = None) -> Any:
+    store = changelog.open(SPEC, folder)
+    for number in range(MANY):
+        store["a", number] = number
+        store["b", number] = number
+    changelog.commit(store)
+    store.checkpoint()
+    return store
+
+
+def test_a_scan_does_not_pass_deleted_keys() -> None:
+    engine = CountingEngine()
+    store = open_store(SPEC, engine=engine)
+    changelog = Changelog()
+    for number in range(MANY):
+        store["a", number] = number
+    store["b", 0] = 0
+    changelog.commit(store)
+    store.checkpoint()
+    store.delete_prefix(("a",))
+    store["a", 7] = -7
+    expected = [(("a", 7), -7), (("b", 0), 0)]
+    for step in (lambda: None, lambda: changelog.commit(store), store.checkpoint):
+        step()
+        engine.scanned = 0
+        assert list(store.all()) == expected
+        assert list(store.all(reverse=True)) == expected[::-1]
+        assert engine.scanned <= 2 * len(expected)
+
+
+def test_few_keys_are_deleted_one_by_one() -> None:
+    changelog = Changelog()
+    store = filled(changelog)
+    store.delete_range(("a", 0), ("a", RANGE_MIN_KEYS - 1))
+    assert not store.drain().ranges
+    changelog.abort(store)
+    store.delete_range(("a", 0), ("a", RANGE_MIN_KEYS))
+    assert store.drain().ranges
+
+
+def test_the_changelog_has_a_deletion_for_each_key(tmp_path: Path) -> None:
+    changelog = Changelog()
+    store = filled(changelog, tmp_path / "0")
+    store.delete_prefix(("a",))
+    batch = store.drain()
+    assert batch.values.null_count == len(batch) == MANY
+    changelog.commit(store)
+    store.close()
+    restored = changelog.open(SPEC, tmp_path / "1")
+    assert [key for key, _ in restored.all()] == [("b", number) for number in range(MANY)]
+
+
+def test_a_checkpoint_leaves_no_deleted_key(tmp_path: Path) -> None:
+    changelog = Changelog()
+    store = filled(changelog, tmp_path / "0")
+    store.delete_range(upper=("b",))
+    store["a", 3] = 30
+    changelog.commit(store)
+    store.delete_range(("b", 1))
+    changelog.commit(store)
+    assert store.checkpoint() > 0
+    assert list(store.all()) == [(("a", 3), 30), (("b", 0), 0)]
+    store.close()
+    reopened = changelog.open(SPEC, tmp_path / "0")
+    assert list(reopened.all()) == [(("a", 3), 30), (("b", 0), 0)]
+    assert reopened["a", 3] == 30
+    assert reopened.get(("a", 4)) is None
+
+
+def test_an_undo_brings_the_keys_back() -> None:
+    changelog = Changelog()
+    store = filled(changelog)
+    store["a", 0] = -1
+    mark = store.mark()
+    store.delete_prefix(("a",))
+    store["a", 1] = -2
+    assert [key for key, _ in store.prefix(("a",))] == [("a", 1)]
+    store.rollback(mark)
+    expected = [-1, *range(1, MANY)]
+    assert [value for _, value in store.prefix(("a",))] == expected
+    changelog.commit(store)
+    assert [value for _, value in store.prefix(("a",))] == expected
+
+
+def test_a_scan_that_has_begun_shows_the_deleted_keys() -> None:
+    store = filled(Changelog())
+    scan = store.prefix(("a",))
+    store.delete_prefix(("a",))
+    assert len(list(scan)) == MANY
+    assert list(store.prefix(("a",))) == []
+
+
+def test_a_memory_engine_frees_deleted_keys() -> None:
+    engine = MemoryEngine()
+    store = open_store(SPEC, engine=engine)
+    changelog = Changelog()
+    for number in range(5_000):
+        store["a", number] = number
+    changelog.commit(store)
+    store.checkpoint()
+    store.delete_range()
+    changelog.commit(store)
+    store.checkpoint()
+    assert engine.approximate_num_entries() == 0
+    assert list(store.all()) == []
+
+
+def test_a_changelog_with_a_range_alone_reaches_its_checkpoint(tmp_path: Path) -> None:
+    changelog = Changelog()
+    store = filled(changelog, tmp_path / "0")
+    store.delete_range()
+    changelog.commit(store)
+    assert store.pending_bytes > 0
+    store.checkpoint()
+    assert store.pending_bytes == 0
+
+
+def test_a_step_that_deletes_a_range_sees_only_its_own_puts_there() -> None:
+    base = filled(Changelog())
+    base["a", -1] = 5
+    step: StepStore[Key, int] = StepStore(base)
+    step.delete_prefix(("a",))
+    step["a", 9] = 90
+    assert list(step.prefix(("a",))) == [(("a", 9), 90)]
+    assert step.get(("a", -1)) is None
+    assert len(list(base.prefix(("a",)))) == MANY + 1
+    assert step.is_current()
+    step.apply()
+    assert list(base.prefix(("a",))) == [(("a", 9), 90)]
+    assert base.drain().ranges
+
+
+def test_a_step_that_deleted_a_range_is_repeated_after_a_change_of_the_store() -> None:
+    base = filled(Changelog())
+    first: StepStore[Key, int] = StepStore(base)
+    second: StepStore[Key, int] = StepStore(base)
+    second.delete_prefix(("a",))
+    first["a", 1_000] = 1
+    first.apply()
+    assert not second.is_current()
+
+
+def test_what_cannot_be_deleted_is_refused() -> None:
+    changelog = Changelog()
+    store = filled(changelog)
+    numbers: Any = open_store(StoreSpec("n", key=int, engine="memory"))
+    with pytest.raises(InvalidRecord, match=r"prefix\(\) is for str, bytes and tuple keys"):
+        numbers.delete_prefix(1)
+    with pytest.raises(InvalidRecord, match="a key of this store must be"):
+        store.delete_range("a")
+    store["a", 1] = 1
+    store.drain()
+    with pytest.raises(InvalidTxnState, match="its commit is under way"):
+        store.delete_range()
