@@ -79,7 +79,7 @@ ROOMS = {
 
 OURS = {"strandline", "pyspark_strandline", "tests", "examples", "benchmarks"}
 
-CORE = {"pyarrow", "numpy", "msgspec", "rocksdict", "crc32c", "polars", "typer", "rich"}
+CORE = {"pyarrow", "numpy", "msgspec", "rocksdict", "crc32c", "polars", "narwhals", "typer", "rich"}
 """Packages that every installation has."""
 
 EDGES = {
