@@ -151,6 +151,21 @@ class Batch:
             yield ConsumerRecord(self.topic, self.partition, offset, timestamp, key, value, pairs)
 
 
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Return consecutive batches of one partition, which have the same columns, as one batch."""
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    return Batch(
+        first.topic,
+        first.partition,
+        first.base_offset,
+        pa.concat_batches([batch.columns for batch in batches]),
+        first.leader_epoch,
+        pa.concat_arrays([batch.offsets for batch in batches]),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Fetched:
     """The result of a fetch from one partition."""

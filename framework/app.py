@@ -418,6 +418,7 @@ class App:
         tombstones: bool = False,
         window_ms: int | None = None,
         concurrency: int = 1,
+        batch: bool = False,
     ) -> Callable[[H], H]:
         """Return a decorator that makes a function or class the handler of a topic's records.
 
@@ -457,6 +458,10 @@ class App:
                 had been handled one after another; records of the same key wait for each other if
                 the task has stores. A handler is called again if what it has read was changed by
                 an earlier record. The default is 1.
+            batch: True to call the handler, or `process`, with a `Batch` of records as columns. If
+                it raises, it is called again with each half, until the record that causes the error
+                is found; `on_error` applies to that record alone. Such a task is not async and has
+                no timers. The default is False.
 
         Returns:
             A decorator that returns the function or class unchanged.
@@ -465,7 +470,7 @@ class App:
             InvalidConfig: The declaration is not valid.
         """
         inputs = (topics,) if isinstance(topics, Topic | str) else tuple(topics)
-        policies = on_error, tombstones, window_ms, concurrency
+        policies = on_error, tombstones, window_ms, concurrency, batch
 
         def declare(handler: H) -> H:
             title = name or str(getattr(handler, "__name__", "task"))

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, cast
 
 import pyarrow as pa
 
 from strandline.changelog.client.columns import to_batches
-from strandline.changelog.client.producer import Producer
 from strandline.changelog.errors import InvalidRecord, SchemaMismatch
-from strandline.changelog.records import columns_schema
+from strandline.changelog.records import TopicInfo, columns_schema
 from strandline.changelog.times import to_ms
 from strandline.framework.columns import batch_of, one_record, outgoing
-from strandline.framework.formats.codecs import UNENCODABLE, TypedCodec
+from strandline.framework.formats.codecs import UNENCODABLE, Codec, TypedCodec, from_column
 from strandline.framework.formats.wire import conform
 from strandline.framework.topic_declaration import TopicDeclaration
 
@@ -40,19 +38,38 @@ def append_to(topic: TopicDeclaration, data: Any, timestamp: int | dt.datetime |
 
 
 def _append_table(topic: TopicDeclaration, data: Any, now: int) -> int:
+    total = 0
     with topic.session.appending() as producer:
-        if topic.schema is not topic.stored_schema or topic.key_serde is not None:
-            return _append_formed(topic, producer, data, now)
-        times = topic.timestamp_column or now
-        appended = producer.append(topic.name, data, key=topic.key_column, timestamp=times)
-    return sum(batch.last_offset - batch.base_offset + 1 for batch in appended)
+        info = topic.session.broker().topic(topic.name)
+        # Columns that were added to the topic since the app was written may be given too.
+        schema = topic.schema if topic.stored_schema is None else info.schema
+        for columns in stored_columns(topic, data, now, schema):
+            producer.append_batches(outgoing(columns, info, producer))
+            total += len(columns)
+    return total
 
 
-def _append_formed(topic: TopicDeclaration, producer: Producer, data: Any, now: int) -> int:
-    """Append a table to a topic whose values or keys have a serde of their own."""
-    info = topic.session.broker().topic(topic.name)
-    table, keys = _with_own_keys(topic, data)
-    described = replace(info, schema=topic.schema, schema_id=0)
+def stored_columns(
+    topic: TopicDeclaration, data: Any, now: int, schema: pa.Schema | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield a table as batches in the form in which the log holds the topic's records.
+
+    Args:
+        topic: Topic to which the records belong.
+        data: Data frame or Arrow table, as `Topic.append` takes it.
+        now: Time of records without one, in milliseconds since the epoch.
+        schema: Columns that the value of a typed topic has; None if values are not typed.
+
+    Raises:
+        SchemaMismatch: The columns do not fit those of the topic.
+        InvalidRecord: A key or a value is not of the topic's type.
+    """
+    table, keys = _with_own_keys(topic, _table(data))
+    if topic.rows is None and "value" in table.column_names:
+        at = table.schema.get_field_index("value")
+        values = _stored(topic, "value", topic.values, table["value"])
+        table = table.set_column(at, "value", values)
+    described = TopicInfo(topic.name, "", 1, {}, schema)
     total = 0
     for columns in to_batches(
         *(table, described), now_ms=now, key=topic.key_column, timestamp=topic.timestamp_column
@@ -63,11 +80,16 @@ def _append_formed(topic: TopicDeclaration, producer: Producer, data: Any, now: 
         arrays = [columns.column("timestamp"), columns.column("key"), values, *columns.columns[3:]]
         if keys is not None:
             arrays[1] = keys.slice(total, len(columns))
-        schema = columns_schema(topic.values.arrow, headers=len(arrays) > 3)
-        formed = pa.RecordBatch.from_arrays(arrays, schema=schema)
-        producer.append_batches(outgoing(formed, info, producer))
+        layout = columns_schema(values.type, headers=len(arrays) > 3)
+        yield pa.RecordBatch.from_arrays(arrays, schema=layout)
         total += len(columns)
-    return total
+
+
+def _table(data: Any) -> pa.Table:
+    if type(data).__module__.partition(".")[0] == "pandas":
+        # Otherwise pandas adds the index as a column.
+        return pa.Table.from_pandas(data, preserve_index=False)
+    return pa.table(data)
 
 
 def _formed(topic: TopicDeclaration, values: pa.Array) -> pa.Array:
@@ -77,23 +99,30 @@ def _formed(topic: TopicDeclaration, values: pa.Array) -> pa.Array:
         raise type(error)(f"topic {topic.name!r}: {error}") from error
 
 
-def _with_own_keys(topic: TopicDeclaration, data: Any) -> tuple[pa.Table, pa.Array | None]:
-    """Return a table and, if the topic has a `key_serde`, its keys encoded by it."""
-    if type(data).__module__.partition(".")[0] == "pandas":
-        # Otherwise pandas adds the index as a column.
-        table = pa.Table.from_pandas(data, preserve_index=False)
-    else:
-        table = pa.table(data)
+def _with_own_keys(topic: TopicDeclaration, table: pa.Table) -> tuple[pa.Table, pa.Array | None]:
+    """Return the table for `to_batches`, and the stored keys if it would not make them.
+
+    It makes those of a column of the value, unless they have a serde of their own.
+    """
     name = topic.key_column or "key"
-    if topic.key_serde is None or name not in table.column_names:
+    if name not in table.column_names or (topic.key_column and topic.key_serde is None):
         return table, None
     column = table[name].combine_chunks()
     kept = table if topic.key_column else table.drop_columns(["key"])
     if topic.keys.rows is not None:
         fields = conform(column, topic.keys.rows.arrow, name)
         return kept, cast("TypedCodec", topic.keys).from_columns(fields)
-    items = [None if key is None else topic.keys.item(key) for key in column.to_pylist()]
-    return kept, topic.keys.encode(items)
+    return kept, _stored(topic, name, topic.keys, column)
+
+
+def _stored(topic: TopicDeclaration, name: str, codec: Codec, column: Any) -> pa.Array:
+    """Return a column of keys or values as the log holds them; bytes are taken as they are."""
+    try:
+        return from_column(codec, column)
+    except UNENCODABLE as error:
+        raise InvalidRecord(
+            f"topic {topic.name!r}: the column {name!r} ({column.type}) cannot be stored: {error}"
+        ) from error
 
 
 def _append_records(topic: TopicDeclaration, records: Any, now: int) -> int:

@@ -1,13 +1,15 @@
 """Outboxes: the records that a task instance has sent since the last commit.
 
-Items are kept in parallel lists and encoded to columns in bulk. If a handler raises, the sends of
-its record are removed again: `mark` is the index at which they begin.
+Items are kept in parallel lists and encoded to columns in bulk; what is sent as columns is kept as
+columns. If a handler raises, the sends of its step are removed again: `mark` is the index at which
+its items begin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -25,15 +27,27 @@ RECORD_BYTES = 200
 _SIZED = frozenset({bytes, str})
 
 
+class SentColumns(NamedTuple):
+    """Records that were sent as columns."""
+
+    at: int
+    """Number of single records that the outbox had before them."""
+    columns: pa.RecordBatch
+    step: Record[Any, Any]
+    """Record of the step that has sent them."""
+
+
 class Outbox:
     """Records that one task instance has sent to one topic since the last commit."""
 
     __slots__ = (
+        "_columns_nbytes",
         "_is_over",
         "_measured",
         "_nbytes",
         "_trial",
         "checked",
+        "columns",
         "context",
         "headers",
         "keys",
@@ -49,14 +63,21 @@ class Outbox:
         self._is_over = False
         self._measured = 0
         self._nbytes = 0
+        self._columns_nbytes = 0
         self.keys: list[Any] = []
         self.values: list[Any] = []
         self.timestamps: list[int] = []
         self.headers: dict[int, Headers] = {}
+        self.columns: list[SentColumns] = []
         self.record: Record[Any, Any] | None = None
         self.mark = 0
         self.checked = trial.is_checking
         """True if each record is checked when it is sent, to find one that the log refuses."""
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing was sent since the last commit."""
+        return not (self.keys or self.columns)
 
     def put(self, key: Any, value: Any, timestamp: int, headers: Headers = ()) -> None:
         """Add one record, given as items of the topic's codecs."""
@@ -65,6 +86,19 @@ class Outbox:
         self.keys.append(key)
         self.values.append(value)
         self.timestamps.append(timestamp)
+
+    def put_columns(self, topic: TopicDeclaration, columns: pa.RecordBatch) -> None:
+        """Add records in the form of the log.
+
+        Raises:
+            InvalidRecord: The log would refuse one of them.
+            InvalidTxnState: The handler has ended.
+        """
+        self._refuse_late(topic)
+        if self._trial.is_checking:
+            self._trial.check(topic.name, columns)
+        self.columns.append(SentColumns(len(self.keys), columns, self.context.record))
+        self._columns_nbytes += columns.nbytes
 
     def check(
         self, topic: TopicDeclaration, key: Any, value: Any, timestamp: int, headers: Headers
@@ -75,11 +109,7 @@ class Outbox:
             InvalidRecord: The log would refuse it.
             InvalidTxnState: The handler has ended.
         """
-        if self._is_over:
-            raise InvalidTxnState(
-                f"topic {topic.name!r}: send was called after its handler had ended, so the record "
-                "would belong to no transaction; await everything that the handler starts"
-            )
+        self._refuse_late(topic)
         if not self._trial.is_checking:
             return
         self._trial.check(topic.name, one_record(topic, key, value, timestamp, headers))
@@ -91,12 +121,14 @@ class Outbox:
             self._measured = len(self.values)
             large = sum([len(value) for value in fresh if type(value) in _SIZED])
             self._nbytes += large + RECORD_BYTES * len(fresh)
-        return self._nbytes
+        return self._nbytes + self._columns_nbytes
 
     def cut(self, record: Record[Any, Any]) -> None:
         """Remove the records that were sent while `record` was handled."""
         if self.record is record:
             self._truncate(self.mark)
+        while self.columns and self.columns[-1].step is record:
+            self._columns_nbytes -= self.columns.pop().columns.nbytes
 
     def of_step(self, context: TaskContext) -> Outbox:
         """Return an empty outbox for a step that is kept apart from others."""
@@ -104,7 +136,10 @@ class Outbox:
 
     def absorb(self, step: Outbox) -> None:
         """Add the records of a step that was kept apart."""
-        self.headers.update({at + len(self.keys): pairs for at, pairs in step.headers.items()})
+        before = len(self.keys)
+        self.headers.update({at + before: pairs for at, pairs in step.headers.items()})
+        self.columns += [sent._replace(at=sent.at + before) for sent in step.columns]
+        self._columns_nbytes += step._columns_nbytes
         self.keys += step.keys
         self.values += step.values
         self.timestamps += step.timestamps
@@ -116,8 +151,17 @@ class Outbox:
     def clear(self) -> None:
         """Remove all records, committed or not."""
         self._truncate(0)
+        self.columns.clear()
+        self._columns_nbytes = 0
         self.record = None
         self.mark = 0
+
+    def _refuse_late(self, topic: TopicDeclaration) -> None:
+        if self._is_over:
+            raise InvalidTxnState(
+                f"topic {topic.name!r}: send was called after its handler had ended, so the record "
+                "would belong to no transaction; await everything that the handler starts"
+            )
 
     def _truncate(self, length: int) -> None:
         del self.keys[length:], self.values[length:], self.timestamps[length:]
@@ -127,27 +171,58 @@ class Outbox:
         self.headers = {at: pairs for at, pairs in self.headers.items() if at < length}
 
 
-def columns_of(topic: TopicDeclaration, boxes: Iterable[Outbox]) -> pa.RecordBatch | None:
-    """Return all records sent to `topic` as one batch of columns, in order; None if there are none.
+def columns_of(topic: TopicDeclaration, boxes: Iterable[Outbox]) -> list[pa.RecordBatch]:
+    """Return all records sent to `topic` as columns, in the order in which each box got them.
 
     Raises:
         InvalidRecord: A key or value cannot be encoded.
     """
+    filled = [box for box in boxes if not box.is_empty]
+    if not any(box.columns for box in filled):
+        return _encoded(topic, [(box, 0, len(box.keys)) for box in filled])
+    return _joined([columns for box in filled for columns in _in_order(topic, box)])
+
+
+Span = tuple[Outbox, int, int]
+"""An outbox, and the index of the first and after the last of some of its single records."""
+
+
+def _in_order(topic: TopicDeclaration, box: Outbox) -> Iterator[pa.RecordBatch]:
+    begin = 0
+    for sent in box.columns:
+        yield from _encoded(topic, [(box, begin, sent.at)])
+        yield sent.columns
+        begin = sent.at
+    yield from _encoded(topic, [(box, begin, len(box.keys))])
+
+
+def _joined(pieces: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Return consecutive batches of the same schema as one batch."""
+    same = groupby(pieces, key=lambda piece: piece.schema)
+    return [pa.concat_batches(list(group)) for _, group in same]
+
+
+def _encoded(topic: TopicDeclaration, spans: Iterable[Span]) -> list[pa.RecordBatch]:
+    """Return the single records of these spans as one batch; none if there are no records."""
     keys: list[Any] = []
     values: list[Any] = []
     timestamps: list[int] = []
     headers: dict[int, Headers] = {}
-    for box in boxes:
-        headers.update({at + len(keys): pairs for at, pairs in box.headers.items()})
-        keys += box.keys
-        values += box.values
-        timestamps += box.timestamps
+    for box, begin, end in spans:
+        before = len(keys) - begin
+        within = {at: pairs for at, pairs in box.headers.items() if begin <= at < end}
+        headers.update({at + before: pairs for at, pairs in within.items()})
+        keys += box.keys[begin:end]
+        values += box.values[begin:end]
+        timestamps += box.timestamps[begin:end]
     if not keys:
-        return None
+        return []
     try:
-        return batch_of(
-            topic, topic.keys.encode(keys), topic.values.encode(values), timestamps, headers
-        )
+        return [
+            batch_of(
+                topic, topic.keys.encode(keys), topic.values.encode(values), timestamps, headers
+            )
+        ]
     except (MemoryError, SchemaMismatch):
         raise
     except UNENCODABLE as error:

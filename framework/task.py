@@ -39,6 +39,8 @@ class TaskSpec:
     """Milliseconds between two calls of `window`."""
     concurrency: int = 1
     """Maximum number of records of a partition whose async handlers run at the same time."""
+    batch: bool = False
+    """True if the handler gets batches of records instead of single ones."""
     on_timer: Callable[..., Any] | None = None
     """Timer handler of a task that is a function."""
     dead_letter: Topic[Any, Any] | None = None
@@ -71,6 +73,8 @@ class TaskSpec:
                 f"task {self.name!r}: concurrency={self.concurrency} needs an async handler; the "
                 "calls of a plain function do not overlap"
             )
+        if self.batch:
+            self._check_batch()
         self.where = place_of(self.handler)
 
     @property
@@ -99,10 +103,27 @@ class TaskSpec:
         timers = [self.timer_store] if self.has_timers else []
         return [*(store.spec for store in self.stores), *timers]
 
+    def _check_batch(self) -> None:
+        if self.is_async:
+            raise InvalidConfig(
+                f"task {self.name!r}: a handler with batch=True is a plain function, because nothing "
+                "would run while it waits; await in a task of single records with concurrency="
+            )
+        if self.has_timers:
+            raise self._timers_in_batch()
+
+    def _timers_in_batch(self) -> InvalidConfig:
+        return InvalidConfig(
+            f"task {self.name!r}: a task with batch=True has no timers, which fire between single "
+            "records; use window_ms=, or a task of single records"
+        )
+
     def set_on_timer(self, handler: Callable[..., Any]) -> None:
         """Set the timer handler: `handler(name)` is called when a timer of the task fires."""
         if self.has_timers:
             raise InvalidConfig(f"task {self.name!r} has a handler for timers already")
+        if self.batch:
+            raise self._timers_in_batch()
         what = f"the on_timer function of task {self.name!r}"
         check_handler(what, handler, may_be_async=self.is_async)
         self.on_timer = handler

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+import pyarrow as pa
+
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.owner import Owner
@@ -25,11 +27,12 @@ from strandline.changelog.errors import InvalidRequest
 from strandline.changelog.layout import STATE
 from strandline.changelog.storage import LocalStorage, Lock, MemoryStorage
 from strandline.framework.app import App
-from strandline.framework.columns import batch_of, outgoing
-from strandline.framework.container.decoding import decode
+from strandline.framework.bulk_append import stored_columns
+from strandline.framework.columns import one_record, outgoing
 from strandline.framework.container.folders import StoreFolders
 from strandline.framework.container.idle import Bound
 from strandline.framework.container.running import raise_failures, worker_on
+from strandline.framework.decoding import decode
 from strandline.framework.export import committed_batches
 from strandline.framework.options import Until
 from strandline.framework.parts import PartitionMerger
@@ -96,11 +99,12 @@ class TestDriver:
 
         A record is `(key, value)`, `(key, value, timestamp)`, one of these with a topic handle as
         its first element, or a value alone. Without a topic it goes to the first input topic of the
-        app's first task. Without a timestamp it has the time of the driver's clock.
+        app's first task. Without a timestamp it has the time of the driver's clock. A DataFrame or
+        an Arrow table, in a form that `Topic.append` takes, stands for one record for each row.
 
         Args:
-            given: Records, and CRASH at each point where the process is to die. By default there is
-                no new input.
+            given: Records, and CRASH at each point where the process is to die; or one table. By
+                default there is no new input.
             until: None, the default, is an app that keeps running: `window` and timers wait for
                 their time. "idle" and "end" are an app that ends as `app.run(until=...)` does: both
                 call `window`, and "end" also fires all timers in stream time.
@@ -114,7 +118,7 @@ class TestDriver:
             InvalidRecord: A record does not have the topic's types.
         """
         waiting: list[Any] = []
-        for item in given:
+        for item in [given] if _is_table(given) else given:
             if item is CRASH:
                 self._take(waiting)
                 self.crash()
@@ -259,21 +263,25 @@ class TestDriver:
             return
         producer = Producer(self.owner, clock=self.clock)
         for item in items:
-            topic, key, value, timestamp = self._record(item)
-            record = topic.checked_item(key, value, timestamp, self.clock.now_ms())
-            columns = batch_of(
-                topic, topic.keys.encode([record[0]]), topic.values.encode([record[1]]), [record[2]]
-            )
-            producer.append_batches(outgoing(columns, self._infos[topic.name], producer))
+            topic, batches = self._columns(item)
+            for columns in batches:
+                producer.append_batches(outgoing(columns, self._infos[topic.name], producer))
         for _ in range(MAX_CYCLES):
             if not self.worker.cycle() and not self.worker.is_busy:
                 return
 
-    def _record(self, item: Any) -> tuple[Topic[Any, Any], Any, Any, int | None]:
+    def _columns(self, item: Any) -> tuple[Topic[Any, Any], Iterable[pa.RecordBatch]]:
+        """Return an item of the input as columns, and the topic that it goes to."""
         parts = item if isinstance(item, tuple) else (None, item)
         topic, parts = (
             (parts[0], parts[1:]) if isinstance(parts[0], Topic) else (self._first_input(), parts)
         )
+        now = self.clock.now_ms()
+        if _is_table(parts[-1]):
+            return topic, stored_columns(topic, parts[-1], now, topic.schema)
+        return topic, [one_record(topic, *topic.checked_item(*self._record(item, parts), now))]
+
+    def _record(self, item: Any, parts: tuple[Any, ...]) -> tuple[Any, Any, int | None]:
         if len(parts) == 1:
             parts = (None, *parts)
         if len(parts) not in (2, 3):
@@ -282,10 +290,14 @@ class TestDriver:
                 f" got {item!r}"
             )
         key, value, *timestamp = parts
-        return topic, key, value, timestamp[0] if timestamp else None
+        return key, value, timestamp[0] if timestamp else None
 
     def _first_input(self) -> Topic[Any, Any]:
         return next(iter(self.app.declared.tasks.values())).inputs[0]
+
+
+def _is_table(item: Any) -> bool:
+    return hasattr(item, "__arrow_c_stream__") or hasattr(item, "__arrow_c_array__")
 
 
 class _CrashableFolder(LocalStorage):

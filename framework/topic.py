@@ -12,6 +12,7 @@ import pyarrow as pa
 from strandline.changelog.client.accumulator import checked_headers
 from strandline.changelog.errors import InvalidRequest, NotInTask
 from strandline.changelog.records import Headers
+from strandline.changelog.times import to_ms
 from strandline.framework import context
 from strandline.framework.outbox import Outbox
 from strandline.framework.session import Session
@@ -96,6 +97,48 @@ class Topic(TopicDeclaration, Generic[K, V]):
         box.keys.append(key)
         box.values.append(value)
         box.timestamps.append(record.timestamp)
+
+    def send_batch(
+        self,
+        data: pa.Table | pa.RecordBatch | pl.DataFrame,
+        *,
+        timestamp: int | dt.datetime | None = None,
+    ) -> int:
+        """Send the rows of a table from inside a handler, as part of its transaction.
+
+        It takes the tables that `append` takes, and is meant for tasks with `batch=True`. The
+        records become visible when the task commits, and are discarded if the handler raises.
+
+        Args:
+            data: A DataFrame (Polars or pandas) or an Arrow table: either the columns of the typed
+                value, of which nullable ones may be missing, or the columns `key` and `value`. If
+                the key is not a column of the value, a table of typed values has a column `key` as
+                well. A table may have a column `timestamp`: datetimes, or milliseconds since the
+                epoch. A null `value` is a tombstone.
+            timestamp: Time of the records that have none: milliseconds since the epoch, or a
+                datetime. By default it is the time of the record being handled; of a batch the
+                greatest one.
+
+        Returns:
+            Number of records sent.
+
+        Raises:
+            NotInTask: No handler of a task of the topic's app is running.
+            SchemaMismatch: The columns do not fit those of the topic. It is an InvalidRecord.
+            InvalidRecord: A key or a value is not of the topic's type.
+        """
+        box = self._bound.get(None)
+        if box is None:
+            raise self._not_in_task()
+        from strandline.framework.bulk_append import stored_columns
+
+        now = box.context.record.timestamp
+        now = now if timestamp is None else to_ms(timestamp, now)
+        total = 0
+        for columns in stored_columns(self, data, now, self.schema):
+            box.put_columns(self, columns)
+            total += len(columns)
+        return total
 
     def append(
         self,

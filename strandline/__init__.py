@@ -40,6 +40,7 @@ if typing.TYPE_CHECKING:
     )
     from strandline.framework import spark, testing
     from strandline.framework.app import App
+    from strandline.framework.batch import Batch
     from strandline.framework.context import (
         TaskContext,
         cancel_timer,
@@ -64,6 +65,7 @@ __version__ = "0.1.0"
 __all__ = [
     "App",
     "AvroSerde",
+    "Batch",
     "Connection",
     "CorruptLog",
     "Fenced",
@@ -120,6 +122,7 @@ _HOMES = {
     "current_task": "strandline.framework.context",
     "set_timer": "strandline.framework.context",
     "AvroSerde": "strandline.framework.formats.avro",
+    "Batch": "strandline.framework.batch",
     "JsonSerde": "strandline.framework.formats.json",
     "ProtobufSerde": "strandline.framework.formats.protobuf",
     "SchemaRegistry": "strandline.framework.formats.registry",

@@ -83,7 +83,7 @@ def record_frame(table: pa.Table, *, has_fields: bool, tombstones: bool) -> pl.D
         table = table.add_column(at, "tombstone", table["value"].is_null())
     else:
         table = table.filter(table["value"].is_valid())
-    frame = pl.from_arrow(_flattened(table) if has_fields else table)
+    frame = pl.from_arrow(flattened(table) if has_fields else table)
     assert isinstance(frame, pl.DataFrame)
     return frame
 
@@ -130,7 +130,7 @@ def _table(batch: Batch, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _flattened(table: pa.Table) -> pa.Table:
+def flattened(table: pa.Table) -> pa.Table:
     """Replace the struct column `value` by one column for each of its fields."""
     at = table.schema.get_field_index("value")
     fields, values = table.schema.field(at).type, table.column(at).flatten()

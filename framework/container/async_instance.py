@@ -28,13 +28,13 @@ from typing import Any
 
 from strandline.framework.container.async_slice import AsyncSlice
 from strandline.framework.container.container_context import ContainerContext
-from strandline.framework.container.decoding import Chunk
 from strandline.framework.container.event_loop import EventLoop
 from strandline.framework.container.inputs import Input
 from strandline.framework.container.instance import InstanceParts, TaskInstance
 from strandline.framework.container.record_queue import RecordRun
 from strandline.framework.container.scope import StepScope
 from strandline.framework.container.steps import Steps, drive_async
+from strandline.framework.decoding import Chunk
 from strandline.framework.handlers import check_finished
 from strandline.framework.placing import Placed
 from strandline.framework.record import Record

@@ -103,8 +103,7 @@ def _changes(work: Committing, instances: Sequence[TaskInstance]) -> list[Outgoi
 def _outputs(work: Committing, instances: Sequence[TaskInstance]) -> list[Outgoing]:
     batches: list[Outgoing] = []
     for topic in work.context.topics:
-        columns = columns_of(topic, (instance.outboxes[topic] for instance in instances))
-        if columns is not None:
+        for columns in columns_of(topic, [instance.outboxes[topic] for instance in instances]):
             batches += outgoing(columns, work.context.infos[topic.name], work.producer)
     return batches
 

@@ -9,7 +9,6 @@ from typing import Any
 from strandline.changelog.clock import Clock
 from strandline.changelog.errors import TaskFailed
 from strandline.changelog.rate_limited_log import RateLimitedLog
-from strandline.framework.container.decoding import Chunk, raw
 from strandline.framework.container.failures import (
     WITHOUT_VALUE,
     dead_letter_headers,
@@ -17,6 +16,7 @@ from strandline.framework.container.failures import (
     task_failed,
 )
 from strandline.framework.container.metrics import TaskCounters
+from strandline.framework.decoding import Chunk, raw
 from strandline.framework.outbox import Outbox
 from strandline.framework.record import Record
 from strandline.framework.task import TaskSpec

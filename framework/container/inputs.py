@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from strandline.changelog.errors import Retriable
-from strandline.changelog.records import Batch, Fetched, TopicPartition
-from strandline.framework.container.decoding import Chunk, decode
+from strandline.changelog.records import Batch, Fetched, TopicPartition, joined
+from strandline.framework.decoding import Chunk, decode
 from strandline.framework.topic import Topic
 
 DECODE = 8_192
@@ -90,6 +90,33 @@ class Input:
         with contextlib.suppress(Retriable):  # raised if a schema registry does not answer
             self.head(tombstones)
 
+    def take(self, limit: int) -> Batch | None:
+        """Remove and return at most `limit` fetched records, not decoded; None if there are none.
+
+        Small batches with the same columns are joined. Call `done` for what is handled of them, and
+        then `end_take`.
+        """
+        while self.batches and not len(self.batches[0]):
+            self.batches.popleft()
+        if not self.batches:
+            return None
+        pieces = [self._take_some(limit)]
+        left = limit - len(pieces[0])
+        while left and self.batches and self.batches[0].columns.schema == pieces[0].columns.schema:
+            pieces.append(self._take_some(left))
+            left -= len(pieces[-1])
+        return joined(pieces)
+
+    def done(self, batch: Batch) -> None:
+        """Move the position past a part of the taken records."""
+        self.reached = batch.last_offset + 1
+
+    def end_take(self, rest: Sequence[Batch] = ()) -> None:
+        """Put back the parts of the taken records that were not handled, in order."""
+        self.batches.extendleft(reversed(rest))
+        if not self.pending:
+            self.reached = self.ahead
+
     def rewind(self) -> None:
         """Drop all fetched records and continue at the last committed position."""
         self.batches.clear()
@@ -97,6 +124,12 @@ class Input:
         self.in_flight.clear()
         self.reached = self.ahead = self.committed
         self.stable, self.read_to_end = None, False
+
+    def _take_some(self, limit: int) -> Batch:
+        batch = self.batches.popleft()
+        if len(batch) > limit:
+            self.batches.appendleft(batch.slice(limit))
+        return batch.slice(0, limit)
 
     def _decode_some(self, tombstones: bool) -> None:
         batch = self.batches[0]

@@ -20,7 +20,6 @@ from typing import Any
 from strandline.changelog.errors import TaskFailed
 from strandline.framework import context
 from strandline.framework.container.container_context import ContainerContext
-from strandline.framework.container.decoding import Chunk
 from strandline.framework.container.error_policy import ErrorPolicy
 from strandline.framework.container.event_loop import EventLoop
 from strandline.framework.container.failures import INFRASTRUCTURE_ERRORS
@@ -31,6 +30,7 @@ from strandline.framework.container.scope import Scope
 from strandline.framework.container.steps import StepRunner, Steps, drive
 from strandline.framework.container.windows import WindowTimer
 from strandline.framework.context import TaskContext
+from strandline.framework.decoding import Chunk
 from strandline.framework.handlers import check_finished, no_timer
 from strandline.framework.outbox import Outbox
 from strandline.framework.placing import Placed
@@ -179,6 +179,10 @@ class TaskInstance:
         self.is_started = not self.has_failed()
         return 0
 
+    def slice_records(self, usual: int) -> int:
+        """Return the number of records of a slice: the usual one, which the worker adapts."""
+        return usual
+
     def run(self, limit: int) -> int:
         """Handle at most `limit` of the records fed; return the number handled."""
         begun = time.perf_counter()
@@ -272,7 +276,7 @@ class TaskInstance:
         """
         begun, fired = time.perf_counter(), 0
         own = [self.outboxes[topic] for topic in self.spec.inputs]
-        while time.perf_counter() - begun < seconds and not any(box.keys for box in own):
+        while time.perf_counter() - begun < seconds and all(box.is_empty for box in own):
             due = yield from self._fire("stream", latest, limit=1)
             if not due:
                 break
@@ -341,7 +345,7 @@ class TaskInstance:
         self._policy.committed(self.counters)
         for box in self.outboxes.values():
             box.checked = self._trial.is_checking
-            if box.keys:
+            if not box.is_empty:
                 box.clear()
         self._runner.changed = False
         self._windows.committed()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strandline.framework.container.decoding import Chunk
+from strandline.framework.decoding import Chunk
 from strandline.statestore.store import AnyStore
 
 PORTION = 1_024

@@ -20,6 +20,7 @@ from strandline.changelog.records import (
     TopicPartition,
 )
 from strandline.framework.container.async_instance import AsyncInstance
+from strandline.framework.container.batch_instance import BatchInstance
 from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.event_loop import EventLoop
 from strandline.framework.container.folders import StoreFolders
@@ -253,7 +254,8 @@ class TaskManager:
         placed_stores = Placed(parts.number, count, parts.stores, placed)
         if parts.spec.is_async:
             return AsyncInstance(self._context, parts, placed_stores, self.trial, self.loop)
-        return TaskInstance(self._context, parts, placed_stores, self.trial)
+        kind = BatchInstance if parts.spec.batch else TaskInstance
+        return kind(self._context, parts, placed_stores, self.trial)
 
 
 def _window_is_pending(parts: InstanceParts, committed: Committed) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from strandline.framework.container.decoding import Chunk
 from strandline.framework.container.inputs import Input
 from strandline.framework.container.lookahead import LookAhead
+from strandline.framework.decoding import Chunk
 from strandline.statestore.store import AnyStore
 
 

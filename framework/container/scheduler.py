@@ -117,15 +117,20 @@ class SliceScheduler:
         ready = [one for one in instances if not one.spec.is_async and one.has_input]
         if not ready:
             return 0
-        begun, handled = time.perf_counter(), 0
+        handled, usual, seconds = 0, 0, 0.0
         for instance in self._in_turn(ready, is_time):
-            size = self._slice if limit is None else min(self._slice, limit - handled)
-            if size <= 0:
+            size = instance.slice_records(self._slice)
+            if limit is not None and (size := min(size, limit - handled)) <= 0:
                 break
+            begun = time.perf_counter()
             with self._guarded([instance]):
-                handled += instance.run(size)
-        if handled:
-            rate = handled / max(time.perf_counter() - begun, 1e-9)
+                done = instance.run(size)
+            handled += done
+            if not instance.spec.batch:
+                usual += done
+                seconds += time.perf_counter() - begun
+        if usual:
+            rate = usual / max(seconds, 1e-9)
             fitting = slice_seconds(len(ready)) * rate
             self._slice = max(1, min(int(fitting), 4 * self._slice, MAX_SLICE_RECORDS))
         return handled

@@ -100,7 +100,7 @@ class StepScope(Scope):
         if base is not None and self.context.timers is not None:
             base.absorb(self.context.timers)
         for topic, box in self.outboxes.items():
-            if box.keys:
+            if not box.is_empty:
                 self._base.outboxes[topic].absorb(box)
             box.end()
 

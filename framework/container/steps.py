@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any
 
-from strandline.framework.container.decoding import Chunk
 from strandline.framework.container.error_policy import ErrorPolicy
 from strandline.framework.container.failures import INFRASTRUCTURE_ERRORS
 from strandline.framework.context import TaskContext
+from strandline.framework.decoding import Chunk
 from strandline.framework.handlers import check_finished
 from strandline.framework.outbox import Outbox
 from strandline.framework.record import Record
@@ -113,7 +113,7 @@ class StepRunner:
         if self._policy.apply_verdict(record, what):
             self._note(record, what)
             return 0
-        self._marks[:] = map(len, self._logs)
+        self._mark()
         try:
             yield call, args
         except BaseException as error:
@@ -126,12 +126,33 @@ class StepRunner:
         self._note(record, what)
         return 1
 
-    def _note(self, record: Record[Any, Any], what: Chunk | str) -> None:
-        """Note that a step has run, as part of the next commit."""
-        # Not before its end, because a commit may come while an async handler runs.
+    def _note(self, record: Record[Any, Any], what: Chunk | str, steps: int = 1) -> None:
+        """Note that steps have run, as part of the next commit."""
+        # Not before their end, because a commit may come while an async handler runs.
         self.changed = self.has_run = True
-        self._trial.done += 1
+        self._trial.done += steps
         self._policy.note_step(record, what)
+
+    def try_all(
+        self, record: Record[Any, Any], chunk: Chunk, call: Callable[..., Any], *args: Any
+    ) -> bool:
+        """Call a handler of several records as one step, without applying the policy.
+
+        Returns:
+            True if the handler succeeded; False if its changes were undone because it raised.
+        """
+        self._context.record = record
+        self._mark()
+        try:
+            if (result := call(*args)) is not None:
+                check_finished(result)
+        except BaseException as error:
+            self._undo(record)
+            if isinstance(error, INFRASTRUCTURE_ERRORS) or not isinstance(error, Exception):
+                raise
+            return False
+        self._note(record, chunk, len(chunk.batch))
+        return True
 
     def run_all(
         self, handler: Callable[..., Any], records: list[Record[Any, Any]], timers: Timers | None
@@ -186,6 +207,9 @@ class StepRunner:
             marks[:] = map(len, logs)
             if (result := handler(record)) is not None:
                 check_finished(result)
+
+    def _mark(self) -> None:
+        self._marks[:] = map(len, self._logs)
 
     def _undo(self, record: Record[Any, Any]) -> None:
         """Roll the stores back to the marks of the running step; drop the sends of `record`."""

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from strandline.changelog.client.keys import is_bytes, is_text
 from strandline.changelog.decoding import msgpack_decoder
 from strandline.changelog.errors import UNREADABLE, InvalidRecord, StrandlineError
 from strandline.framework.formats.schema import Row, RowType
@@ -133,8 +135,12 @@ class StrCodec:
         return pa.array(items, pa.string()).view(pa.binary())
 
     def decode(self, column: pa.Array) -> list[Any]:
+        return list(self.text(column).to_pylist())
+
+    def text(self, column: pa.Array) -> pa.StringArray:
+        """Return the column as text. Raise InvalidRecord."""
         try:
-            return list(column.cast(pa.string()).to_pylist())
+            return column.cast(pa.string())
         except MemoryError:
             raise  # because Arrow's MemoryError is an ArrowException too
         except (pa.ArrowException, UnicodeDecodeError) as error:
@@ -212,6 +218,46 @@ class RowCodec:
         return column
 
 
+def as_column(codec: Codec, stored: pa.Array) -> pa.Array:
+    """Return the values of a column in the log as a column of their own type.
+
+    Typed values are a struct of their columns. Raises InvalidRecord for a value that cannot be
+    decoded, and for values without a common type.
+
+    >>> as_column(StrCodec(), pa.array([b"AA", None])).to_pylist()
+    ['AA', None]
+    """
+    if codec.rows is not None:
+        return cast("TypedCodec", codec).to_columns(stored)
+    if isinstance(codec, StrCodec):
+        return codec.text(stored)
+    items = codec.decode(stored)
+    try:
+        return pa.array(items, _ARROW_TYPES.get(codec.exact))
+    except (pa.ArrowException, OverflowError) as error:
+        raise InvalidRecord(f"values that do not fit into one column: {error}") from error
+
+
+def from_column(codec: Codec, column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return a column of values that are not typed as the column in the log.
+
+    Bytes are taken for values in their stored form. Raises one of UNENCODABLE for values of another
+    type than the codec's.
+
+    >>> from_column(PackCodec(int), pa.array([1, 2])).to_pylist()
+    [b'\\x01', b'\\x02']
+    """
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    kind = column.type
+    if is_bytes(kind) or (is_text(kind) and isinstance(codec, StrCodec)):
+        return pc.cast(column, pa.binary())
+    items = column.to_pylist()
+    if codec.exact is None or _ARROW_TYPES.get(codec.exact) != kind:
+        items = [None if item is None else codec.item(item) for item in items]
+    return codec.encode(items)
+
+
 def translated(serde: Any, call: Callable[..., Any], *arguments: Any, doing: str) -> Any:
     """Return the result of a call of a user's serde; translate its errors into InvalidRecord."""
     try:
@@ -241,6 +287,13 @@ def as_exactly(exact: type, value: Any) -> Any:
 
 
 _pack = msgspec.msgpack.Encoder().encode
+_ARROW_TYPES: dict[type | None, pa.DataType] = {
+    int: pa.int64(),
+    float: pa.float64(),
+    bool: pa.bool_(),
+    str: pa.string(),
+    bytes: pa.binary(),
+}
 
 
 def _scalar_sizes() -> np.ndarray[Any, np.dtype[np.int64]]:

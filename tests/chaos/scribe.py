@@ -16,7 +16,7 @@ from typing import Any
 from strandline.changelog.broker import Broker
 from strandline.changelog.errors import StrandlineError
 from strandline.changelog.records import TopicPartition
-from strandline.framework.container.decoding import decode
+from strandline.framework.decoding import decode
 from strandline.framework.topic import Topic
 from tests.workers.pipeline import RECENT, Figures, Pipeline
 

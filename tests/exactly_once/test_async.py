@@ -11,7 +11,7 @@ import pytest
 import strandline as sl
 from strandline.changelog.errors import DiskFull, RegistryUnavailable
 from strandline.framework.container import async_slice, outage, scheduler
-from strandline.framework.container.decoding import decode
+from strandline.framework.decoding import decode
 from strandline.framework.testing import TestDriver
 from tests.exactly_once.apps import expected, running_totals, totals_sent
 

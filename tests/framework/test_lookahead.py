@@ -13,7 +13,6 @@ import pytest
 
 import strandline as sl
 from strandline.framework.container import lookahead
-from strandline.framework.container.decoding import Chunk
 from strandline.framework.container.lookahead import (
     FIRST_PORTION,
     PORTION,
@@ -21,6 +20,7 @@ from strandline.framework.container.lookahead import (
     LookAhead,
     StoreLookAhead,
 )
+from strandline.framework.decoding import Chunk
 from strandline.statestore import StoreLimits, StoreSpec, open_store
 from strandline.statestore.counters import StoreCounters
 from strandline.statestore.engine import StorePosition

@@ -23,7 +23,7 @@ GUARANTEES: list[Guarantee] = ["exactly_once", "at_least_once", "at_most_once"]
 class Bad:
     """An app whose handler does something that the log refuses for each negative value."""
 
-    def __init__(self, what: str, on_error: Any, **options: Any) -> None:
+    def __init__(self, what: str, on_error: Any, *, batch: bool = False, **options: Any) -> None:
         self.app = app = sl.App("app", **options)
         self.words = app.topic("words", key=str, value=int, partitions=2)
         self.out = app.topic("out", key=str, value=bytes, config=SMALL)
@@ -34,12 +34,19 @@ class Bad:
         self.blobs = app.store("blobs", key=str, value=bytes)
         bad = getattr(self, what)
 
-        @app.task(self.words, stores=[self.seen, self.blobs], on_error=on_error, name="t")
         def count(record: sl.Record[str, int]) -> None:
             self.seen[record.key] += 1
             self.out.send(record.key, b"%d" % record.value)
             if record.value < 0:
                 bad(record)
+
+        def count_all(given: sl.Batch) -> None:
+            for record in given.records():
+                count(record)
+
+        stores = [self.seen, self.blobs]
+        declare = app.task(self.words, stores=stores, on_error=on_error, name="t", batch=batch)
+        declare(count_all if batch else count)
 
     def too_large(self, record: Any) -> None:
         self.out.send(record.key, LARGE)
@@ -69,6 +76,7 @@ class Bad:
         return sorted(int(record.value) for record in driver.output(self.out))
 
 
+BOTH = pytest.mark.parametrize("batch", [False, True], ids=["records", "batches"])
 WHAT = [name for name in vars(Bad) if not name.startswith("_") and name not in ("driver", "sent")]
 
 
@@ -76,18 +84,20 @@ def given(count: int, bad: set[int]) -> list[tuple[str, int]]:
     return [(f"k{n % 7}", -n if n in bad else n) for n in range(1, count + 1)]
 
 
+@BOTH
 @pytest.mark.parametrize("what", WHAT)
-def test_a_refused_record_is_skipped(what: str) -> None:
-    bad = Bad(what, "skip")
+def test_a_refused_record_is_skipped(what: str, batch: bool) -> None:
+    bad = Bad(what, "skip", batch=batch)
     driver = bad.driver().run(given(100, {37}))
     assert bad.sent(driver) == [n for n in range(1, 101) if n != 37]
     assert sum(driver.store(bad.seen).values()) == 99
     assert driver.store(bad.blobs) == {}
 
 
+@BOTH
 @pytest.mark.parametrize("what", WHAT)
-def test_a_refused_record_becomes_a_dead_letter(what: str) -> None:
-    bad = Bad(what, "dead_letter")
+def test_a_refused_record_becomes_a_dead_letter(what: str, batch: bool) -> None:
+    bad = Bad(what, "dead_letter", batch=batch)
     driver = bad.driver().run(given(100, {37, 90}))
     assert bad.sent(driver) == [n for n in range(1, 101) if n not in (37, 90)]
     letters = driver.output(bad.app.declared.topics["app-t-dead-letter"])
@@ -97,9 +107,10 @@ def test_a_refused_record_becomes_a_dead_letter(what: str) -> None:
     assert all(letter.value is not None for letter in letters)
 
 
+@BOTH
 @pytest.mark.parametrize("what", WHAT)
-def test_a_task_fails_at_the_refused_record_and_names_it(what: str) -> None:
-    bad = Bad(what, "fail")
+def test_a_task_fails_at_the_refused_record_and_names_it(what: str, batch: bool) -> None:
+    bad = Bad(what, "fail", batch=batch)
     driver = bad.driver()
     with pytest.raises(sl.TaskFailed, match=r"failed on record words-\d @ \d+ with key 'k2'"):
         driver.run(given(60, {37}))
@@ -107,24 +118,29 @@ def test_a_task_fails_at_the_refused_record_and_names_it(what: str) -> None:
     assert set(range(1, 37)) <= set(bad.sent(driver))
 
 
+@BOTH
 @pytest.mark.parametrize("what", ["too_large", "a_large_store_value"])
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_the_refused_record_is_found_with_every_guarantee(what: str, guarantee: Guarantee) -> None:
-    bad = Bad(what, "skip", processing_guarantee=guarantee)
+def test_the_refused_record_is_found_with_every_guarantee(
+    what: str, guarantee: Guarantee, batch: bool
+) -> None:
+    bad = Bad(what, "skip", batch=batch, processing_guarantee=guarantee)
     driver = bad.driver().run(given(30, {5, 6, 29}))
     assert bad.sent(driver) == [n for n in range(1, 31) if n not in (5, 6, 29)]
     assert sum(driver.store(bad.seen).values()) == 27
 
 
-def test_many_refused_records_are_found_one_after_another() -> None:
-    bad = Bad("too_large", "dead_letter")
+@BOTH
+def test_many_refused_records_are_found_one_after_another(batch: bool) -> None:
+    bad = Bad("too_large", "dead_letter", batch=batch)
     driver = bad.driver().run(given(400, set(range(1, 401))))
     assert bad.sent(driver) == []
     assert len(driver.output(bad.app.declared.topics["app-t-dead-letter"])) == 400
 
 
-def test_a_crash_during_the_search_changes_nothing() -> None:
-    bad = Bad("without_a_key", "skip", commit_records=10)
+@BOTH
+def test_a_crash_during_the_search_changes_nothing(batch: bool) -> None:
+    bad = Bad("without_a_key", "skip", batch=batch, commit_records=10)
     rows = given(40, {7, 31})
     driver = bad.driver().run([*rows[:20], CRASH, *rows[20:25], CRASH, *rows[25:]])
     assert bad.sent(driver) == [n for n in range(1, 41) if n not in (7, 31)]

@@ -20,7 +20,7 @@ from typing import Any
 
 import strandline as sl
 from strandline.changelog.location import is_kafka
-from strandline.framework.container.decoding import decode
+from strandline.framework.decoding import decode
 from strandline.framework.export import committed_batches
 
 PARTITIONS = 4

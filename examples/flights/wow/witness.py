@@ -15,7 +15,7 @@ from examples.flights.app import Delays, carrier_delays, flights
 from strandline.changelog.broker import Broker
 from strandline.changelog.errors import StrandlineError
 from strandline.changelog.records import TopicPartition
-from strandline.framework.container.decoding import decode
+from strandline.framework.decoding import decode
 
 
 class Witness:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from strandline.changelog.errors import InvalidRecord
 from strandline.changelog.records import Batch
 from strandline.framework.record import Record
-from strandline.framework.topic import Topic
+from strandline.framework.topic_declaration import TopicDeclaration
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class Chunk:
     """Number of records that are handled: the index of the next one."""
 
 
-def decode(topic: Topic[Any, Any], batch: Batch, tombstones: bool) -> list[Chunk]:
+def decode(topic: TopicDeclaration, batch: Batch, tombstones: bool) -> list[Chunk]:
     """Decode a batch; each record that cannot be decoded becomes a chunk of its own.
 
     A batch with such a record is halved until the record is alone. Without `tombstones`, records
@@ -38,7 +38,7 @@ def decode(topic: Topic[Any, Any], batch: Batch, tombstones: bool) -> list[Chunk
     """
     end = batch.last_offset + 1
     try:
-        return [Chunk(_records(topic, batch, tombstones), batch, end)]
+        return [Chunk(records_of(topic, batch, tombstones=tombstones), batch, end)]
     except InvalidRecord as error:
         if len(batch) == 1:
             return [Chunk([_undecoded(batch)], batch, end, error)]
@@ -54,7 +54,14 @@ def raw(batch: Batch, offset: int) -> Batch:
     return batch.slice(index, 1)
 
 
-def _records(topic: Topic[Any, Any], batch: Batch, tombstones: bool) -> list[Record[Any, Any]]:
+def records_of(
+    topic: TopicDeclaration, batch: Batch, *, tombstones: bool
+) -> list[Record[Any, Any]]:
+    """Return the decoded records of a batch, without `tombstones` only those with a value.
+
+    Raises:
+        InvalidRecord: A key or a value cannot be decoded.
+    """
     columns = batch.columns
     sparse, base = batch.sparse_offsets, batch.base_offset
     records = list(

@@ -1,0 +1,127 @@
+"""A task instance whose handler gets whole batches of records (`framework.batch`).
+
+One call of the handler is one step. If it raises, its changes are undone, and each half of the
+batch is handled as a batch of its own. So the record that causes the error is found after about
+log2(n) calls; it is handled by the task's `on_error` policy, and all others as if it did not exist.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from strandline.changelog.records import Batch as StoredBatch
+from strandline.framework.batch import Batch
+from strandline.framework.container.batch_queue import BatchQueue, TakenBatch, without_tombstones
+from strandline.framework.container.container_context import ContainerContext
+from strandline.framework.container.inputs import Input
+from strandline.framework.container.instance import InstanceParts, TaskInstance
+from strandline.framework.container.slices import SLICE_SECONDS
+from strandline.framework.container.steps import drive
+from strandline.framework.decoding import Chunk, decode
+from strandline.framework.placing import Placed
+from strandline.framework.record import Record
+from strandline.framework.trial import Trial
+
+FIRST_BATCH_RECORDS = 4_096
+"""Number of records in the first batch."""
+MAX_BATCH_RECORDS = 262_144
+"""Maximum number of records in a batch, which bounds the memory of a step."""
+
+
+class BatchInstance(TaskInstance):
+    """One batch task on one partition."""
+
+    def __init__(
+        self, container: ContainerContext, parts: InstanceParts, placed: Placed, trial: Trial
+    ) -> None:
+        super().__init__(container, parts, placed, trial)
+        self._batches = BatchQueue(self.inputs)
+        self._size = FIRST_BATCH_RECORDS
+        """Number of records that take about as long as a slice."""
+
+    @property
+    def has_input(self) -> bool:
+        """True if a record is pending and the next record of every input is known."""
+        return not self.has_failed() and self._batches.has_next
+
+    def slice_records(self, _usual: int) -> int:
+        """Return the number of records of a slice."""
+        return self._size
+
+    def run(self, limit: int) -> int:
+        """Handle at most `limit` of the records fed; return the number handled."""
+        begun = time.perf_counter()
+        handled = self._run_batches(limit)
+        seconds = time.perf_counter() - begun
+        self.counters.took(seconds, handled)
+        if handled >= self._size or seconds > SLICE_SECONDS:
+            fitting = int(handled * SLICE_SECONDS / max(seconds, 1e-9))
+            self._size = max(1, min(fitting, 4 * self._size, MAX_BATCH_RECORDS))
+        return handled
+
+    def before_commit(self) -> None:
+        """Do nothing: the positions of the inputs are those of whole batches."""
+
+    def _run_batches(self, limit: int) -> int:
+        self._scope.bind()
+        handled = 0
+        try:
+            while handled < limit and self._may_continue():
+                # With verdicts the record that each one is for must be a step of its own.
+                most = 1 if self._trial.has_verdicts else self._trial.limited(limit - handled)
+                taken = self._batches.next(most)
+                if taken is None:
+                    break
+                handled += self._handle(taken)
+        finally:
+            self._scope.unbind()
+        return handled
+
+    def _handle(self, taken: TakenBatch) -> int:
+        """Handle taken records, divided wherever the handler raises; return how many."""
+        source, handled = taken.source, 0
+        parts = [taken.records]
+        try:
+            while parts and self._may_continue():
+                part = parts.pop()
+                if self._step(source, part):
+                    source.done(part)
+                    handled += len(part)
+                elif self.has_failed():
+                    parts.append(part)
+                else:
+                    half = len(part) // 2
+                    parts += [part.slice(half), part.slice(0, half)]
+        finally:
+            source.end_take(parts[::-1])
+        self._note_handled(handled)
+        return handled
+
+    def _step(self, source: Input, part: StoredBatch) -> bool:
+        """Call the handler with one batch.
+
+        Returns:
+            True if the records are handled, by the handler or by the policy; False if the task has
+            failed, or the batch must be divided.
+        """
+        given = part if self.spec.tombstones else without_tombstones(part)
+        if not len(given):
+            return True
+        record, chunk = self._represented(source, given)
+        if len(given) == 1:
+            drive(self._runner.run(record, chunk, self._process, Batch(source.topic, given)))
+            return not self.has_failed()
+        return self._runner.try_all(record, chunk, self._process, Batch(source.topic, given))
+
+    def _represented(self, source: Input, batch: StoredBatch) -> tuple[Record[Any, Any], Chunk]:
+        """Return a record and a chunk that stand for the batch: of one record, that record."""
+        latest = int(batch.columns.column("timestamp").to_numpy().max())
+        self.context.stream_time = max(self.context.stream_time, latest)
+        if len(batch) == 1:
+            [chunk] = decode(source.topic, batch, tombstones=True)
+            return chunk.records[0], chunk
+        record: Record[Any, Any] = Record(
+            None, None, latest, (), batch.topic, batch.partition, batch.last_offset
+        )
+        return record, Chunk([record], batch, batch.last_offset + 1)
