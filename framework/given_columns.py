@@ -1,0 +1,63 @@
+"""Columns that users give to handles, as Arrow arrays."""
+
+from __future__ import annotations
+
+from typing import Any, get_origin
+
+import pyarrow as pa
+
+from strandline.changelog.errors import InvalidRecord
+
+
+def given_column(data: Any, what: str) -> pa.Array:
+    """Return a column as one Arrow array.
+
+    Args:
+        data: Arrow array, Polars or pandas Series, NumPy array, or a sequence of Python values. A
+            DataFrame, an Arrow table or a record batch is a column of structs.
+        what: Description of the column, for errors.
+
+    Raises:
+        InvalidRecord: It is no column, or its values have no common type.
+
+    >>> given_column(["a", None], "the keys").to_pylist()
+    ['a', None]
+    """
+    if isinstance(data, pa.Array):
+        return data
+    try:
+        if isinstance(data, pa.RecordBatch):
+            return data.to_struct_array()
+        if isinstance(data, pa.ChunkedArray) or hasattr(data, "__arrow_c_stream__"):
+            return pa.chunked_array(data).combine_chunks()
+        return pa.array(data)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise InvalidRecord(
+            f"{what} must be one column of values of one type, got {type(data).__name__}: {error}"
+        ) from error
+
+
+def key_column(declared: Any, keys: Any, what: str) -> pa.Array:
+    """Return a column of keys; of tuple keys a struct with their elements in order.
+
+    Args:
+        declared: Declared type of the keys.
+        keys: A column as for `given_column`. Tuple keys are also a sequence of tuples.
+        what: Description of the column, for errors.
+
+    Raises:
+        InvalidRecord: It is no column of keys.
+
+    >>> key_column(tuple[str, int], [("a", 1), ("b", 2)], "the keys").field(1).to_pylist()
+    [1, 2]
+    """
+    if get_origin(declared) is tuple and isinstance(keys, list):
+        if not keys:
+            return pa.array([], pa.struct([]))
+        try:
+            columns = [given_column(list(column), what) for column in zip(*keys, strict=True)]
+        except (TypeError, ValueError) as error:
+            raise InvalidRecord(f"{what} must be tuples of equal length: {error}") from error
+        names = [str(number) for number in range(len(columns))]
+        return pa.StructArray.from_arrays(columns, names=names)
+    return given_column(keys, what)
