@@ -1,7 +1,8 @@
-"""Argument of a batch task's handler: consecutive records of one partition, as columns."""
+"""Batches of records as columns, which batch tasks handle, and the base of their handlers."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -148,3 +149,19 @@ def _decoded(topic: TopicDeclaration, part: str, codec: Codec, stored: pa.Array)
             f"topic {topic.name!r}: the {part} of a batch cannot be read: {error}; use "
             "batch.records() for values of several types"
         ) from error
+
+
+class BatchHandler(ABC):
+    """Base of handlers of batches that keep facts about their stores in memory."""
+
+    @abstractmethod
+    def process(self, batch: Batch) -> None:
+        """Handle a batch. If it raises, the facts in memory must be as before."""
+
+    @abstractmethod
+    def restored(self) -> None:
+        """Forget the facts in memory: the stores have the state of the last commit now."""
+
+    @abstractmethod
+    def before_commit(self) -> None:
+        """Write what belongs to the commit that follows, as part of its transaction."""

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from strandline.changelog.records import Batch as StoredBatch
-from strandline.framework.batch import Batch
+from strandline.framework.batch import Batch, BatchHandler
 from strandline.framework.container.batch_queue import BatchQueue, TakenBatch, without_tombstones
 from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.inputs import Input
@@ -60,8 +60,24 @@ class BatchInstance(TaskInstance):
             self._size = max(1, min(fitting, 4 * self._size, MAX_BATCH_RECORDS))
         return handled
 
+    def restored(self, *, window_pending: bool | None = None) -> None:
+        """Let the handler forget what it keeps in memory; see `TaskInstance.restored`."""
+        super().restored(window_pending=window_pending)
+        if isinstance(self._object, BatchHandler):
+            self._object.restored()
+
     def before_commit(self) -> None:
-        """Do nothing: the positions of the inputs are those of whole batches."""
+        """Let the handler write what belongs to the commit.
+
+        The positions of the inputs are those of whole batches already.
+        """
+        if isinstance(self._object, BatchHandler) and self.changed:
+            self.context.record = self._clock_record()
+            self._scope.bind()
+            try:
+                self._object.before_commit()
+            finally:
+                self._scope.unbind()
 
     def _run_batches(self, limit: int) -> int:
         self._scope.bind()
