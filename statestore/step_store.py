@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from strandline.changelog.errors import InvalidTxnState
+from strandline.statestore.committing import CommittingStore
 from strandline.statestore.counters import Lookups, StoreCounters
 from strandline.statestore.engine import Entry
 from strandline.statestore.keys import Never
 from strandline.statestore.layers import Change
-from strandline.statestore.store import PartitionStore
 from strandline.statestore.typed_store import TypedStore
 
 K = TypeVar("K")
@@ -40,7 +40,7 @@ class StepStore(TypedStore[K, V]):
 
     __slots__ = ("_base", "_is_over", "_read", "_scanned")
 
-    def __init__(self, base: PartitionStore[K, V]) -> None:
+    def __init__(self, base: CommittingStore[K, V]) -> None:
         super().__init__(base.types, {}, _NOT_COUNTED)
         self._base = base
         self._read: dict[Any, Any] = {}
