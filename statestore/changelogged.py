@@ -105,6 +105,11 @@ class Changelogged:
         """Approximate bytes of changes that are not checkpointed."""
         return self._layers.nbytes + self._loose_bytes
 
+    @property
+    def finds_nothing(self) -> bool:
+        """True if `get` finds no value of any key, so that look-ups can be skipped."""
+        return not self._layers and self.engine.is_empty()
+
     def get(self, key: bytes) -> bytes | None:
         """Return the committed value of a key that is in no loose batch; None if it has none."""
         value = self._layers.find(key)

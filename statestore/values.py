@@ -188,7 +188,7 @@ class ValueCodec:
 
     def expires(self, data: bytes) -> int | None:
         """Return the time in ms at which stored bytes expire; None if they never do."""
-        if not self._has_expiry or data[:1] != _EXPIRING:
+        if not self._has_expiry or data[:1] != EXPIRING:
             return None
         return split(data, self.expiry)[1] or None
 
@@ -209,7 +209,7 @@ class ValueCodec:
 
 def framed(body: bytes, expires: int) -> bytes:
     """Return an expiry (ms since the epoch, 0: never) followed by the bytes of a value."""
-    return _EXPIRING + expires.to_bytes(8, "big", signed=True) + body
+    return EXPIRING + expires.to_bytes(8, "big", signed=True) + body
 
 
 def split(data: bytes, expiry: Expiry) -> tuple[bytes, int]:
@@ -220,7 +220,7 @@ def split(data: bytes, expiry: Expiry) -> tuple[bytes, int]:
     """
     if expiry == "none":
         return data, 0
-    if data[:1] == _EXPIRING and len(data) >= HEADER_BYTES:
+    if data[:1] == EXPIRING and len(data) >= HEADER_BYTES:
         return data[HEADER_BYTES:], int.from_bytes(data[1:HEADER_BYTES], "big", signed=True)
     if expiry == "always":
         raise CorruptLog(
@@ -229,7 +229,8 @@ def split(data: bytes, expiry: Expiry) -> tuple[bytes, int]:
     return data, 0
 
 
-_EXPIRING = b"\xc1"
+EXPIRING = b"\xc1"
+"""First byte of a stored value with an expiry."""
 HEADER_BYTES = 9
 NEVER = 0
 _SCALARS = (int, float, bool, str, bytes)

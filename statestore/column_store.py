@@ -1,0 +1,459 @@
+"""One partition of a store whose values are columns, for tasks that handle whole batches.
+
+`open_column_store` shows the layers in one expression. From the top:
+
+    ColumnStore      Arrow columns of keys and values, and single ones as in `PartitionStore`
+    SlotTable        keys with slots, and arrays of values by slot
+    SlotChanges      slots changed by the running transaction, with an undo log
+    Changelogged     committed changes that are not checkpointed yet
+    Engine           everything up to the last checkpoint, with its changelog position
+
+The changelog's records, checkpoints, restores, queries and files are those of a `PartitionStore`, so
+a store can be opened as either of them. The module `store` describes what the worker calls.
+
+A call costs time in proportion to its rows, and a commit to the keys that it changes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.errors import CorruptLog, InvalidConfig, InvalidRecord
+from strandline.statestore.changelogged import ChangelogBatch, Changelogged
+from strandline.statestore.committing import CommittingStore
+from strandline.statestore.counters import StoreCounters
+from strandline.statestore.dirty import RANGE_MIN_KEYS, DirtyKeys
+from strandline.statestore.engine import Engine, Entry
+from strandline.statestore.exact_sums import SumOverflow, added
+from strandline.statestore.key_columns import KeyColumns
+from strandline.statestore.keys import Never
+from strandline.statestore.layers import Change
+from strandline.statestore.memory import MemoryBudget
+from strandline.statestore.ranges import DeletedRanges
+from strandline.statestore.slot_changes import SlotChanges
+from strandline.statestore.slots import ABSENT, PRESENT, UNKNOWN, SlotArray, SlotTable, States
+from strandline.statestore.spec import UNSET, StoreSpec
+from strandline.statestore.store import open_engine
+from strandline.statestore.stored_columns import StoredColumns
+from strandline.statestore.typed_store import StoreTypes, store_types
+from strandline.statestore.value_columns import Block, Column, value_columns
+from strandline.statestore.values import DELETED, Expiry, ValueCodec
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def open_column_store(
+    spec: StoreSpec[K, V],
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    clock: Clock | None = None,
+    now: Callable[[], int] | None = None,
+    lock_timeout: float = 10.0,
+    engine: Engine | None = None,
+    counters: StoreCounters | None = None,
+    expiry: Expiry | None = None,
+    memory: MemoryBudget | None = None,
+) -> ColumnStore[K, V]:
+    """Open one partition of a store whose values are columns.
+
+    Args:
+        spec: Declaration of the store.
+        folder: Folder of the engine's files; not needed in memory.
+        clock: Source of time; the system's clock by default.
+        now: Returns the time in ms against which values expire; that of `clock` by default.
+        lock_timeout: Seconds to wait for another holder of the folder's lock.
+        engine: Open engine to use instead of the one that the spec names.
+        counters: Counters shared by the partitions of the store.
+        expiry: Where stored values carry an expiry, as recorded in the log
+            (`statestore.declaration`).
+        memory: Budget that the store shares with others; by default it has one of its own.
+
+    Raises:
+        FutureFormat: A newer version has written the files.
+        StorageFailed: The engine cannot be opened.
+        DiskFull: The disk is full.
+
+    >>> store = open_column_store(StoreSpec("n", key=str, value=int, engine="memory"))
+    >>> store.add_batch(pa.array(["LHR", "JFK", "LHR"])).to_pylist()
+    [2, 1, 2]
+    >>> store.get_batch(pa.array(["JFK", "CDG"])).to_pylist(), store["LHR"]
+    ([1, None], 2)
+    """
+    clock = clock or SystemClock()
+    return ColumnStore(
+        store_types(spec, now or clock.now_ms, expiry),
+        Changelogged(engine or open_engine(spec, folder, lock_timeout, clock), counters),
+        clock,
+        memory or MemoryBudget(),
+    )
+
+
+class ColumnStore(CommittingStore[K, V]):
+    """State of one partition: a sorted mapping that is read and written by columns.
+
+    Keys and values are Arrow columns, of the types that `statestore.key_columns` and
+    `statestore.value_columns` list. Values of a type without an Arrow column, such as dict, are
+    Python lists instead. Ints have at most 64 bits.
+
+    All methods for single keys work as in `PartitionStore`; they take longer.
+    """
+
+    __slots__ = ("_changed", "_key_columns", "_stored_columns", "_table")
+
+    def __init__(
+        self,
+        types: StoreTypes[K, V],
+        committed: Changelogged,
+        clock: Clock,
+        memory: MemoryBudget,
+    ) -> None:
+        # No values are held as objects: every look-up of a single key reaches `_load`.
+        super().__init__(types, {}, committed, clock, memory)
+        self.unchecked = Never
+        self._key_columns = KeyColumns(types.keys, types.spec.name)
+        self._stored_columns = StoredColumns(types.spec, types.values)
+        self._table = SlotTable(self._stored_columns.dtypes, types.spec.limits.cache_bytes)
+        self._changed = SlotChanges(self._table)
+
+    # Columns ----------------------------------------------------------------------------
+
+    def get_batch(self, keys: pa.Array) -> Column:
+        """Return the value of each key.
+
+        Args:
+            keys: Column of keys, in any order; the same key may be there several times.
+
+        Returns:
+            A column aligned with `keys`; a list if values have no Arrow type. A key without a value
+            has the store's default, else null. A default factory is called once for the batch.
+
+        Raises:
+            InvalidRecord: A key is null or not of the declared type.
+        """
+        found = self._key_columns.distinct(keys)
+        rows, valid = self._read(self._load_all(found.names.to_pylist()))
+        self._age()
+        if not found.are_rows:
+            rows, valid = tuple(column[found.codes] for column in rows), valid[found.codes]
+        return self._stored_columns.column(rows, valid)
+
+    def put_batch(self, keys: pa.Array, values: Column) -> None:
+        """Set the values of keys. Of equal keys the last value is kept.
+
+        Args:
+            keys: Column of keys.
+            values: Column of values, aligned with `keys`; a list if they have no Arrow type.
+
+        Raises:
+            InvalidRecord: A key or value is null or not of the declared type, or the columns differ
+                in length. Nothing is changed then.
+        """
+        self._writable()
+        self._check_lengths(keys, values, "values")
+        found = self._key_columns.distinct(keys)
+        rows = self._stored_columns.block(values)
+        if not found.are_rows:
+            last = found.last_rows()
+            rows = tuple(column[last] for column in rows)
+        self._change_named(found.names.to_pylist(), PRESENT, rows)
+
+    def delete_batch(self, keys: pa.Array) -> None:
+        """Remove keys, as far as they exist.
+
+        Raises:
+            InvalidRecord: A key is null or not of the declared type. Nothing is changed then.
+        """
+        self._writable()
+        self._change_named(self._key_columns.distinct(keys).names.to_pylist(), ABSENT, None)
+
+    def add_batch(self, keys: pa.Array, by: pa.Array | int = 1) -> pa.Array:
+        """Add numbers to the values of keys, in a store of ints.
+
+        A key without a value begins with the store's default, else with 0.
+
+        Args:
+            keys: Column of keys; the numbers of equal keys are all added.
+            by: Column of ints, aligned with `keys`; one int for all rows, by default 1.
+
+        Returns:
+            For each row the value of its key after the whole batch.
+
+        Raises:
+            InvalidRecord: A key or number is null or not an int, or a result has more than 64 bits.
+                Nothing is changed then.
+            InvalidConfig: The store's values are not declared as int.
+        """
+        self._writable()
+        numbers = self._numbers(keys, by)
+        found = self._key_columns.distinct(keys)
+        slots = self._load_all(found.names.to_pylist())
+        rows, valid = self._read(slots)
+        try:
+            new = added(np.where(valid, rows[0], 0), found.codes, numbers)
+        except SumOverflow as error:
+            key = self._keys.decode(found.names[error.code].as_py())
+            raise InvalidRecord(f"store {self.spec.name!r}: key {key!r}: {error}") from error
+        self._change(slots, PRESENT, self._stored_columns.with_expiry((new,)))
+        return pa.array(new if found.are_rows else new[found.codes])
+
+    def changed_rows(self) -> tuple[pa.Array, Column]:
+        """Return the keys changed since the last commit, with their values as of now.
+
+        Returns:
+            A column of distinct keys in the order of their first changes, and a column of their
+            values: null where the key was deleted.
+        """
+        slots = self._changed.slots()
+        states, rows = self._table.states(slots), self._table.rows(slots)
+        names = pa.array(self._table.names(slots), pa.binary())
+        valid = self._stored_columns.valid(states == PRESENT, rows)
+        return self._key_columns.decode(names), self._stored_columns.column(rows, valid)
+
+    def scan_batch(self, lower: K | None = None, upper: K | None = None) -> tuple[pa.Array, Column]:
+        """Return the entries from `lower` to `upper` as columns, in the order of the keys.
+
+        Args:
+            lower: First key; None for no limit. Of a tuple key, leading elements are enough.
+            upper: End of the range (exclusive); None for no limit. As for `lower`.
+
+        Returns:
+            A column of keys, and a column of their values.
+        """
+        entries = self._stored(*self._bounds(lower, upper), reverse=False)
+        if self._values.expiry != "none":
+            entries = (entry for entry in entries if not self._values.expired(entry[1]))
+        names, data = zip(*pairs, strict=True) if (pairs := list(entries)) else ((), ())
+        rows = self._stored_columns.decode(data)
+        valid = np.ones(len(names), np.bool_)
+        keys = self._key_columns.decode(pa.array(names, pa.binary()))
+        return keys, self._stored_columns.column(rows, valid)
+
+    # What the worker uses ---------------------------------------------------------------
+
+    def mark(self) -> int:
+        """Return the length of the undo log, to which `rollback` can go back."""
+        return len(self._changed)
+
+    def rollback(self, mark: int) -> None:
+        """Undo all changes since `mark`, because the handler of that batch has raised."""
+        self._changed.rollback(mark)
+
+    @property
+    def uncommitted_bytes(self) -> int:
+        """Approximate bytes of memory that the uncommitted changes use."""
+        return self._changed.nbytes
+
+    @property
+    def cached_bytes(self) -> int:
+        """Approximate bytes of the keys and values in memory."""
+        return self._table.nbytes
+
+    def prefetch(self, keys: Iterable[Any]) -> tuple[int, int]:
+        """Read the values of keys that are not in memory, in one call of the engine.
+
+        Keys that are not of the store's type are left out.
+
+        Returns:
+            The number of keys read, and the bytes that the cache needs for them.
+        """
+        exact, before = self._keys.exact, self._table.nbytes
+        names = self._keys.encode_all([key for key in dict.fromkeys(keys) if type(key) is exact])
+        cold = [name for name in names.to_pylist() if self._table.find(name) < 0]
+        self.lookups.read_ahead([self._keys.decode(name) for name in cold])
+        self._load_all(cold)
+        nbytes = self._table.nbytes - before
+        self._age()
+        return len(cold), nbytes
+
+    def prepare(self, keys: Sequence[K]) -> None:
+        """Read the values of keys that are not in memory, in one call of the engine."""
+        names = list(dict.fromkeys(self._keys.encode_all(keys).to_pylist()))
+        self.lookups.missed(sum(self._table.find(name) < 0 for name in names))
+        self._load_all(names)
+        self._age()
+
+    def absorb(self, step: DirtyKeys) -> None:
+        """Add the changes of a step that was kept apart (`statestore.step_store`)."""
+        if not step.changed:
+            return
+        self._writable()
+        self.revision += 1
+        names = self._keys.encode_all(step.latest()).to_pylist()
+        pairs = [*zip(names, map(self._values.dumps, step.latest().values()), strict=True)]
+        put = [(name, data) for name, data in pairs if data is not None]
+        rows = self._stored_columns.decode([data for _, data in put])
+        self._change_named([name for name, _ in put], PRESENT, rows)
+        self._change_named([name for name, data in pairs if data is None], ABSENT, None)
+
+    # Single keys ------------------------------------------------------------------------
+
+    def held(self, key: Any) -> Any:
+        """Return the value of a key as of now, in the form in which it is held."""
+        if self.lookups.in_sample:
+            self.lookups.looked_up(key)
+        return self._load(key)
+
+    def put_admitted(self, key: Any, value: Any) -> None:
+        """Set the value of a key."""
+        data = self._values.dumps(self._hold(value))
+        assert data is not None
+        try:
+            rows = self._stored_columns.decode([data])
+        except CorruptLog as error:
+            raise InvalidRecord(str(error)) from error
+        self._change_named([self._keys.encode(key)], PRESENT, rows)
+
+    def _load(self, key: Any) -> Any:
+        name = self._keys.encode(key)
+        if self._table.find(name) < 0:
+            self.lookups.single_reads += 1
+            self.lookups.missed(1)
+        slots = self._load_all([name])
+        states, rows = self._table.states(slots), self._table.rows(slots)
+        self._age()
+        if not self._stored_columns.valid(states == PRESENT, rows)[0]:
+            return DELETED
+        return self._stored_columns.held(rows)
+
+    def _remove(self, key: Any) -> None:
+        self._change_named([self._keys.encode(key)], ABSENT, None)
+
+    def _delete_all(self, lower: bytes, upper: bytes | None) -> None:
+        self._writable()
+        names = [name for name, _ in self._stored(lower, upper, reverse=False)]
+        self._change_named(names, ABSENT, None)
+        if len(names) >= RANGE_MIN_KEYS:
+            self._changed.add_range(lower, upper)
+
+    def _stored(self, lower: bytes, upper: bytes | None, *, reverse: bool) -> Iterator[Entry]:
+        changes = self._own_changes(lower, upper)
+        ordered = changes[::-1] if reverse else changes
+        return self._scan(ordered, lower, upper, reverse=reverse)
+
+    # Slots ------------------------------------------------------------------------------
+
+    def _read(self, slots: SlotArray) -> tuple[Block, npt.NDArray[np.bool_]]:
+        """Return the values of slots, with defaults, and True for each that has one."""
+        states, rows = self._table.states(slots), self._table.rows(slots)
+        valid = self._stored_columns.valid(states == PRESENT, rows)
+        default = UNSET if valid.all() else self._default(UNSET)
+        if default is UNSET:
+            return rows, valid
+        for column, values in zip(rows, self._stored_columns.one(default), strict=True):
+            column[~valid] = values
+        return rows, np.ones(len(valid), np.bool_)
+
+    def _load_all(self, names: Sequence[bytes]) -> SlotArray:
+        """Return the slots of distinct keys, after reading the values that are not in memory."""
+        slots = self._table.find_or_add(names)
+        unknown = slots[self._table.states(slots) == UNKNOWN]
+        if len(unknown):
+            self._fill(unknown)
+        return slots
+
+    def _fill(self, slots: SlotArray) -> None:
+        """Read the committed values of slots."""
+        if self._committed.finds_nothing:
+            self._table.assign(slots, ABSENT, None)
+            return
+        data = self._committed.get_many(self._table.names(slots))
+        exists = np.array([each is not None for each in data], np.bool_)
+        rows = self._stored_columns.decode([each for each in data if each is not None])
+        self._table.assign(slots[exists], PRESENT, rows)
+        self._table.assign(slots[~exists], ABSENT, None)
+
+    def _change(self, slots: SlotArray, states: States | int, rows: Block | None) -> None:
+        """Change distinct slots."""
+        if len(slots):
+            self._changed.change(slots, states, rows)
+            self._age()
+
+    def _change_named(self, names: Sequence[bytes], state: int, rows: Block | None) -> None:
+        """Change distinct keys."""
+        self._change(self._table.find_or_add(names), state, rows)
+
+    def _encoded(self, slots: SlotArray) -> pa.Array:
+        """Return the stored bytes of slots; null where there is no value."""
+        exists = self._table.states(slots) == PRESENT
+        data = self._stored_columns.encode(self._table.rows(slots[exists]))
+        if exists.all():
+            return data
+        return data.take(pa.array(np.cumsum(exists) - 1, mask=~exists))
+
+    # Of the base class ------------------------------------------------------------------
+
+    def _num_changed(self) -> int:
+        return self._table.num_dirty
+
+    def _num_read(self) -> int:
+        return self._table.additions
+
+    def _changes(self) -> ChangelogBatch | None:
+        slots = self._changed.slots()
+        if not len(slots):
+            return None
+        names = pa.array(self._table.names(slots), pa.binary())
+        return ChangelogBatch(names, self._encoded(slots), self._changed.ranges)
+
+    def _own_changes(self, lower: bytes, upper: bytes | None) -> Sequence[Change]:
+        names = self._changed.names(lower, upper)
+        slots = np.array([self._table.find(name) for name in names], np.int64)
+        return list(zip(names, self._encoded(slots).to_pylist(), strict=True))
+
+    def _own_ranges(self) -> DeletedRanges:
+        return self._changed.ranges
+
+    def _remove_expired(self, names: list[bytes]) -> None:
+        slots = self._table.find_or_add(names)
+        clean = slots[~self._table.is_dirty(slots)]
+        self._change(clean, ABSENT, None)
+
+    def _finalize(self, drained: ChangelogBatch) -> None:
+        """Do nothing: the changed slots have the values already."""
+
+    def _limit_cache(self, nbytes: int) -> None:
+        self._table.limit(nbytes)
+        self._age()
+
+    def _age(self) -> None:
+        if self._table.is_full:
+            # Look-ups skip loose batches, which is correct only while the slots have their keys.
+            self._committed.fold()
+            self._table.evict()
+
+    def _clear_cache(self) -> None:
+        self._committed.fold()
+        self._table.clear()
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._changed.clear()
+
+    # Checks -----------------------------------------------------------------------------
+
+    def _check_lengths(self, keys: pa.Array, values: Any, what: str) -> None:
+        if len(keys) != len(values):
+            raise InvalidRecord(
+                f"store {self.spec.name!r}: {len(keys)} keys and {len(values)} {what}; give a value "
+                "for each key"
+            )
+
+    def _numbers(self, keys: pa.Array, by: pa.Array | int) -> npt.NDArray[np.int64] | int:
+        """Return the numbers of `add_batch` after checking them."""
+        if self._values.declared is not int:
+            raise InvalidConfig(
+                f"store {self.spec.name!r}: add_batch() is for stores of ints; declare value=int"
+            )
+        if type(by) is int:
+            return by
+        self._check_lengths(keys, by, "numbers")
+        numbers = value_columns(ValueCodec(int, self.spec.name)).block(by)[0]
+        return numbers.astype(np.int64, copy=False)

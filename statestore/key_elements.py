@@ -1,0 +1,304 @@
+"""Columns of scalar keys, and of the elements of tuple keys, to and from their bytes.
+
+`statestore.ordered` describes the bytes. There is one `Element` for each scalar type of a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.changelog.errors import InvalidRecord
+from strandline.statestore.cells import (
+    WORD,
+    ByteArray,
+    Mask,
+    Part,
+    Reader,
+    Sizes,
+    Unexpected,
+    Words,
+    as_numpy,
+    high_bits,
+    slices,
+    tagged,
+)
+from strandline.statestore.ordered import TAG_BYTES, TAG_STR
+
+Values = npt.NDArray[Any]
+
+TAG_NONE, TAG_FALSE, TAG_ZERO, TAG_FLOAT, TAG_DATE, TAG_DATETIME = (
+    0x02,
+    0x03,
+    0x20,
+    0x38,
+    0x40,
+    0x41,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """Scalar type of a key as a column."""
+
+    name: str
+    arrow: pa.DataType
+    """Type of the column."""
+    accepts: Callable[[pa.DataType], bool]
+    """Returns True for the types of columns that can be cast to `arrow` without changing a key."""
+    part: Callable[[pa.Array], Part] | None
+    """Encodes a column without nulls; None for text, whose length has no limit."""
+    read: Callable[[Reader], pa.Array] | None
+    """Reads the next element of each row. Raises Unexpected."""
+    check: Callable[[pa.Array], pa.Array] = lambda column: column
+    """Returns a column of `arrow` with equal keys made the same. Raises InvalidRecord."""
+    tag: int = 0
+    """First byte of an encoded text."""
+
+    def admit(self, column: pa.Array) -> pa.Array:
+        """Return a column of the type `arrow`. Raises InvalidRecord for keys of another type."""
+        if isinstance(column, pa.DictionaryArray):
+            column = column.dictionary_decode()
+        if not (self.accepts(column.type) or pa.types.is_null(column.type)):
+            raise InvalidRecord(
+                f"must be {self.name}, got a column of {column.type}; cast it first"
+            )
+        try:
+            return self.check(column.cast(self.arrow))
+        except pa.ArrowInvalid as error:
+            raise InvalidRecord(f"must be {self.name}: {error}") from error
+
+    def whole(self, column: pa.Array) -> pa.Array:
+        """Return the texts of a column as whole keys."""
+        return _prefixed(self.tag, column.cast(pa.binary()), b"")
+
+    def terminated(self, column: pa.Array) -> pa.Array:
+        """Return the texts of a column, which may be null, as elements of tuples."""
+        texts = column.cast(pa.binary())
+        if _has_zeros(texts):
+            texts = pc.replace_substring(texts, b"\x00", b"\x00\xff")
+        found = _prefixed(self.tag, texts, b"\x00")
+        return pc.fill_null(found, bytes((TAG_NONE,))) if found.null_count else found
+
+    def read_whole(self, names: pa.Array) -> pa.Array:
+        """Return the texts of whole keys. Raises Unexpected."""
+        reader = Reader(names)
+        reader.skip_constant(bytes((self.tag,)))
+        return self._texts(slices(reader.data, reader.at, reader.ends))
+
+    def read_terminated(self, reader: Reader) -> pa.Array:
+        """Read the next text of each row, an element of a tuple. Raises Unexpected."""
+        reader.skip_constant(bytes((self.tag,)))
+        ends = _terminators(reader)
+        texts = slices(reader.data, reader.at, ends)
+        reader.skip(ends - reader.at + 1)
+        if _has_zeros(texts):
+            texts = pc.replace_substring(texts, b"\x00\xff", b"\x00")
+        return self._texts(texts)
+
+    def _texts(self, data: pa.Array) -> pa.Array:
+        try:
+            return data.cast(self.arrow)
+        except pa.ArrowInvalid as error:
+            raise Unexpected("a text is not UTF-8") from error
+
+
+def with_nulls(part: Part, valid: Mask) -> Part:
+    """Return a part of a tuple's element with None in the rows that are not valid."""
+    cells = part.cells.copy()
+    cells[~valid, 0] = TAG_NONE
+    whole = np.full(len(valid), cells.shape[1], np.int64) if part.sizes is None else part.sizes
+    return Part(cells, np.where(valid, whole, 1))
+
+
+# Encoding -----------------------------------------------------------------------------
+
+
+def _ints(column: pa.Array) -> Part:
+    values = as_numpy(column).astype(np.int64, copy=False)
+    is_negative = values < 0
+    # ~v + 1 instead of -v, which overflows for the least number.
+    magnitudes = np.where(is_negative, (~values).view(np.uint64) + np.uint64(1), values.view("u8"))
+    sizes = np.searchsorted(_LEAST, magnitudes, "right")
+    payloads = np.where(is_negative, _MASKS[sizes] - magnitudes, magnitudes)
+    tags = np.where(is_negative, TAG_ZERO - sizes, TAG_ZERO + sizes).astype(np.uint8)
+    return tagged(tags, payloads, sizes)
+
+
+def _floats(column: pa.Array) -> Part:
+    bits = np.ascontiguousarray(as_numpy(column)).view(np.uint64)
+    return _of_tag(TAG_FLOAT, bits ^ np.where(bits & _TOP, _ALL, _TOP))
+
+
+def _bools(column: pa.Array) -> Part:
+    return Part((TAG_FALSE + as_numpy(column).astype(np.uint8)).reshape(-1, 1))
+
+
+def _dates(column: pa.Array) -> Part:
+    days = as_numpy(column.cast(pa.int32())).astype(np.int64) + _UNIX_ORDINAL
+    part = _of_tag(TAG_DATE, days.view(np.uint64) << np.uint64(32))
+    return Part(part.cells[:, :5])
+
+
+def _datetimes(column: pa.Array) -> Part:
+    return _of_tag(TAG_DATETIME, as_numpy(column.cast(pa.int64())).view(np.uint64) ^ _TOP)
+
+
+def _of_tag(tag: int, words: Words) -> Part:
+    return tagged(np.full(len(words), tag, np.uint8), words)
+
+
+def _prefixed(tag: int, texts: pa.Array, end: bytes) -> pa.Array:
+    prefix = pa.scalar(bytes((tag,)), pa.binary())
+    parts = [prefix, texts] if not end else [prefix, texts, pa.scalar(end, pa.binary())]
+    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+
+
+def _has_zeros(texts: pa.Array) -> bool:
+    _, ends, body = texts.buffers()
+    if body is None or not len(texts):
+        return False
+    offsets = np.frombuffer(ends, np.int32)
+    first, last = offsets[texts.offset], offsets[texts.offset + len(texts)]
+    return bool((np.frombuffer(body, np.uint8)[first:last] == 0).any())
+
+
+# Checks -------------------------------------------------------------------------------
+
+
+def _check_floats(column: pa.Array) -> pa.Array:
+    if pc.any(pc.is_nan(column)).as_py():
+        raise InvalidRecord(
+            "must be float, got NaN; NaN equals nothing, so it cannot be found again"
+        )
+    return pc.add(column, 0.0)  # -0.0 becomes the equal 0.0
+
+
+def _within(least: Any, greatest: Any) -> Callable[[pa.Array], pa.Array]:
+    """Return a check that refuses times that Python does not have."""
+
+    def check(column: pa.Array) -> pa.Array:
+        found = pc.min_max(column.cast(least.type))
+        low, high = found["min"].as_py(), found["max"].as_py()
+        if low is not None and (low < least.as_py() or high > greatest.as_py()):
+            raise InvalidRecord("must be a time of the years 1 to 9999, got one outside of them")
+        return column
+
+    return check
+
+
+# Decoding -----------------------------------------------------------------------------
+
+
+def _read_ints(reader: Reader) -> pa.Array:
+    tags = reader.byte().astype(np.int64)
+    sizes = np.abs(tags - TAG_ZERO)
+    if (sizes > WORD).any():
+        raise Unexpected("an int has more than 64 bits, or there is none")
+    payloads = high_bits(reader.word(1), sizes)
+    reader.skip(sizes + 1)
+    is_negative = tags < TAG_ZERO
+    magnitudes = np.where(is_negative, _MASKS[sizes] - payloads, payloads)
+    if (magnitudes > np.where(is_negative, _TOP, _TOP - np.uint64(1))).any():
+        raise Unexpected("an int has more than 64 bits")
+    values = np.where(is_negative, ~magnitudes + np.uint64(1), magnitudes)
+    return pa.array(values.view(np.int64))
+
+
+def _read_floats(reader: Reader) -> pa.Array:
+    bits = _read_tagged(reader, TAG_FLOAT)
+    return pa.array((bits ^ np.where(bits & _TOP, _TOP, _ALL)).view(np.float64))
+
+
+def _read_bools(reader: Reader) -> pa.Array:
+    tags = reader.byte()
+    if ((tags != TAG_FALSE) & (tags != TAG_FALSE + 1)).any():
+        raise Unexpected("a bool is missing")
+    reader.skip(1)
+    return pa.array(tags == TAG_FALSE + 1)
+
+
+def _read_dates(reader: Reader) -> pa.Array:
+    days = (_read_tagged(reader, TAG_DATE, 4) >> np.uint64(32)).astype(np.int64)
+    if ((days < 1) | (days > date.max.toordinal())).any():
+        raise Unexpected("a date is outside of the years 1 to 9999")
+    return pa.array((days - _UNIX_ORDINAL).astype(np.int32)).cast(pa.date32())
+
+
+def _read_datetimes(reader: Reader) -> pa.Array:
+    micros = pa.array((_read_tagged(reader, TAG_DATETIME) ^ _TOP).view(np.int64))
+    try:
+        return _check_datetimes(micros.cast(_MICROS))
+    except InvalidRecord as error:
+        raise Unexpected("a datetime is outside of the years 1 to 9999") from error
+
+
+def _read_tagged(reader: Reader, tag: int, size: int = WORD) -> Words:
+    reader.skip_constant(bytes((tag,)))
+    words = reader.word()
+    reader.skip(size)
+    return words
+
+
+def _terminators(reader: Reader) -> Sizes:
+    """Return the place of the zero that ends the next text of each row."""
+    data: ByteArray = reader.data
+    zeros = np.flatnonzero(data[:-1] == 0)
+    zeros = zeros[data[zeros + 1] != 0xFF]
+    found: Sizes = zeros[np.searchsorted(zeros, reader.at)]
+    return found
+
+
+_LEAST = np.array([1 << 8 * size for size in range(WORD)], np.uint64)
+"""Least number that needs so many bytes: 1 for one byte, 256 for two."""
+_MASKS = np.array([(1 << 8 * size) - 1 for size in range(WORD + 1)], np.uint64)
+_TOP, _ALL = np.uint64(1 << 63), np.uint64((1 << 64) - 1)
+_UNIX_ORDINAL = date(1970, 1, 1).toordinal()
+_MICROS = pa.timestamp("us", "UTC")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    types = pa.types
+    is_variable = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+    return bool(is_variable or types.is_fixed_size_binary(kind))
+
+
+def _is_aware(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind)) and kind.tz is not None
+
+
+_check_dates = _within(pa.scalar(date.min), pa.scalar(date.max))
+_check_datetimes = _within(
+    *(
+        pa.scalar(datetime.combine(day, hour, UTC), pa.timestamp("us", "UTC"))
+        for day, hour in ((date.min, time.min), (date.max, time.max))
+    )
+)
+
+ELEMENTS: dict[Any, Element] = {
+    str: Element("str", pa.string(), _is_text, None, None, tag=TAG_STR),
+    bytes: Element("bytes", pa.binary(), _is_bytes, None, None, tag=TAG_BYTES),
+    int: Element("int", pa.int64(), pa.types.is_integer, _ints, _read_ints),
+    float: Element(
+        "float", pa.float64(), pa.types.is_floating, _floats, _read_floats, _check_floats
+    ),
+    bool: Element("bool", pa.bool_(), pa.types.is_boolean, _bools, _read_bools),
+    date: Element("date", pa.date32(), pa.types.is_date32, _dates, _read_dates, _check_dates),
+    datetime: Element(
+        *("an aware datetime", _MICROS, _is_aware),
+        *(_datetimes, _read_datetimes, _check_datetimes),
+    ),
+}
+"""Scalar types of keys by their Python type."""

@@ -1,0 +1,119 @@
+"""Log of the changes of slots by the running transaction, for the changelog and for undoing them.
+
+It is for columns what `statestore.dirty` is for objects: each change keeps the earlier states and
+values of its slots, so that cutting the log back to a mark undoes what was changed since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from strandline.statestore.layers import span
+from strandline.statestore.ranges import NO_RANGES, DeletedRanges
+from strandline.statestore.slots import UNKNOWN, SlotArray, SlotTable, States
+from strandline.statestore.value_columns import Block, block_bytes
+
+CHANGED_SLOT_BYTES = 48
+"""Approximate bytes of a changed slot in the log, besides its row."""
+DIRTY_SLOT_BYTES = 150
+"""Approximate bytes that a changed key and its value take in the batch of a commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotChange:
+    """Change of distinct slots, with what they had before."""
+
+    slots: SlotArray
+    fresh: SlotArray
+    """Slots among them that had no uncommitted change before."""
+    states: States
+    rows: Block
+    nbytes: int
+    """Approximate bytes of memory that the change uses."""
+
+
+class SlotChanges:
+    """Changes since the last commit."""
+
+    def __init__(self, table: SlotTable) -> None:
+        self._table = table
+        self._log: list[SlotChange] = []
+        self._ranges: list[tuple[int, bytes, bytes | None]] = []
+        self._index: list[bytes] = []
+        self._indexed = 0
+        self.nbytes = 0
+        """Approximate bytes of memory that the changes use."""
+        self.ranges = NO_RANGES
+        """Ranges in which only changed keys have a value."""
+
+    def __len__(self) -> int:
+        return len(self._log)
+
+    def slots(self) -> SlotArray:
+        """Return the changed slots, in the order of their first changes."""
+        fresh = [change.fresh for change in self._log]
+        return np.concatenate(fresh) if fresh else np.empty(0, np.int64)
+
+    def change(self, slots: SlotArray, states: States | int, rows: Block | None) -> None:
+        """Set the states and values of distinct slots; see `SlotTable.assign`."""
+        table = self._table
+        fresh = slots[~table.is_dirty(slots)]
+        before = table.rows(slots)
+        nbytes = CHANGED_SLOT_BYTES * len(slots) + DIRTY_SLOT_BYTES * len(fresh)
+        nbytes += sum(array.nbytes for array in before)
+        nbytes += 0 if rows is None else int(block_bytes(rows).sum())
+        self._log.append(SlotChange(slots, fresh, table.states(slots), before, nbytes))
+        self.nbytes += nbytes
+        table.set_dirty(fresh)
+        table.assign(slots, states, rows)
+
+    def add_range(self, lower: bytes, upper: bytes | None) -> None:
+        """Note that the last change has deleted all keys of [lower, upper)."""
+        self._ranges.append((len(self._log), lower, upper))
+        self.ranges |= DeletedRanges([(lower, upper)])
+
+    def rollback(self, mark: int) -> None:
+        """Undo the changes after the first `mark` ones."""
+        undone = self._log[mark:]
+        del self._log[mark:]
+        for change in reversed(undone):
+            self._table.assign(change.slots, change.states, change.rows)
+            self._table.set_clean(change.fresh)
+            self.nbytes -= change.nbytes
+        self._forget_unknown([change.fresh for change in undone])
+        if undone:
+            self._index, self._indexed = [], 0
+        if self._ranges and self._ranges[-1][0] > mark:
+            self._ranges = [each for each in self._ranges if each[0] <= mark]
+            self.ranges = DeletedRanges((lower, upper) for _, lower, upper in self._ranges)
+
+    def clear(self) -> None:
+        """Clear the log after a commit; the changed slots are clean."""
+        for change in self._log:
+            self._table.set_clean(change.fresh)
+        self._log.clear()
+        self._ranges.clear()
+        self._index, self._indexed = [], 0
+        self.nbytes = 0
+        self.ranges = NO_RANGES
+
+    def names(self, lower: bytes, upper: bytes | None) -> list[bytes]:
+        """Return the changed keys of [lower, upper), sorted."""
+        if self._indexed < len(self._log):
+            fresh = [change.fresh for change in self._log[self._indexed :]]
+            self._index += self._table.names(np.concatenate(fresh))
+            # The list has sorted runs, which Python's sort merges in linear time.
+            self._index.sort()
+            self._indexed = len(self._log)
+        places = span(self._index, lower, upper)
+        return self._index[places.start : places.stop]
+
+    def _forget_unknown(self, changed: Iterable[SlotArray]) -> None:
+        """Free the slots that had no value in memory before they were changed."""
+        for slots in changed:
+            unknown = slots[self._table.states(slots) == UNKNOWN]
+            if len(unknown):
+                self._table.free(unknown)
