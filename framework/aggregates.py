@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+from strandline.framework.context import current_task
 from strandline.framework.parts import Merge
 from strandline.framework.session import Session
 from strandline.framework.store import Store
@@ -60,7 +61,8 @@ class Grouped(Store[K, Any]):
         Args:
             key: Key of the group.
             row: A mapping, or an object whose attributes are the columns. None values are left out
-                of every aggregate except `count()`.
+                of every aggregate except `count()`. Its time, for first, last and collect, is the
+                timestamp of the record that is being handled.
             **values: Columns of the row, instead of `row`.
 
         Returns:
@@ -71,7 +73,9 @@ class Grouped(Store[K, Any]):
             InvalidRecord: The key or a column is not of a suitable type.
         """
         store = self._partition()
-        state = self.aggregates.fold(store[key], values if row is UNSET else row)
+        given = values if row is UNSET else row
+        time = current_task().record.timestamp if self.aggregates.needs_time else 0
+        state = self.aggregates.fold(store[key], given, time=time, key=key)
         store.put(key, state)
         return self.aggregates.result(state)
 
@@ -102,9 +106,12 @@ class Grouped(Store[K, Any]):
         return self._figures(super().all(reverse=reverse))
 
     @property
-    def merge(self) -> Merge[Any]:
-        """Function that merges the aggregates that several partitions hold of one key."""
-        return self.aggregates.merge
+    def merge(self) -> Merge[Any] | None:
+        """Function that merges the aggregates that several partitions hold of one key.
+
+        None if an aggregate cannot be merged: a reducer without merge=.
+        """
+        return self.aggregates.merge if self.aggregates.can_merge else None
 
     def shown(self, value: Any) -> Any:
         """Return the figures of a stored state."""

@@ -394,8 +394,9 @@ class App:
             key: Type of the keys, by default str.
             settings: `ttl_ms`, `engine`, `limits` and `upgrade` as in `store`. They are one
                 argument because the keywords are the names of aggregates.
-            **aggregates: Name and kind of each aggregate: `count`, `sum`, `min`, `max` or `mean` of
-                this package.
+            **aggregates: Name and kind of each aggregate, by functions of this package: `count`,
+                `sum`, `min`, `max`, `mean`, `var`, `std`, `first`, `last`, `any`, `n_unique`,
+                `quantile`, `collect`, `top` or `reducer`.
 
         Returns:
             The handle of the aggregates.

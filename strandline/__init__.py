@@ -56,7 +56,23 @@ if typing.TYPE_CHECKING:
     from strandline.framework.record import Record
     from strandline.framework.store import Store
     from strandline.framework.topic import Topic
-    from strandline.statestore.aggregates import count, max, mean, min, sum  # noqa: A004
+    from strandline.statestore.aggregates.declare import (
+        any,  # noqa: A004
+        collect,
+        count,
+        first,
+        last,
+        max,  # noqa: A004
+        mean,
+        min,  # noqa: A004
+        n_unique,
+        quantile,
+        reducer,
+        std,
+        sum,  # noqa: A004
+        top,
+        var,
+    )
     from strandline.statestore.serdes import Serde
     from strandline.statestore.spec import StoreLimits
 
@@ -90,17 +106,27 @@ __all__ = [
     "TaskFailed",
     "Topic",
     "TransactionAborted",
+    "any",
     "cancel_timer",
+    "collect",
     "connect",
     "count",
     "current_task",
+    "first",
+    "last",
     "max",
     "mean",
     "min",
+    "n_unique",
+    "quantile",
+    "reducer",
     "set_timer",
     "spark",
+    "std",
     "sum",
     "testing",
+    "top",
+    "var",
 ]
 
 _HOMES = {
@@ -133,11 +159,21 @@ _HOMES = {
     "Record": "strandline.framework.record",
     "Store": "strandline.framework.store",
     "Topic": "strandline.framework.topic",
-    "count": "strandline.statestore.aggregates",
-    "max": "strandline.statestore.aggregates",
-    "mean": "strandline.statestore.aggregates",
-    "min": "strandline.statestore.aggregates",
-    "sum": "strandline.statestore.aggregates",
+    "any": "strandline.statestore.aggregates.declare",
+    "collect": "strandline.statestore.aggregates.declare",
+    "count": "strandline.statestore.aggregates.declare",
+    "first": "strandline.statestore.aggregates.declare",
+    "last": "strandline.statestore.aggregates.declare",
+    "max": "strandline.statestore.aggregates.declare",
+    "mean": "strandline.statestore.aggregates.declare",
+    "min": "strandline.statestore.aggregates.declare",
+    "n_unique": "strandline.statestore.aggregates.declare",
+    "quantile": "strandline.statestore.aggregates.declare",
+    "reducer": "strandline.statestore.aggregates.declare",
+    "std": "strandline.statestore.aggregates.declare",
+    "sum": "strandline.statestore.aggregates.declare",
+    "top": "strandline.statestore.aggregates.declare",
+    "var": "strandline.statestore.aggregates.declare",
     "Serde": "strandline.statestore.serdes",
     "StoreLimits": "strandline.statestore.spec",
 }

@@ -56,19 +56,25 @@ ROOMS = {
     "changelog front": {
         *(LOG, "changelog/client", "changelog/flight", "changelog/kafka", "changelog/backups"),
     },
-    STATE: {LOG, "changelog/client", "statestore/engines"},
+    STATE: {LOG, "changelog/client", "statestore/engines", "statestore/aggregates"},
+    "statestore/aggregates": {LOG, STATE},
     "statestore/engines": {LOG, STATE},
     "statestore/checking": {LOG, "changelog/embedded", STATE, "statestore/engines"},
-    APP: {LOG, "changelog/client", "changelog front", STATE, "framework/formats"},
+    APP: {
+        *(LOG, "changelog/client", "changelog front", STATE, "statestore/aggregates"),
+        "framework/formats",
+    },
     "framework/formats": {LOG, "changelog/client", STATE},
-    "framework/querying": {LOG, "changelog front", "changelog/flight", STATE, APP},
+    "framework/querying": {
+        *(LOG, "changelog front", "changelog/flight", STATE, "statestore/aggregates", APP),
+    },
     "framework/container": {
         *(LOG, "changelog/client", STATE, "statestore/engines", APP, "framework/querying"),
     },
     "framework/supervisor": {LOG, APP, "framework/container"},
     "framework/spark": {LOG, "changelog front", STATE, APP, "framework/querying"},
     "framework front": {
-        *(LOG, "changelog/client", "changelog/embedded", STATE),
+        *(LOG, "changelog/client", "changelog/embedded", STATE, "statestore/aggregates"),
         *(APP, "framework/formats", "framework/container", "framework/querying"),
     },
 }
@@ -90,6 +96,7 @@ EDGES = {
     "faust": ("framework/faust/",),
     "confluent_kafka": ("changelog/kafka/", "framework/formats/"),
     "fastavro": ("framework/formats/",),
+    "datasketches": ("statestore/aggregates/sketches.py",),
     "google.protobuf": ("framework/formats/",),
     "pyarrow.flight": ("changelog/flight/",),
     "typer": ("framework/cli/",),

@@ -22,7 +22,7 @@ from strandline.framework.parts import Merge, PartitionMerger
 from strandline.framework.querying.messages import StoreDescription
 from strandline.framework.store import Store
 from strandline.framework.task import TaskSpec
-from strandline.statestore.aggregates import Aggregate, Aggregates
+from strandline.statestore.aggregates import Aggregates, recorded
 from strandline.statestore.declaration import Declaration, declaration_of, unreadable_as
 from strandline.statestore.key_types import key_from_wire, key_to_wire
 from strandline.statestore.keys import KeyCodec, codec_of, decode_key, key_codec
@@ -45,7 +45,7 @@ def described(task: TaskSpec, store: Store[Any, Any]) -> StoreDescription:
         key_to_wire(store.spec.key),
         _FORMS.get(type(serde), "serde"),
         _name(serde.declared if isinstance(serde, TypedMessagePack) else type(serde)),
-        None if figures is None else {n: (one.kind, one.column) for n, one in figures.items()},
+        None if figures is None else {n: (one.described, one.column) for n, one in figures.items()},
         _default(store, serde),
         isinstance(store, Counter),
     )
@@ -127,8 +127,9 @@ def form_of(name: str, told: StoreDescription | None, key: Any, value: Any) -> S
         return StoreCodec(name, keys, MessagePack())
     if told.figures is not None:
         figures = _aggregates(told.figures)
+        merge = figures.merge if figures.can_merge else None
         return StoreCodec(
-            name, keys, TypedMessagePack(figures.state), figures.result, default, figures.merge
+            name, keys, TypedMessagePack(figures.state), figures.result, default, merge
         )
     if told.form == "serde":
         raise InvalidConfig(
@@ -179,8 +180,8 @@ def check_given(name: str, declaration: Declaration | None, key: Any, value: Any
 def _aggregates(figures: Mapping[str, tuple[str, str | None]]) -> Aggregates:
     """Return the aggregates in a description. Raises InvalidRequest."""
     try:
-        return Aggregates(**{name: Aggregate(*one) for name, one in figures.items()})  # type: ignore[arg-type]
-    except (LookupError, TypeError, ValueError) as error:
+        return Aggregates(**{name: recorded(*one) for name, one in figures.items()})
+    except (InvalidConfig, TypeError, ValueError) as error:
         raise InvalidRequest(f"unknown aggregates: {figures!r:.200}") from error
 
 

@@ -1,0 +1,169 @@
+"""Aggregates by functions of a user, on states that are any values of MessagePack."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from strandline.changelog.errors import InvalidConfig
+from strandline.statestore.aggregates.aggregate import Aggregate, Figures, Row, StoredField
+from strandline.statestore.aggregates.batch import ColumnBatch, MergeChecks
+from strandline.statestore.serdes import MessagePack
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Add = Callable[[Any, Any], Any]
+"""Function of a state and a row, or of two states, that returns the new state."""
+
+_serde = MessagePack()
+
+
+@dataclass(frozen=True)
+class Reducer(Aggregate):
+    """State that functions of a user keep: stored as MessagePack, None before the first row."""
+
+    init: Any = None
+    add: Add | None = None
+    merge_states: Add | None = None
+    subtract: Add | None = None
+    returns: Any = None
+
+    kind = "reducer"
+    stored = (StoredField("", bytes | None),)
+    takes = "whole rows"
+
+    @property
+    def can_merge(self) -> bool:
+        """True if a function that merges states was given."""
+        return self.merge_states is not None
+
+    @property
+    def can_subtract(self) -> bool:
+        """True if a function that takes a row back was given."""
+        return self.subtract is not None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Nothing, because the functions decide which columns they read."""
+        return ()
+
+    def read(self, row: Row) -> Any:
+        """Return the whole row."""
+        return row.source
+
+    def fold(self, old: Figures, value: Any) -> Figures:
+        """Return the state with one row added to it."""
+        return (_serde.dumps(self._added(self.loaded(old[0]), value)),)
+
+    def merge(self, old: Figures, new: Figures) -> Figures:
+        """Return the state of the rows of two states."""
+        if old[0] is None or new[0] is None:
+            return new if old[0] is None else old
+        if self.merge_states is None:
+            raise InvalidConfig(CANNOT_MERGE)
+        return (_serde.dumps(self.merge_states(self.loaded(old[0]), self.loaded(new[0]))),)
+
+    def result(self, state: Figures) -> Any:
+        """Return the state as the functions see it."""
+        return self.loaded(state[0])
+
+    def loaded(self, data: bytes | None) -> Any:
+        """Return a state of its own, which the functions may change."""
+        if data is None:
+            return self.init() if callable(self.init) else copy.deepcopy(self.init)
+        return _serde.loads(data)
+
+    def state_types(self, schema: Mapping[str, pl.DataType]) -> list[pl.DataType]:
+        """Return the type of states as MessagePack."""
+        import polars as pl
+
+        return [pl.Binary()]
+
+    def result_type(self, schema: Mapping[str, pl.DataType]) -> pl.DataType:
+        """Return the declared type of the results, or that of a number or text as `init`."""
+        import polars as pl
+
+        if self.returns is not None:
+            return (
+                pl.DataType.from_python(self.returns) if _is_plain(self.returns) else self.returns
+            )
+        kind = type(self.loaded(None))
+        if kind not in (bool, int, float, str, bytes):
+            raise InvalidConfig(
+                f"a reducer's results are of an unknown type, as its state begins as {kind.__name__}; "
+                "give returns=, as returns=float or returns=pl.List(pl.String)"
+            )
+        return pl.DataType.from_python(kind)
+
+    def rows(self, batch: ColumnBatch) -> pl.Expr:
+        """Register the lists of rows of each group."""
+        import polars as pl
+
+        return batch.aggregate("rows", "", pl.struct(*batch.schema))
+
+    def partial(self, batch: ColumnBatch) -> Sequence[pl.Expr]:
+        """Fold the rows of each group, one at a time."""
+        import polars as pl
+
+        empty = pl.lit(None, dtype=pl.Binary)
+        return [self.advanced(empty, self.rows(batch))]
+
+    def advanced(self, old: pl.Expr, rows: pl.Expr) -> pl.Expr:
+        """Return states with lists of rows folded in."""
+        import polars as pl
+
+        def folded(pair: Sequence[pl.Series]) -> pl.Series:
+            states, lists = pair
+            before = states.to_list() * (len(lists) if len(states) != len(lists) else 1)
+            made = [self._folded(a, b) for a, b in zip(before, lists.to_list(), strict=True)]
+            return pl.Series(made, dtype=pl.Binary)
+
+        return pl.map_batches([old, rows], folded, return_dtype=pl.Binary)
+
+    def merge_columns(
+        self, old: Sequence[pl.Expr], new: Sequence[pl.Expr], checks: MergeChecks
+    ) -> Sequence[pl.Expr]:
+        """Return the merged states."""
+        import polars as pl
+
+        def merged(pair: Sequence[pl.Series]) -> pl.Series:
+            found = [self.merge((a,), (b,))[0] for a, b in zip(*pair, strict=True)]
+            return pl.Series(found, dtype=pl.Binary)
+
+        return [pl.map_batches([old[0], new[0]], merged, return_dtype=pl.Binary)]
+
+    def results(self, state: Sequence[pl.Expr]) -> pl.Expr:
+        """Return the states as the functions see them."""
+        import polars as pl
+
+        dtype = self.result_type({})
+
+        def loaded(states: pl.Series) -> pl.Series:
+            return pl.Series(states.name, list(map(self.loaded, states)), dtype=dtype)
+
+        return state[0].map_batches(loaded, return_dtype=dtype)
+
+    def _folded(self, old: bytes | None, rows: Sequence[Any]) -> bytes:
+        state = self.loaded(old)
+        for row in rows:
+            state = self._added(state, row)
+        return _serde.dumps(state)
+
+    def _added(self, state: Any, row: Any) -> Any:
+        if self.add is None:
+            raise InvalidConfig("the functions of a reducer are known to its own app only")
+        return self.add(state, row)
+
+
+CANNOT_MERGE = (
+    "a reducer without merge= cannot merge states, as hopping windows, session windows and keys in "
+    "several partitions need; give merge=, a function of two states"
+)
+
+
+def _is_plain(kind: Any) -> bool:
+    """Return True for a type of Python, False for one of Polars."""
+    return kind in (bool, int, float, str, bytes)
