@@ -209,8 +209,8 @@ def quantile(column: str, q: float) -> Aggregate:
     The result is a value of the column whose rank (the share of values that are not greater) is
     about `q`. It is exact up to 200 values, as by SQL's `percentile_disc`. For more values a KLL
     sketch is kept, of about 5 KiB for a million values, and the rank of the result differs from
-    `q` by at most 1.33 % in 99 of 100 cases, for any number of values in any order. The sketch
-    chooses at random which values it keeps, so results of equal values may differ within this
+    `q` by at most 1.33 % in 99 of 100 cases, for any number of values in any order; the least
+    and the greatest value are always exact. The sketch chooses at random which values it keeps, so results of equal values may differ within this
     bound. NaN has no rank, and is skipped.
 
     Args:

@@ -123,9 +123,9 @@ class DistinctSketch(Sketched):
         return {"approx": True}
 
     def read(self, row: Row) -> Any:
-        """Return a value as it is hashed."""
+        """Return a value."""
         value = super().read(row)
-        return None if value is None else _hashed(scalar(value))
+        return None if value is None else scalar(value)
 
     def estimate_type(self) -> pl.DataType:
         """Return the type of counts."""
@@ -227,6 +227,8 @@ class QuantileSketch(Sketched):
         if state is None:
             return None
         sketch = _read(_datasketches().kll_doubles_sketch, state)
+        if self.q in (0, 1):  # these the sketch knows exactly, apart from its quantiles
+            return float(sketch.get_max_value() if self.q else sketch.get_min_value())
         return float(sketch.get_quantile(self.q, inclusive=True))
 
 
@@ -257,19 +259,19 @@ def _read(kind: Any, data: bytes) -> Any:
 
 
 def _hashed(value: Any) -> Any:
-    """Return a value in the form in which it is hashed, equal for equal values."""
+    """Return a value in the form in which it is hashed, equal for equal values only.
+
+    Text is marked, because the library ignores empty text; so are bytes and large integers, which
+    it does not take.
+    """
     if type(value) is float:
         return math.nan if math.isnan(value) else unsigned_zero(value)
+    if type(value) is str:
+        return f"t{value}"
     if type(value) is bytes:
-        return value.hex()
-    return int(value) if type(value) is bool else _signed(value)
-
-
-def _signed(value: Any) -> Any:
-    """Return an integer in the range of 64 bits with sign, which the library takes."""
-    if type(value) is int and not -(1 << 63) <= value < 1 << 63:
-        return str(value)
-    return value
+        return f"b{value.hex()}"
+    whole = int(value)
+    return whole if -(1 << 63) <= whole < 1 << 63 else f"i{whole}"
 
 
 def _each(make: Callable[[Any], Any], dtype: Any = None) -> Callable[[pl.Series], pl.Series]:
