@@ -55,6 +55,13 @@ if typing.TYPE_CHECKING:
     from strandline.framework.querying.client import Connection, ReadOnlyStore, connect
     from strandline.framework.record import Record
     from strandline.framework.store import Store
+    from strandline.framework.streams.windows import (
+        count_window,
+        hopping,
+        session,
+        sliding,
+        tumbling,
+    )
     from strandline.framework.topic import Topic
     from strandline.statestore.aggregates.declare import (
         any,  # noqa: A004
@@ -111,8 +118,10 @@ __all__ = [
     "collect",
     "connect",
     "count",
+    "count_window",
     "current_task",
     "first",
+    "hopping",
     "last",
     "max",
     "mean",
@@ -120,12 +129,15 @@ __all__ = [
     "n_unique",
     "quantile",
     "reducer",
+    "session",
     "set_timer",
+    "sliding",
     "spark",
     "std",
     "sum",
     "testing",
     "top",
+    "tumbling",
     "var",
 ]
 
@@ -158,6 +170,11 @@ _HOMES = {
     "connect": "strandline.framework.querying.client",
     "Record": "strandline.framework.record",
     "Store": "strandline.framework.store",
+    "count_window": "strandline.framework.streams.windows",
+    "hopping": "strandline.framework.streams.windows",
+    "session": "strandline.framework.streams.windows",
+    "sliding": "strandline.framework.streams.windows",
+    "tumbling": "strandline.framework.streams.windows",
     "Topic": "strandline.framework.topic",
     "any": "strandline.statestore.aggregates.declare",
     "collect": "strandline.statestore.aggregates.declare",

@@ -65,6 +65,7 @@ ROOMS = {
         "framework/formats",
     },
     "framework/formats": {LOG, "changelog/client", STATE},
+    "framework/streams": {LOG, STATE, "statestore/aggregates", APP, "framework/formats"},
     "framework/querying": {
         *(LOG, "changelog front", "changelog/flight", STATE, "statestore/aggregates", APP),
     },

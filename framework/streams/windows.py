@@ -1,0 +1,554 @@
+"""Definitions of windows, and the columns that follow from them.
+
+Windows are `[start, end)`: a record at the end belongs to the next window. A window is closed when
+the watermark has reached its end plus the grace; a record all of whose windows were closed by the
+watermark before it is late. Both depend on the record's position only, not on how the records are
+cut into batches.
+
+Times are columns of datetimes or of milliseconds since the epoch, and starts and ends are columns
+of the same type. Watermarks are always in milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from strandline.changelog.errors import InvalidConfig, InvalidRecord
+from strandline.framework.streams.calendars import MONDAY_MS, Calendar, check_zone
+from strandline.framework.streams.durations import (
+    DAY_MS,
+    WEEK_MS,
+    Duration,
+    Given,
+    duration,
+    milliseconds_of,
+)
+from strandline.statestore.aggregates.batch import milliseconds
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Times = np.ndarray[Any, np.dtype[np.int64]]
+T = TypeVar("T", int, "pl.Series")
+
+MAX_TIME_MS = 1 << 61
+"""Greatest time in ms, before or after the epoch, with which windows can compute."""
+
+
+class Window(ABC):
+    """A definition of windows: the base of all kinds."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return the definition as plain data, equal for equal definitions."""
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """Return the definition as it may be written."""
+
+
+class TimeWindow(Window):
+    """A definition of windows by time: the base of all kinds but count windows."""
+
+    grace_ms: int
+    """Milliseconds after its end for which a window waits for records that are out of order."""
+
+    @abstractmethod
+    def end_of(self, starts: T) -> T:
+        """Return the end (exclusive) of windows: of one, in ms, or of a column of them."""
+
+    @abstractmethod
+    def last_end(self, times: pl.Series) -> pl.Series:
+        """Return the end in ms of the last window that each time belongs to."""
+
+    def closed_at(self, starts: T) -> T:
+        """Return the watermark at which windows are closed, in ms: their end plus the grace."""
+        end = self.end_of(starts)
+        if isinstance(end, int):
+            return end + self.grace_ms
+        return milliseconds(end) + self.grace_ms
+
+    def late(self, times: pl.Series, watermarks: pl.Series) -> pl.Series:
+        """Return which records are late, because all their windows are closed.
+
+        Args:
+            times: Timestamps of the records.
+            watermarks: Watermark in ms before each record.
+
+        Returns:
+            True for each late record.
+        """
+        late = self.last_end(times) + self.grace_ms <= watermarks
+        return late.alias("late")
+
+
+@dataclass(frozen=True, slots=True)
+class TumblingWindow(TimeWindow):
+    """Windows of one size that follow each other, so that each record is in one of them."""
+
+    size: Duration
+    """Length of a window."""
+    grace_ms: int = 0
+    tz: str | None = None
+    """Zone whose calendar the windows follow; None for windows of fixed length."""
+    offset_ms: int = 0
+    """Milliseconds by which windows begin later than midnight, Monday, or a multiple of the size."""
+
+    def assign(self, times: pl.Series) -> pl.Series:
+        """Return the start of the window of each time. Raises InvalidRecord for times too far."""
+        ms = _checked(times)
+        calendar = self._calendar
+        if calendar is not None:
+            import polars as pl
+
+            return _as_given(pl.Series(calendar.starts(ms.to_numpy())), times)
+        return _as_given(_floor(ms, self.size.ms, self._anchor), times)
+
+    def end_of(self, starts: T) -> T:
+        """Return the end (exclusive) of windows: of one, in ms, or of a column of them."""
+        calendar = self._calendar
+        if calendar is None:
+            return _shifted(starts, self.size.ms)
+        if isinstance(starts, int):
+            return int(calendar.ends(np.array([starts]))[0])
+        import polars as pl
+
+        return _as_given(pl.Series(calendar.ends(_checked(starts).to_numpy())), starts)
+
+    def last_end(self, times: pl.Series) -> pl.Series:
+        """Return the end in ms of the window of each time."""
+        return milliseconds(self.end_of(self.assign(times)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the definition as plain data, equal for equal definitions."""
+        found = {"kind": "tumbling", "size": str(self.size), "grace_ms": self.grace_ms}
+        return {**found, "tz": self.tz, "offset_ms": self.offset_ms}
+
+    def __str__(self) -> str:
+        """Return the definition as it may be written."""
+        tz = "" if self.tz is None else f', tz="{self.tz}"'
+        offset = f', offset="{Duration(self.offset_ms)}"' if self.offset_ms else ""
+        return f'tumbling("{self.size}"{_shown_grace(self.grace_ms)}{tz}{offset})'
+
+    @property
+    def _calendar(self) -> Calendar | None:
+        """Calendar of the windows; None if their length is fixed."""
+        if self.tz is None:
+            return None
+        return Calendar(self.tz, self.size.whole_days, self.size.months, self.offset_ms)
+
+    @property
+    def _anchor(self) -> int:
+        return _anchor(self.size.ms) + self.offset_ms
+
+
+@dataclass(frozen=True, slots=True)
+class HoppingWindow(TimeWindow):
+    """Windows of one size that begin at equal distances and overlap.
+
+    State is kept for *panes*, the parts that the windows have in common, so that a record changes
+    one pane and not all its windows. A window's result is merged from its panes when it is emitted.
+
+    A record may be late for its earlier windows and not for its later ones. It then counts for the
+    later ones only: it goes into a pane of its own, which has as `since` the start of the first
+    window that it counts for.
+    """
+
+    size_ms: int
+    """Length of a window in ms."""
+    every_ms: int
+    """Milliseconds from the start of a window to that of the next one."""
+    grace_ms: int = 0
+
+    @property
+    def pane_ms(self) -> int:
+        """Length of a pane in ms: the greatest that divides both size and distance of windows."""
+        return math.gcd(self.size_ms, self.every_ms)
+
+    def assign(self, times: pl.Series) -> pl.Series:
+        """Return the start of the pane of each time. Raises InvalidRecord for times too far."""
+        return _as_given(self._panes(times), times)
+
+    def since(self, times: pl.Series, watermarks: pl.Series) -> pl.Series:
+        """Return the start of the first window that each record counts for.
+
+        Args:
+            times: Timestamps of records that are not late.
+            watermarks: Watermark in ms before each record.
+
+        Returns:
+            The starts: of the first window with the record's pane, or of the first one that is not
+            closed.
+        """
+        ms = self._first_window(self._panes(times))
+        # A window is open while start + size + grace > watermark.
+        first_open = watermarks - self.size_ms - self.grace_ms + 1
+        rounded = -_floor(-(first_open - self._anchor), self.every_ms, 0) + self._anchor
+        later = rounded > ms
+        return _as_given(rounded.zip_with(later, ms), times)
+
+    def windows_of_panes(self, panes: pl.Series, since: pl.Series | None = None) -> pl.DataFrame:
+        """Return the windows of panes.
+
+        Args:
+            panes: Starts of panes.
+            since: Start of the first window that each pane counts for, by default the first one
+                that has the pane.
+
+        Returns:
+            A row for each window of each pane, by pane and start: `row`, the number of the row in
+            `panes`, and `start`, the start of the window.
+        """
+        import polars as pl
+
+        at = _checked(panes).to_numpy()
+        first = self._first_window(pl.Series(at)).to_numpy()
+        last = self._last_window(pl.Series(at)).to_numpy()
+        if since is not None:
+            first = np.maximum(first, _checked(since).to_numpy())
+        counts = np.maximum((last - first) // self.every_ms + 1, 0)
+        rows = np.repeat(np.arange(len(at)), counts)
+        ordinal = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        starts = _as_given(pl.Series(first[rows] + ordinal * self.every_ms), panes)
+        return pl.DataFrame({"row": rows, "start": starts})
+
+    def end_of(self, starts: T) -> T:
+        """Return the end (exclusive) of windows: of one, in ms, or of a column of them."""
+        return _shifted(starts, self.size_ms)
+
+    def last_end(self, times: pl.Series) -> pl.Series:
+        """Return the end in ms of the last window that each time belongs to."""
+        return self._last_window(_checked(times)) + self.size_ms
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the definition as plain data, equal for equal definitions."""
+        found = {"kind": "hopping", "size_ms": self.size_ms, "every_ms": self.every_ms}
+        return {**found, "grace_ms": self.grace_ms}
+
+    def __str__(self) -> str:
+        """Return the definition as it may be written."""
+        size, every = Duration(self.size_ms), Duration(self.every_ms)
+        return f'hopping("{size}", "{every}"{_shown_grace(self.grace_ms)})'
+
+    def _panes(self, times: pl.Series) -> pl.Series:
+        return _floor(_checked(times), self.pane_ms, self._anchor)
+
+    def _last_window(self, ms: pl.Series) -> pl.Series:
+        return _floor(ms, self.every_ms, self._anchor)
+
+    def _first_window(self, panes: pl.Series) -> pl.Series:
+        """Return the start of the first window that ends after the start of each pane."""
+        return _floor(panes - self.size_ms, self.every_ms, self._anchor) + self.every_ms
+
+    @property
+    def _anchor(self) -> int:
+        return _anchor(self.every_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindow(TimeWindow):
+    """For each record of a key, the window of the records up to `size` before it, and of itself.
+
+    The window of a record at t is `[t - size, t]`, with both ends, as SQL's
+    `RANGE BETWEEN size PRECEDING AND CURRENT ROW`; records of equal times share it. A record that
+    is out of order also counts for the windows of the later records that are not closed.
+    """
+
+    size_ms: int
+    """Greatest time in ms between a record and the earliest one in its window."""
+    grace_ms: int = 0
+
+    def assign(self, times: pl.Series) -> pl.Series:
+        """Return the start of the window of each record. Raises InvalidRecord for times too far."""
+        return _as_given(_checked(times) - self.size_ms, times)
+
+    def end_of(self, starts: T) -> T:
+        """Return the end (exclusive) of windows: 1 ms after the time of their last record."""
+        return _shifted(starts, self.size_ms + 1)
+
+    def last_end(self, times: pl.Series) -> pl.Series:
+        """Return the end in ms of the last window that each record may count for."""
+        return _checked(times) + self.size_ms + 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the definition as plain data, equal for equal definitions."""
+        return {"kind": "sliding", "size_ms": self.size_ms, "grace_ms": self.grace_ms}
+
+    def __str__(self) -> str:
+        """Return the definition as it may be written."""
+        return f'sliding("{Duration(self.size_ms)}"{_shown_grace(self.grace_ms)})'
+
+
+@dataclass(frozen=True, slots=True)
+class SessionWindow(TimeWindow):
+    """For each key, windows of records with less than `gap` between one and the next.
+
+    A session begins with its first record, and ends `gap` after its last one. `sessions.py` merges
+    records into sessions.
+
+    A record is late if it is older than the watermark less the grace. No other record can reach
+    into a session that is closed, so the same sessions result wherever batches are cut.
+    """
+
+    gap_ms: int
+    """Milliseconds without a record after which a session ends."""
+    grace_ms: int = 0
+
+    def end_of(self, starts: T) -> T:
+        """Return the end (exclusive) of sessions of one record each."""
+        return _shifted(starts, self.gap_ms)
+
+    def last_end(self, times: pl.Series) -> pl.Series:
+        """Return the end in ms of the session of each record alone."""
+        return _checked(times) + self.gap_ms
+
+    def closed_at_end(self, ends: pl.Series) -> pl.Series:
+        """Return the watermark at which sessions with these ends are closed, in ms."""
+        return milliseconds(ends) + self.grace_ms
+
+    def late(self, times: pl.Series, watermarks: pl.Series) -> pl.Series:
+        """Return which records are late, because they are older than the watermark less the grace.
+
+        Args:
+            times: Timestamps of the records.
+            watermarks: Watermark in ms before each record.
+
+        Returns:
+            True for each late record.
+        """
+        return (_checked(times) + self.grace_ms < watermarks).alias("late")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the definition as plain data, equal for equal definitions."""
+        return {"kind": "session", "gap_ms": self.gap_ms, "grace_ms": self.grace_ms}
+
+    def __str__(self) -> str:
+        """Return the definition as it may be written."""
+        return f'session("{Duration(self.gap_ms)}"{_shown_grace(self.grace_ms)})'
+
+
+@dataclass(frozen=True, slots=True)
+class CountWindow(Window):
+    """For each key, windows of `n` records in the order of their arrival; none is ever late."""
+
+    n: int
+    """Number of records of a window."""
+
+    def positions(self, keys: pl.DataFrame, counted: pl.Series) -> pl.Series:
+        """Return the position of each record among those of its key, from 0.
+
+        Args:
+            keys: Columns that identify the key of each record.
+            counted: Number of records of its key before the batch, for each record.
+        """
+        import polars as pl
+
+        within = keys.select(pl.int_range(pl.len()).over(keys.columns)).to_series()
+        return (counted + within).alias("position")
+
+    def assign(self, positions: pl.Series) -> pl.Series:
+        """Return the position of the first record of each record's window."""
+        return positions // self.n * self.n
+
+    def end_of(self, starts: T) -> T:
+        """Return the position after the last record of windows."""
+        return starts + self.n
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the definition as plain data, equal for equal definitions."""
+        return {"kind": "count", "n": self.n}
+
+    def __str__(self) -> str:
+        """Return the definition as it may be written."""
+        return f"count_window({self.n})"
+
+
+def tumbling(
+    size: Given, *, grace: Given = 0, tz: str | None = None, offset: Given | None = None
+) -> TumblingWindow:
+    """Declare windows of one size that follow each other.
+
+    Windows of fixed length begin at multiples of it since the epoch; those of whole weeks on
+    Mondays. With `tz`, windows of days or weeks follow the calendar of a zone, so a day has 23 to
+    25 hours where clocks change; windows of months and years always do.
+
+    Args:
+        size: Length, as "10m", "1h", "1d", "1mo" or "1y", a timedelta, or milliseconds.
+        grace: Time after its end for which a window accepts records that are out of order.
+        tz: Zone, as "Europe/Paris"; by default "UTC" for months and years, and none for others.
+        offset: Time by which windows begin later, as "6h" for days from 6 to 6 o'clock. By default
+            0; it must be less than `size`.
+
+    Returns:
+        The definition, for `window` of a stream.
+
+    Raises:
+        InvalidConfig: A duration or the zone is not valid, or `tz` is given for less than a day.
+
+    >>> print(tumbling("60m", grace="10m"), tumbling("1mo"))
+    tumbling("1h", grace="10m") tumbling("1mo", tz="UTC")
+    """
+    length = duration(size, "size")
+    zone = (
+        check_zone("UTC" if tz is None and length.months else tz) if tz or length.months else None
+    )
+    if zone is not None and not (length.months or length.whole_days):
+        raise InvalidConfig(
+            f"tumbling({size!r}, tz={tz!r}): a zone is for windows of whole days, weeks, months or "
+            "years; leave tz= out, and use offset= if windows must begin later"
+        )
+    shift = 0 if offset is None else milliseconds_of(offset, "offset", zero=True)
+    if shift >= (length.ms or 28 * DAY_MS * length.months):
+        raise InvalidConfig(
+            f"tumbling({size!r}, offset={offset!r}): windows begin again after each size; "
+            "give an offset that is less than it"
+        )
+    return TumblingWindow(length, milliseconds_of(grace, "grace", zero=True), zone, shift)
+
+
+def hopping(size: Given, every: Given, *, grace: Given = 0) -> HoppingWindow:
+    """Declare windows of one size that begin at equal distances, and overlap.
+
+    Windows begin at multiples of `every` since the epoch; for whole weeks on Mondays. A record that
+    is late for some of its windows counts for the others.
+
+    Args:
+        size: Length of a window, as "1h", a timedelta, or milliseconds.
+        every: Time from the start of a window to that of the next one, at most `size`.
+        grace: Time after its end for which a window accepts records that are out of order.
+
+    Returns:
+        The definition, for `window` of a stream.
+
+    Raises:
+        InvalidConfig: A duration is not valid, or `every` is greater than `size`.
+
+    >>> print(hopping("1h", "10m"))
+    hopping("1h", "10m")
+    """
+    size_ms, every_ms = milliseconds_of(size, "size"), milliseconds_of(every, "every")
+    if every_ms > size_ms:
+        raise InvalidConfig(
+            f"hopping({size!r}, {every!r}): records between windows would be in none; "
+            "give every= at most the size"
+        )
+    return HoppingWindow(size_ms, every_ms, milliseconds_of(grace, "grace", zero=True))
+
+
+def sliding(size: Given, *, grace: Given = 0) -> SlidingWindow:
+    """Declare, for each record, the window of the records of its key up to `size` before it.
+
+    It has both ends, as SQL's `RANGE BETWEEN size PRECEDING AND CURRENT ROW`.
+
+    Args:
+        size: Greatest time between a record and the earliest one in its window.
+        grace: Time after a record for which its window accepts records that are out of order.
+
+    Returns:
+        The definition, for `window` of a stream.
+
+    Raises:
+        InvalidConfig: A duration is not valid.
+
+    >>> print(sliding("5m", grace="1m"))
+    sliding("5m", grace="1m")
+    """
+    return SlidingWindow(milliseconds_of(size, "size"), milliseconds_of(grace, "grace", zero=True))
+
+
+def session(gap: Given, *, grace: Given | None = None) -> SessionWindow:
+    """Declare windows of records with less than `gap` between one and the next.
+
+    Args:
+        gap: Time without a record of the key after which a session ends.
+        grace: Time by which a record may be older than the watermark. A session is closed when the
+            watermark has reached its end plus this time. By default `gap`, so that a record that
+            extends a session by its own end is not late.
+
+    Returns:
+        The definition, for `window` of a stream.
+
+    Raises:
+        InvalidConfig: A duration is not valid.
+
+    >>> print(session("30m", grace=0), session("30m"))
+    session("30m") session("30m", grace="30m")
+    """
+    gap_ms = milliseconds_of(gap, "gap")
+    return SessionWindow(
+        gap_ms, gap_ms if grace is None else milliseconds_of(grace, "grace", zero=True)
+    )
+
+
+def count_window(n: int) -> CountWindow:
+    """Declare windows of `n` records of a key, in the order of their arrival.
+
+    Args:
+        n: Number of records of a window.
+
+    Returns:
+        The definition, for `window` of a stream.
+
+    Raises:
+        InvalidConfig: `n` is not a positive int.
+
+    >>> print(count_window(100))
+    count_window(100)
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise InvalidConfig(f"count_window({n!r}): n is a number of records from 1")
+    return CountWindow(n)
+
+
+def _anchor(size_ms: int) -> int:
+    """Return a time at which windows of a size begin: a Monday for whole weeks, else the epoch."""
+    return MONDAY_MS if size_ms % WEEK_MS == 0 else 0
+
+
+def _floor(ms: pl.Series, size: int, anchor: int) -> pl.Series:
+    """Return times rounded down to a multiple of `size` from `anchor`, also before it."""
+    return (ms - anchor) // size * size + anchor
+
+
+def _checked(times: pl.Series) -> pl.Series:
+    """Return times in ms since the epoch. Raises InvalidRecord for nulls and times too far."""
+    ms = milliseconds(times)
+    if ms.null_count():
+        raise InvalidRecord(
+            f"{ms.null_count()} of {len(ms)} times in column {times.name!r} are null; "
+            "drop these records, or give them a time"
+        )
+    bounds: list[Any] = [ms.min() or 0, ms.max() or 0]
+    if max(map(abs, bounds)) > MAX_TIME_MS:
+        raise InvalidRecord(
+            f"times in column {times.name!r} are from {bounds[0]} to {bounds[1]} ms, which is "
+            "beyond all windows; correct the timestamps, which are in ms since the epoch"
+        )
+    return ms
+
+
+def _as_given(ms: pl.Series, times: pl.Series) -> pl.Series:
+    """Return times in ms in the type of `times`, with its name."""
+    import polars as pl
+
+    found = ms.alias(times.name)
+    if not isinstance(times.dtype, pl.Datetime):
+        return found.cast(pl.Int64)
+    unit = {"ms": 1, "us": 1000, "ns": 1_000_000}[times.dtype.time_unit]
+    return (found.cast(pl.Int64) * unit).cast(times.dtype)
+
+
+def _shifted(starts: T, by_ms: int) -> T:
+    """Return times later by some milliseconds."""
+    if isinstance(starts, int):
+        return starts + by_ms
+    return _as_given(_checked(starts) + by_ms, starts)
+
+
+def _shown_grace(grace_ms: int) -> str:
+    return f', grace="{Duration(grace_ms)}"' if grace_ms else ""
