@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from strandline.framework.context import current_task
+from strandline.framework.given_columns import as_frame
 from strandline.framework.parts import Merge
 from strandline.framework.session import Session
 from strandline.framework.store import Store
 from strandline.statestore.aggregates import Aggregates, counter_spec
+from strandline.statestore.aggregates.group import TIMESTAMP
 from strandline.statestore.spec import UNSET
 
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+
 K = TypeVar("K")
+
+_KEY = "__key"
 
 
 class Counter(Store[K, int]):
@@ -39,6 +47,28 @@ class Counter(Store[K, int]):
         value = store[key] + by
         store.put(key, value)
         return value
+
+    def add_batch(self, keys: Any, by: Any = 1) -> pa.Array:
+        """Add to the counts of a column of keys, in a task with `batch=True`.
+
+            seen.add_batch(batch.keys)
+
+        Args:
+            keys: Arrow array, Polars or pandas Series, NumPy array, or list. Equal keys are all
+                counted.
+            by: Number to add for each row, by default 1; or a column of ints aligned with `keys`.
+
+        Returns:
+            For each row the count of its key after the whole batch.
+
+        Raises:
+            NotInTask: No handler of the store's task is running.
+            InvalidRequest: The task handles single records.
+            InvalidRecord: A key is null or not of the declared type, or a count exceeds 64 bits.
+                Nothing is changed then.
+        """
+        numbers = by if isinstance(by, int) else self._value_column(by)
+        return self.columns().add_batch(self._key_column(keys), numbers)
 
     @property
     def merge(self) -> Merge[int]:
@@ -78,6 +108,55 @@ class Grouped(Store[K, Any]):
         state = self.aggregates.fold(store[key], given, time=time, key=key)
         store.put(key, state)
         return self.aggregates.result(state)
+
+    def add_batch(self, keys: Any, rows: Any, *, time: str = TIMESTAMP) -> pl.DataFrame:
+        """Fold the rows of a table into the aggregates of their keys, in a task with `batch=True`.
+
+            figures.add_batch(batch.keys, batch.to_polars())
+
+        Args:
+            keys: Key of each row: an Arrow array, a Polars or pandas Series, a NumPy array, or a
+                list.
+            rows: Polars DataFrame, or Arrow table, that has the columns.
+            time: Name of the column of timestamps, which only first, last and collect read.
+
+        Returns:
+            A row for each distinct key: `key`, and the figures of the key after the batch.
+
+        Raises:
+            NotInTask: No handler of the store's task is running.
+            InvalidRequest: The task handles single records.
+            InvalidRecord: A key or a column is not of a suitable type, or a sum exceeds 64 bits.
+                Nothing is changed then.
+        """
+        import polars as pl
+
+        store, keyed = self.columns(), as_frame(rows)
+        given = pl.Series(_KEY, pl.from_arrow(self._key_column(keys)))
+        keyed = keyed.with_columns(given)
+        aggregates = self.aggregates
+        distinct = given.unique(maintain_order=True)
+        old = aggregates.from_struct(store.get_batch(distinct.to_arrow()))
+        new = aggregates.advance(old, keyed, [_KEY], time)
+        store.put_batch(distinct.to_arrow(), aggregates.to_struct(new))
+        return new.select(pl.col(_KEY).alias("key")).hstack(aggregates.results(new))
+
+    def get_batch(self, keys: Any) -> pl.DataFrame:  # type: ignore[override]
+        """Return the figures of a column of keys, in a task with `batch=True`.
+
+        Args:
+            keys: Column of keys, as for `add_batch`.
+
+        Returns:
+            A row for each of `keys`, with a column for each aggregate.
+
+        Raises:
+            NotInTask: No handler of the store's task is running.
+            InvalidRequest: The task handles single records.
+            InvalidRecord: A key is null or not of the declared type.
+        """
+        states = self.columns().get_batch(self._key_column(keys))
+        return self.aggregates.results(self.aggregates.from_struct(states))
 
     def __getitem__(self, key: K) -> Any:
         """Return the figures of a key. Without any row they are those of an empty group."""

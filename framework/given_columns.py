@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, get_origin
+from typing import TYPE_CHECKING, Any, get_origin
 
 import pyarrow as pa
 
 from strandline.changelog.errors import InvalidRecord
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 def given_column(data: Any, what: str) -> pa.Array:
@@ -35,6 +38,21 @@ def given_column(data: Any, what: str) -> pa.Array:
         raise InvalidRecord(
             f"{what} must be one column of values of one type, got {type(data).__name__}: {error}"
         ) from error
+
+
+def as_frame(data: Any) -> pl.DataFrame:
+    """Return a DataFrame or an Arrow table as a Polars DataFrame. Raises InvalidRecord."""
+    import polars as pl
+
+    if isinstance(data, pl.DataFrame):
+        return data
+    try:
+        frame = pl.DataFrame(data)
+    except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
+        raise InvalidRecord(
+            f"rows are a DataFrame or an Arrow table, got {type(data).__name__}: {error}"
+        ) from error
+    return frame
 
 
 def key_column(declared: Any, keys: Any, what: str) -> pa.Array:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any, Generic, Literal, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, overload
 
-from strandline.changelog.errors import NotInTask
+from strandline.changelog.errors import InvalidRequest, NotInTask
 from strandline.framework.handlers import check_handler
 from strandline.framework.parts import Merge
 from strandline.framework.session import Session
@@ -15,9 +15,18 @@ from strandline.statestore.no_len import NoLen
 from strandline.statestore.spec import UNSET, StoreLimits, StoreSpec
 from strandline.statestore.typed_store import TypedStore
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from strandline.statestore.column_store import ColumnStore
+    from strandline.statestore.value_columns import Column
+
 K = TypeVar("K")
 V = TypeVar("V")
 D = TypeVar("D")
+
+SCALARS = (int, float, bool, str, bytes)
+"""Types of values of which a list is a column; of other types it is a list of objects."""
 
 
 class StoreSettings(TypedDict, total=False):
@@ -201,6 +210,59 @@ class Store(NoLen, Generic[K, V]):
         """
         return self._partition().get_many(keys)
 
+    def get_batch(self, keys: Any) -> Column:
+        """Return the values of a column of keys, in a task with `batch=True`.
+
+            counts.get_batch(batch.keys)
+
+        Args:
+            keys: Arrow array, Polars or pandas Series, NumPy array, or list; the same key may be
+                there several times. Tuple keys are structs with their elements in order, a
+                DataFrame with a column for each, or a list of tuples.
+
+        Returns:
+            An Arrow array aligned with `keys`: structs, if values have fields. A key without a
+            value has the store's default, else null. Values without an Arrow type, such as dict,
+            are a list.
+
+        Raises:
+            NotInTask: No handler of the store's task is running.
+            InvalidRequest: The task handles single records.
+            InvalidRecord: A key is null or not of the declared type.
+        """
+        return self.columns().get_batch(self._key_column(keys))
+
+    def put_batch(self, keys: Any, values: Any) -> None:
+        """Set the values of a column of keys, in a task with `batch=True`.
+
+        Args:
+            keys: Column of keys, as for `get_batch`. Of equal keys the last value is kept.
+            values: Column of values, aligned with `keys`: an Arrow array, a Series, a NumPy array
+                or a list. Values with fields are structs or a DataFrame.
+
+        Raises:
+            NotInTask: No handler of the store's task is running.
+            InvalidRequest: The task handles single records.
+            InvalidRecord: A key or a value is null or not of the declared type. Nothing is changed
+                then.
+        """
+        is_column = not isinstance(values, list) or self.spec.value in SCALARS
+        column = self._value_column(values) if is_column else values
+        self.columns().put_batch(self._key_column(keys), column)
+
+    def delete_batch(self, keys: Any) -> None:
+        """Remove a column of keys, as far as they exist, in a task with `batch=True`.
+
+        Args:
+            keys: Column of keys, as for `get_batch`.
+
+        Raises:
+            NotInTask: No handler of the store's task is running.
+            InvalidRequest: The task handles single records.
+            InvalidRecord: A key is null or not of the declared type. Nothing is changed then.
+        """
+        self.columns().delete_batch(self._key_column(keys))
+
     def edit(self, key: K) -> Edit[K, V]:
         """Return a context manager for changing a mutable value in place.
 
@@ -277,6 +339,33 @@ class Store(NoLen, Generic[K, V]):
     def bind(self, store: TypedStore[Any, Any] | None) -> None:
         """Let the handle use `store` in this thread or asyncio task; None unbinds it."""
         self._bound.set(store)
+
+    def columns(self) -> ColumnStore[K, V]:
+        """Return the store of the running handler's partition, whose values are columns.
+
+        Raises:
+            NotInTask: No handler of the store's task is running.
+            InvalidRequest: The task handles single records.
+        """
+        from strandline.statestore.column_store import ColumnStore
+
+        store = self._partition()
+        if not isinstance(store, ColumnStore):
+            raise InvalidRequest(
+                f"store {self.name!r}: task {self.task!r} handles single records, and columns are "
+                "for tasks with batch=True; use get_many, or declare the task with batch=True"
+            )
+        return store
+
+    def _key_column(self, keys: Any) -> pa.Array:
+        from strandline.framework.given_columns import key_column
+
+        return key_column(self.spec.key, keys, f"store {self.name!r}: the keys")
+
+    def _value_column(self, values: Any) -> pa.Array:
+        from strandline.framework.given_columns import given_column
+
+        return given_column(values, f"store {self.name!r}: the values")
 
     def _partition(self) -> TypedStore[K, V]:
         store = self._current(None)

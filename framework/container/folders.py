@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from strandline.changelog.clock import Clock
+from strandline.statestore.column_store import open_column_store
 from strandline.statestore.counters import StoreCounters
 from strandline.statestore.memory import MemoryBudget
 from strandline.statestore.spec import AnySpec
@@ -30,6 +31,8 @@ class StoreFolders:
         partition: int,
         lock_timeout: float = 0.0,
         expiry: Expiry | None = None,
+        *,
+        columns: bool = False,
     ) -> AnyStore:
         """Open one partition of a store.
 
@@ -40,6 +43,7 @@ class StoreFolders:
                 keeps it longer is stalled: the store then gets a fresh folder beside its own.
             expiry: Where the store's values carry an expiry, as recorded in the log
                 (`statestore.declaration`); None if nothing is recorded.
+            columns: True for a store whose values are columns, for batch tasks.
 
         Raises:
             StorageFailed: The engine cannot be opened.
@@ -50,7 +54,8 @@ class StoreFolders:
         if self.root is not None and spec.engine != "memory":
             folder = self.root / spec.name / str(partition)
             self.memory.share_engines()
-        return open_store(
+        open_one = open_column_store if columns else open_store
+        return open_one(
             spec,
             folder,
             clock=self.clock,

@@ -307,7 +307,9 @@ class Openings:
         def opened(store: AnySpec) -> AnyStore:
             left = max(0.0, opening.deadline - self._context.clock.monotonic())
             has_expiry = expiry[store.changelog_topic(self._context.app)]
-            return self._folders.open(store, parts.number, left, has_expiry)
+            return self._folders.open(
+                store, parts.number, left, has_expiry, columns=parts.spec.batch
+            )
 
         for store in parts.spec.stores:
             parts.stores.append(opened(store.spec))

@@ -209,7 +209,7 @@ class StepRunner:
                 check_finished(result)
 
     def _mark(self) -> None:
-        self._marks[:] = map(len, self._logs)
+        self._marks[:] = [store.mark() for store in self._stores]
 
     def _undo(self, record: Record[Any, Any]) -> None:
         """Roll the stores back to the marks of the running step; drop the sends of `record`."""

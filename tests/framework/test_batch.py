@@ -435,3 +435,145 @@ def test_a_table_is_stored_as_single_records_are(tmp_path: Path) -> None:
             topic.append(list(zip("ab", values, strict=True)))
             topic.append(pl.DataFrame({"key": ["a", "b"], "value": values}))
             assert topic.to_polars()["value"].to_list() == values * 2
+
+
+# Stores by columns --------------------------------------------------------------------
+
+
+class Total(msgspec.Struct, frozen=True):
+    n: int = 0
+    worst: float | None = None
+
+
+def run_once(app: sl.App, topic: Any, stores: list[Any], handler: Any) -> TestDriver:
+    app.task(topic, stores=stores, batch=True, name="t")(handler)
+    return TestDriver(app).run([("a", 1), ("b", 2), ("a", 3)])
+
+
+KEYS = ["a", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    "form", [list, pa.array, pl.Series, np.array], ids=["list", "arrow", "polars", "numpy"]
+)
+def test_columns_of_keys_and_values_come_in_any_form(form: Any) -> None:
+    app = sl.App("app")
+    words = app.topic("words", key=str, value=int)
+    store = app.store("store", key=str, value=int)
+    got: list[Any] = []
+
+    def handle(batch: sl.Batch) -> None:
+        store.put_batch(form(KEYS), form([1, 2, 3]))
+        got.append(store.get_batch(form(["a", "x", "b"])).to_pylist())
+        store.delete_batch(form(["b"]))
+
+    driver = run_once(app, words, [store], handle)
+    assert got == [[3, None, 2]] * len(got)
+    assert driver.store(store) == {"a": 3}
+
+
+def test_values_with_fields_are_structs_or_frames() -> None:
+    app = sl.App("app")
+    words = app.topic("words", key=str, value=int)
+    store = app.store("store", key=tuple[str, int], value=Total, default=Total())
+    got: list[Any] = []
+
+    def handle(batch: sl.Batch) -> None:
+        keys = pl.DataFrame({"k": ["a", "b"], "n": [1, 2]})
+        store.put_batch(keys, pl.DataFrame({"n": [1, 2], "worst": [None, 0.5]}))
+        store.put_batch([("c", 3)], [Total(3, 1.5)])
+        got.extend(store.get_batch([("b", 2), ("z", 9)]).to_pylist())
+        assert store["a", 1] == Total(1, None)
+
+    driver = run_once(app, words, [store], handle)
+    assert driver.store(store) == {
+        ("a", 1): Total(1),
+        ("b", 2): Total(2, 0.5),
+        ("c", 3): Total(3, 1.5),
+    }
+    assert got[:2] == [{"n": 2, "worst": 0.5}, {"n": 0, "worst": None}]
+
+
+def test_values_without_a_column_type_are_lists_of_objects() -> None:
+    app = sl.App("app")
+    words = app.topic("words", key=str, value=int)
+    store = app.store("store", key=str, value=dict)
+
+    def handle(batch: sl.Batch) -> None:
+        store.put_batch(["a", "b"], [{"n": 1}, {"n": [2]}])
+        assert store.get_batch(["b", "x"]) == [{"n": [2]}, None]
+
+    assert run_once(app, words, [store], handle).store(store) == {"a": {"n": 1}, "b": {"n": [2]}}
+
+
+def test_counters_and_aggregates_take_whole_columns() -> None:
+    app = sl.App("app")
+    words = app.topic("words", key=str, value=int, partitions=2)
+    seen = app.counter("seen")
+    figures = app.aggregates("figures", n=sl.count(), total=sl.sum("value"), mean=sl.mean("value"))
+
+    @app.task(words, stores=[seen, figures], batch=True)
+    def count(batch: sl.Batch) -> None:
+        counts = seen.add_batch(batch.keys)
+        assert len(counts) == len(batch)
+        shown = figures.add_batch(batch.keys, batch.to_polars())
+        assert shown.columns == ["key", "n", "total", "mean"]
+        assert figures.get_batch(shown["key"]).equals(shown.drop("key"))
+        seen.add_batch(batch.keys, by=batch.values)
+
+    driver = TestDriver(app).run([*rows(20), CRASH, *rows(20)])
+    mine = [n for n in range(20) if n % 5 == 2] * 2
+    assert driver.store(seen)["k2"] == len(mine) + sum(mine)
+    result = driver.store(figures)["k2"]
+    assert (result.n, result.total, result.mean) == (8, sum(mine), sum(mine) / 8)
+
+
+def test_a_sum_that_exceeds_64_bits_is_one_dead_letter() -> None:
+    app = sl.App("app")
+    words = app.topic("words", key=str, value=int)
+    seen = app.counter("seen")
+
+    @app.task(words, stores=[seen], batch=True, on_error="dead_letter", name="t")
+    def count(batch: sl.Batch) -> None:
+        seen.add_batch(batch.keys, by=batch.values)
+
+    driver = TestDriver(app).run([("a", 2**62), ("b", 1), ("a", 2**62), ("a", -5)])
+    assert driver.store(seen) == {"a": 2**62 - 5, "b": 1}
+    [letter] = driver.output(app.declared.topics["app-t-dead-letter"])
+    assert b"64 bits" in dict(letter.headers)["error.message"]
+
+
+def test_columns_are_refused_in_a_task_of_single_records() -> None:
+    app = sl.App("app")
+    words = app.topic("words", key=str, value=int)
+    seen = app.counter("seen")
+
+    @app.task(words, stores=[seen])
+    def count(record: sl.Record[str, int]) -> None:
+        seen.add_batch([record.key])
+
+    with pytest.raises(sl.TaskFailed, match="columns are for tasks with batch=True"):
+        TestDriver(app).run([("a", 1)])
+
+
+def test_a_store_goes_from_single_records_to_batches_and_back(tmp_path: Path) -> None:
+    def version(*, batch: bool) -> tuple[sl.App, Any, Any]:
+        app = sl.App("app", log=tmp_path / "log")
+        words = app.topic("words", key=str, value=int, partitions=2)
+        seen = app.counter("seen")
+
+        def one(record: sl.Record[str, int]) -> None:
+            seen.add(record.key)
+
+        def many(given: sl.Batch) -> None:
+            seen.add_batch(given.keys)
+
+        app.task(words, stores=[seen], name="count", batch=batch)(many if batch else one)
+        return app, words, seen
+
+    for number, batch in enumerate((False, True, False, True), start=1):
+        app, words, seen = version(batch=batch)
+        with app:
+            words.append(rows(20))
+            app.run(until="idle", progress=False)
+            assert app.query(seen).to_dict() == {f"k{n}": 4 * number for n in range(5)}
