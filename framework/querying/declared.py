@@ -127,9 +127,9 @@ def form_of(name: str, told: StoreDescription | None, key: Any, value: Any) -> S
         return StoreCodec(name, keys, MessagePack())
     if told.figures is not None:
         figures = _aggregates(told.figures)
-        merge = figures.merge if figures.can_merge else None
+        merges = figures.merge if figures.can_merge else None
         return StoreCodec(
-            name, keys, TypedMessagePack(figures.state), figures.result, default, merge
+            name, keys, TypedMessagePack(figures.state), figures.result, default, merges
         )
     if told.form == "serde":
         raise InvalidConfig(

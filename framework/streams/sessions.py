@@ -7,15 +7,19 @@ or after it begins a new session.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from strandline.changelog.errors import InvalidRecord
-from strandline.statestore.aggregates.batch import milliseconds
+from strandline.statestore.aggregates.batch import INT64_MAX, milliseconds
 
 if TYPE_CHECKING:
     import polars as pl
+
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 START, END = "start", "end"
 """Names of the columns of a session's start and end (exclusive), in ms since the epoch."""
@@ -60,46 +64,93 @@ def merge_sessions(
     """
     import polars as pl
 
-    keys = [*by]
-    _check_types(records, stored, keys)
-    starts = milliseconds(records[time])
-    bounds = [starts.alias(START), (starts + gap_ms).alias(END)]
-    intervals = pl.DataFrame([*records.select(keys), *bounds]).with_columns(
-        pl.lit(value=True).alias(_RECORD)
-    )
-    olds = stored.select(*keys, pl.col(START, END).cast(pl.Int64)).with_columns(
-        pl.lit(value=False).alias(_RECORD)
-    )
-    both = pl.concat([intervals, olds]).with_row_index(_ROW)
-    numbered = _numbered(both, keys)
-    found = numbered.group_by(_NUMBER, maintain_order=True).agg(
-        pl.col(*keys, START).first(), pl.col(END).max(), pl.col(_RECORD).any()
-    )
-    changed = found.filter(_RECORD).with_row_index(_SESSION).drop(_RECORD)
-    placed = numbered.select(_ROW, _NUMBER).join(
-        changed.select(_NUMBER, _SESSION, new_start=START, new_end=END), on=_NUMBER, how="left"
-    )
-    placed = placed.sort(_ROW)
-    olds = olds.hstack(placed[len(records) :].select(_SESSION, "new_start", "new_end"))
-    is_moved = (pl.col(START) != pl.col("new_start")) | (pl.col(END) != pl.col("new_end"))
+    _check_types(records, stored, by)
+    times = milliseconds(records[time]).to_numpy()
+    starts = np.concatenate([times, stored[START].cast(pl.Int64).to_numpy()])
+    ends = np.concatenate([times + gap_ms, stored[END].cast(pl.Int64).to_numpy()])
+    keys = pl.concat([records.select(by), stored.select(by)])
+    found = _sessions(_key_numbers(keys, len(starts)), starts, ends, len(records))
+    number = pl.Series("session", found.number, dtype=pl.Int64)
+    number = number.set(pl.Series(found.number < 0), None)
+    bounds = [pl.Series(START, found.starts), pl.Series(END, found.ends)]
+    old = slice(len(records), None)
+    own = np.maximum(found.number[old], 0)
+    absorbed = np.zeros(len(stored), dtype=bool)
+    if len(records):
+        is_moved = (found.starts[own] != starts[old]) | (found.ends[own] != ends[old])
+        absorbed = is_moved & (found.number[old] >= 0)
+    of_keys: Iterable[pl.Series] = keys[found.first] if keys.width else []
     return MergedSessions(
-        changed.select(*keys, START, END),
-        placed[_SESSION][: len(records)].alias("session"),
-        olds[_SESSION].alias("session"),
-        olds.select(is_moved.fill_null(value=False).alias("absorbed")).to_series(),
+        pl.DataFrame([*of_keys, *bounds]),
+        number[: len(records)],
+        number[len(records) :],
+        pl.Series("absorbed", absorbed),
     )
 
 
-def _numbered(intervals: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
-    """Return intervals by key and start, with the number of their session."""
+@dataclass(frozen=True)
+class _Found:
+    """Sessions with a record: one entry each, and the number of the session of each interval."""
+
+    first: Numbers
+    """Number of the interval with which the session begins."""
+    starts: Numbers
+    ends: Numbers
+    number: Numbers
+    """Number of the session of each interval; -1 for those without a record."""
+
+
+def _sessions(key: Numbers, starts: Numbers, ends: Numbers, records: int) -> _Found:
+    """Return the sessions of intervals, of which the first `records` are records."""
+    if not records:
+        none = np.zeros(0, dtype=np.int64)
+        return _Found(none, none, none, np.full(len(starts), -1))
+    order = _order(key, starts)
+    key, sorted_ends = key[order], ends[order]
+    is_new_key = np.concatenate([[True], key[1:] != key[:-1]])
+    greatest = _greatest_so_far(sorted_ends, np.cumsum(is_new_key))
+    begins = is_new_key
+    begins[1:] |= starts[order[1:]] >= greatest[:-1]
+    first = np.flatnonzero(begins)
+    has_record = np.logical_or.reduceat(order < records, first)
+    number = np.where(has_record, np.cumsum(has_record) - 1, -1)
+    numbers = np.empty(len(order), dtype=np.int64)
+    numbers[order] = np.repeat(number, np.diff(first, append=len(order)))
+    latest = np.maximum.reduceat(sorted_ends, first)
+    first = order[first[has_record]]
+    return _Found(first, starts[first], latest[has_record], numbers)
+
+
+def _key_numbers(keys: pl.DataFrame, rows: int) -> Numbers:
+    """Return a number for each row, equal for equal keys, in the order of first appearance."""
     import polars as pl
 
-    first = pl.col(_ROW).first().over(keys) if keys else pl.lit(0, dtype=pl.UInt32)
-    ordered = intervals.with_columns(first.alias(_KEY)).sort(_KEY, START, maintain_order=True)
-    ends = pl.col(END).cum_max().over(_KEY).shift(1)
-    is_new_key = pl.col(_KEY) != pl.col(_KEY).shift(1)
-    begins = is_new_key.fill_null(value=True) | (pl.col(START) >= ends)
-    return ordered.with_columns((begins.cum_sum() - 1).alias(_NUMBER))
+    if not keys.width:
+        return np.zeros(rows, dtype=np.int64)
+    first = pl.col(_ROW).first().over(keys.columns)
+    return keys.with_row_index(_ROW).select(first.cast(pl.Int64)).to_series().to_numpy()
+
+
+def _order(key: Numbers, starts: Numbers) -> Numbers:
+    """Return the order of intervals by key and start."""
+    import polars as pl
+
+    frame = pl.DataFrame({"key": key, "start": starts})
+    return frame.select(pl.arg_sort_by("key", "start").cast(pl.Int64)).to_series().to_numpy()
+
+
+def _greatest_so_far(ends: Numbers, key: Numbers) -> Numbers:
+    """Return the greatest end so far of each key; keys are numbered in the order of the rows."""
+    least = int(ends.min())
+    width = int(ends.max()) - least + 1
+    values = None
+    if width * (int(key[-1]) + 1) > INT64_MAX:
+        values, ranks = np.unique(ends, return_inverse=True)
+        ends, least, width = ranks, 0, len(values)
+    # A later key has greater numbers than all earlier ones, so one pass is enough for all keys.
+    base = key * width - least
+    found: Numbers = np.maximum.accumulate(ends + base) - base
+    return found if values is None else values[found]
 
 
 def _check_types(records: pl.DataFrame, stored: pl.DataFrame, keys: Sequence[str]) -> None:
@@ -112,5 +163,5 @@ def _check_types(records: pl.DataFrame, stored: pl.DataFrame, keys: Sequence[str
             )
 
 
-_ROW, _KEY, _RECORD, _NUMBER, _SESSION = "__row", "__key", "__record", "__number", "__session"
-"""Names of columns while sessions are merged."""
+_ROW = "__row"
+"""Name of the column of row numbers."""

@@ -500,7 +500,7 @@ def count_window(n: int) -> CountWindow:
     >>> print(count_window(100))
     count_window(100)
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+    if type(n) is not int or n < 1:
         raise InvalidConfig(f"count_window({n!r}): n is a number of records from 1")
     return CountWindow(n)
 

@@ -70,6 +70,9 @@ class Aggregate:
     needs_time: ClassVar[bool] = False
     """True if the state depends on the timestamps of the rows."""
 
+    takes_rows: ClassVar[bool] = False
+    """True if functions of a user fold whole rows. Their errors are not translated."""
+
     @property
     def can_merge(self) -> bool:
         """True if states can be merged, as hopping and session windows need."""

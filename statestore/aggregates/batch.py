@@ -45,7 +45,7 @@ class Refusals:
         if not self.found or frame.is_empty():
             return
         named = [condition.alias(str(i)) for i, (condition, _) in enumerate(self.found)]
-        refused = frame.lazy().select(named).collect()
+        refused = frame.select(named)
         for flags, (_, why) in zip(refused, self.found, strict=True):
             if flags.any():
                 row = frame.select(keys).row(flags.fill_null(value=False).arg_max(), named=True)
@@ -123,13 +123,16 @@ class ColumnBatch:
 
     def has_nans(self, column: str) -> bool:
         """Return True if a value of a column is NaN."""
-        return self.schema[column].is_float() and bool(self.frame[column].is_nan().any())
+        if not self.schema[column].is_float():
+            return False
+        return bool(self.frame[column].is_nan().any())
 
     def sums_fit(self, column: str) -> bool:
         """Return True if no sum of integers of a column can exceed 64 bits."""
         values = self.frame[column]
-        bounds: list[Any] = [values.min() or 0, values.max() or 0]
-        return max(map(abs, bounds)) * len(values) <= INT64_MAX
+        least: Any = values.min() or 0
+        most: Any = values.max() or 0
+        return bool(max(abs(least), abs(most)) * len(values) <= INT64_MAX)
 
     @cached_property
     def time(self) -> str:

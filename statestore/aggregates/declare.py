@@ -140,7 +140,7 @@ def first(column: str) -> Aggregate:
     Records are ordered by their timestamps; of equal ones the first to arrive counts.
 
     Args:
-        column: Name of the column, whose values are numbers, text, bytes or bools; in streams of
+        column: Name of the column, whose values are numbers, text or bools; in streams of
             any type.
 
     Returns:
@@ -155,7 +155,7 @@ def last(column: str) -> Aggregate:
     Records are ordered by their timestamps; of equal ones the last to arrive counts.
 
     Args:
-        column: Name of the column, whose values are numbers, text, bytes or bools; in streams of
+        column: Name of the column, whose values are numbers, text or bools; in streams of
             any type.
 
     Returns:
@@ -168,7 +168,7 @@ def any(column: str) -> Aggregate:  # noqa: A001
     """Declare an aggregate that keeps some value in a column, for columns that do not vary.
 
     Args:
-        column: Name of the column, whose values are numbers, text, bytes or bools; in streams of
+        column: Name of the column, whose values are numbers, text or bools; in streams of
             any type.
 
     Returns:
@@ -225,7 +225,7 @@ def quantile(column: str, q: float) -> Aggregate:
         InvalidConfig: `q` is not between 0 and 1.
         MissingDependency: The package `datasketches` is not installed.
     """
-    if isinstance(q, bool) or not isinstance(q, int | float) or not 0 <= q <= 1:
+    if type(q) not in (int, float) or not 0 <= q <= 1:
         raise InvalidConfig(
             f"quantile({column!r}, {q!r}): q is a rank from 0 to 1, as 0.95 for the 95th percentile"
         )
@@ -239,7 +239,7 @@ def collect(column: str, *, limit: int = 1000) -> Aggregate:
     Values are ordered by the timestamps of their records, equal ones by arrival.
 
     Args:
-        column: Name of the column, whose values are numbers, text, bytes or bools; in streams of
+        column: Name of the column, whose values are numbers, text or bools; in streams of
             any type.
         limit: Maximum number of values; later ones are left out. By default 1000, because the list
             is stored anew with each change.
@@ -305,9 +305,10 @@ def reducer(
     Raises:
         InvalidConfig: One of the functions cannot be called.
 
-    >>> longest = reducer("", lambda old, row: max(old, row["word"], key=len))
+    >>> words = reducer(list, lambda old, row: [*old, row["word"]], lambda old, new: old + new)
     """
-    for name, function in (("add", add), ("merge", merge), ("subtract", subtract)):
+    given: dict[str, Any] = {"add": add, "merge": merge, "subtract": subtract}
+    for name, function in given.items():
         if not callable(function) and (function is not None or name == "add"):
             raise InvalidConfig(f"reducer: {name}= is a function, got {function!r}")
     return Reducer(None, init, add, merge, subtract, returns)
@@ -332,7 +333,7 @@ def recorded(described: str, column: str | None) -> Aggregate:
 
 
 def _check_positive(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if type(value) is not int or value < 1:
         raise InvalidConfig(f"{name}= is a number of values from 1, got {value!r}")
 
 

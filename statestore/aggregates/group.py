@@ -93,6 +93,8 @@ class Aggregates:
                 value = one.read(given)
                 new += figures if value is None else one.fold(figures, value)
             except (KeyError, AttributeError, TypeError, OverflowError) as error:
+                if one.takes_rows:
+                    raise
                 raise InvalidRecord(
                     f"cannot aggregate {row!r:.200}{_for(key)}: {error!r}; {one} needs "
                     f"{one.takes} (or None) in {sorted(one.columns)}"
@@ -260,7 +262,8 @@ def _check(name: str, one: Any) -> None:
     """Raise InvalidConfig if `one` is no aggregate of columns by name."""
     if not isinstance(one, Aggregate):
         raise InvalidConfig(f"{name}= is an aggregate, as sl.count(), got {one!r:.100}")
-    wrong = [column for column in one.columns if not isinstance(column, str)]
+    named: Sequence[Any] = one.columns
+    wrong = [column for column in named if not isinstance(column, str)]
     if wrong:
         raise InvalidConfig(
             f"{name}={one.kind}: a column is given by its name here, got {wrong[0]!r:.100}; "

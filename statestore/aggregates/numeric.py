@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from strandline.statestore.aggregates.aggregate import Aggregate, Figures, Row, StoredField
 from strandline.statestore.aggregates.batch import (
@@ -80,7 +80,7 @@ class Sum(Aggregate):
     """Sum of the values of a column; None without values."""
 
     kind = "sum"
-    stored = (StoredField("", COMPARABLE),)
+    stored: ClassVar[tuple[StoredField, ...]] = (StoredField("", COMPARABLE),)
 
     @property
     def can_subtract(self) -> bool:

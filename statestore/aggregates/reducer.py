@@ -34,6 +34,7 @@ class Reducer(Aggregate):
     kind = "reducer"
     stored = (StoredField("", bytes | None),)
     takes = "whole rows"
+    takes_rows = True
 
     @property
     def can_merge(self) -> bool:
@@ -86,17 +87,23 @@ class Reducer(Aggregate):
         """Return the declared type of the results, or that of a number or text as `init`."""
         import polars as pl
 
+        plain: dict[Any, pl.DataType] = {
+            bool: pl.Boolean(),
+            int: pl.Int64(),
+            float: pl.Float64(),
+            str: pl.String(),
+            bytes: pl.Binary(),
+        }
         if self.returns is not None:
-            return (
-                pl.DataType.from_python(self.returns) if _is_plain(self.returns) else self.returns
-            )
+            found: pl.DataType = plain.get(self.returns, self.returns)
+            return found
         kind = type(self.loaded(None))
-        if kind not in (bool, int, float, str, bytes):
+        if kind not in plain:
             raise InvalidConfig(
                 f"a reducer's results are of an unknown type, as its state begins as {kind.__name__}; "
                 "give returns=, as returns=float or returns=pl.List(pl.String)"
             )
-        return pl.DataType.from_python(kind)
+        return plain[kind]
 
     def rows(self, batch: ColumnBatch) -> pl.Expr:
         """Register the lists of rows of each group."""
@@ -162,8 +169,3 @@ CANNOT_MERGE = (
     "a reducer without merge= cannot merge states, as hopping windows, session windows and keys in "
     "several partitions need; give merge=, a function of two states"
 )
-
-
-def _is_plain(kind: Any) -> bool:
-    """Return True for a type of Python, False for one of Polars."""
-    return kind in (bool, int, float, str, bytes)

@@ -125,7 +125,7 @@ class DistinctSketch(Sketched):
     def read(self, row: Row) -> Any:
         """Return a value."""
         value = super().read(row)
-        return None if value is None else scalar(value)
+        return value if value is None or type(value) is bytes else scalar(value)
 
     def estimate_type(self) -> pl.DataType:
         """Return the type of counts."""

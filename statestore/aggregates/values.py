@@ -15,7 +15,7 @@ Number = int | float
 
 COMPARABLE = int | float | str | None
 """Type of a stored value that is compared or added; part of the declarations of stores."""
-SCALAR = bool | int | float | str | bytes | None
+SCALAR = bool | int | float | str | None
 """Type of a stored value that is only kept."""
 
 
@@ -36,15 +36,15 @@ def comparable(value: Any) -> Number | str:
 
 
 def scalar(value: Any) -> Any:
-    """Return a value as a Python number, text, bytes or bool. Raises TypeError."""
-    return value if type(value) in (str, bytes, bool) else number(value)
+    """Return a value as a Python number, text or bool. Raises TypeError."""
+    return value if type(value) in (str, bool) else number(value)
 
 
 def is_greater(one: Any, other: Any) -> bool:
     """Return True if `one` is greater than `other`; NaN is greater than all other numbers."""
     if other != other:  # noqa: PLR0124 - only NaN differs from itself
         return False
-    return one > other or one != one  # noqa: PLR0124
+    return bool(one > other or one != one)  # noqa: PLR0124
 
 
 def number_type(dtype: pl.DataType) -> pl.DataType | None:

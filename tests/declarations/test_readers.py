@@ -116,6 +116,42 @@ def test_figures_are_shown_as_figures_while_no_worker_runs(tmp_path: Path) -> No
             assert (found.n, found.mean) == (2, 1.5)
 
 
+def test_settings_of_figures_are_recorded_for_readers_without_the_app(tmp_path: Path) -> None:
+    def store(app: sl.App) -> Any:
+        return app.aggregates(
+            "totals",
+            high=sl.quantile("x", 0.9),
+            best=sl.top("x", 2),
+            values=sl.collect("x", limit=3),
+            about=sl.n_unique("x", approx=True),
+            joined=sl.reducer(list, lambda old, row: [*old, row["x"]]),
+        )
+
+    def add(figures: Any, record: sl.Record[str, Any]) -> None:
+        figures.add(record.key, x=record.value)
+
+    with program(tmp_path, store=store, handle=add) as made:
+        made.run(*[("york", x) for x in range(10)])
+        with sl.connect(made.app.broker()) as connection:
+            found = connection.store("shop/totals")["york"]
+            assert (found.high, found.best, found.values, found.about) == (8, [9, 8], [0, 1, 2], 10)
+            assert found.joined == list(range(10))
+
+
+def test_other_settings_of_figures_are_refused(tmp_path: Path) -> None:
+    def declared(q: float) -> Any:
+        return lambda app: app.aggregates("totals", high=sl.quantile("x", q))
+
+    def add(figures: Any, record: sl.Record[str, Any]) -> None:
+        figures.add(record.key, x=record.value)
+
+    with program(tmp_path, store=declared(0.9), handle=add) as before:
+        before.run(("york", 1))
+    refused = pytest.raises(sl.InvalidConfig, match=r'it keeps high=quantile \{"q":0.9\}\(x\)')
+    with program(tmp_path, store=declared(0.5), handle=add) as after, refused:
+        after.run(("york", 2))
+
+
 def test_a_driver_on_a_folder_compares_declarations_too(tmp_path: Path) -> None:
     def driver(kind: Any) -> TestDriver:
         app = sl.App("shop", log="unused")

@@ -23,6 +23,14 @@ class Flight:
     at: int = 0
 
 
+@dataclass(frozen=True)
+class Event:
+    key: str
+    x: int
+    s: str
+    at: int
+
+
 class Total(msgspec.Struct, frozen=True):
     n: int = 0
     worst: float | None = None
@@ -335,3 +343,31 @@ def test_two_tasks_on_one_topic_do_not_disturb_each_other() -> None:
     driver.crash().settle()
     assert driver.store(good) == {"n": 4}
     assert driver.store(bad) == {"n": 4}
+
+
+def test_every_kind_of_aggregate_is_kept_a_record_at_a_time() -> None:
+    app = sl.App("app")
+    events = app.topic("events", value=Event, key="key", timestamp="at")
+    figures = app.aggregates(
+        "figures",
+        spread=sl.var("x"),
+        deviation=sl.std("x"),
+        first=sl.first("x"),
+        last=sl.last("x"),
+        some=sl.any("s"),
+        different=sl.n_unique("x"),
+        about=sl.n_unique("x", approx=True),
+        median=sl.quantile("x", 0.5),
+        values=sl.collect("x", limit=3),
+        best=sl.top("s", 2, by="x"),
+        words=sl.reducer("", lambda old, row: old + row.s, lambda old, new: old + new),
+    )
+    app.task(events, stores=[figures], name="t")(lambda r: figures.add(r.key, r.value))
+    rows = [(2, "a", 20), (4, "b", 10), (9, "c", 30), (4, "d", 30)]
+    driver = TestDriver(app).run(Event("k", x, s, 1_700_000_000_000 + at) for x, s, at in rows)
+    result = driver.store(figures)["k"]
+    assert result.spread == pytest.approx(8.9166667)
+    assert result.deviation == pytest.approx(8.9166667**0.5)
+    assert (result.first, result.last, result.some) == (4, 4, "a")
+    assert (result.different, result.about, result.median) == (3, 3, 4.0)
+    assert (result.values, result.best, result.words) == ([4, 2, 9], ["c", "b"], "abcd")

@@ -18,7 +18,8 @@ from polars.testing import assert_frame_equal
 
 import strandline as sl
 from strandline.changelog.errors import CorruptLog, InvalidConfig, InvalidRecord
-from strandline.statestore.aggregates import Aggregates, distinct
+from strandline.statestore.aggregates import Aggregates, distinct, recorded
+from strandline.statestore.serdes import value_serde
 
 INT64_MAX = (1 << 63) - 1
 SCHEMA = pl.Schema(
@@ -496,6 +497,9 @@ def test_a_damaged_sketch_is_reported() -> None:
     for state in (kept.state(n=b"damaged!"), kept.state(q=b"damaged")):
         with pytest.raises(CorruptLog, match="stored sketch"):
             kept.result(state)
+    schema = kept.state_schema(pl.Schema({"v": pl.Int64}))
+    with pytest.raises(CorruptLog, match="stored sketch"):
+        kept.results(pl.DataFrame({"n": [b"damaged"], "q": [None]}, schema=schema))
 
 
 @pytest.mark.parametrize("q", [-0.1, 1.1, math.nan, "x", True])
@@ -521,6 +525,39 @@ def test_a_declaration_that_is_no_aggregate_of_a_named_column_is_refused() -> No
         Aggregates(a=sl.mean("v"), a__sum=sl.sum("v"))
 
 
+def test_a_recorded_kind_declares_the_same_aggregate() -> None:
+    for kind, _ in KINDS.values():
+        again = recorded(kind.described, kind.column)
+        assert again.described == kind.described
+        assert kind.described == "reducer" or again == kind
+    for unknown in ("mode", "quantile {", 'top {"m":1}', "quantile 7", ""):
+        with pytest.raises(InvalidConfig, match="unknown aggregate"):
+            recorded(unknown, "x")
+
+
+def test_a_value_that_cannot_be_kept_is_refused_and_the_store_takes_all_others() -> None:
+    kept = Aggregates(a=sl.any("v"), f=sl.first("v"), c=sl.collect("v"), t=sl.top("v", 1, by="n"))
+    serde = value_serde(kept.state)
+    for value in (True, 1, 2.5, "text"):
+        state = kept.fold(kept.empty, {"v": value, "n": 1}, time=5)
+        assert serde.loads(serde.dumps(state)) == state
+    for wrong in (b"bytes", [1], {}, dt.date(2024, 1, 1)):
+        with pytest.raises(
+            InvalidRecord, match=r"needs numbers, text or bools \(or None\) in \['v'\]"
+        ):
+            kept.fold(kept.empty, {"v": wrong, "n": 1})
+
+
+@settings(deadline=None, max_examples=50)
+@given(ROWS)
+def test_states_by_rows_pass_through_a_store_s_bytes(rows: list[Row]) -> None:
+    serde = value_serde(EXACT.state)
+    for state in folded_by_key(EXACT, rows).values():
+        again = serde.loads(serde.dumps(state))
+        assert serde.dumps(again) == serde.dumps(state)
+        assert type(again) is EXACT.state
+
+
 # Reducers ------------------------------------------------------------------------------------
 
 
@@ -535,6 +572,14 @@ def test_a_reducer_without_merge_is_refused_where_states_are_merged() -> None:
     ):
         with pytest.raises(InvalidConfig, match="give merge="):
             merging()
+
+
+def test_an_error_of_a_reducer_s_function_is_not_translated() -> None:
+    kept = Aggregates(total=sl.reducer(0, lambda state, row: state + row["s"]))
+    with pytest.raises(TypeError):
+        kept.fold(kept.empty, {"s": "x"})
+    with pytest.raises(TypeError):
+        kept.partial(framed([row_of("a", s="x")]), ["key"])
 
 
 def test_only_aggregates_that_can_take_a_row_back_say_so() -> None:

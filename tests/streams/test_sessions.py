@@ -152,3 +152,26 @@ def test_keys_of_another_type_are_refused() -> None:
     batch = pl.DataFrame({"key": [1], "timestamp": [0]})
     with pytest.raises(InvalidRecord, match="cast it to the stored type"):
         merge_sessions(batch, stored, ["key"], "timestamp", GAP)
+
+
+def test_keys_and_times_that_are_far_apart_do_not_mix() -> None:
+    far = 1 << 60  # several keys over this width exceed 64 bits
+    times = [-far, far, 0, far + 5, -far + 5]
+    batch = pl.DataFrame({"key": ["a", "a", "b", "c", "a"], "timestamp": times})
+    stored = pl.DataFrame(schema={"key": pl.String, "start": pl.Int64, "end": pl.Int64})
+    merged = merge_sessions(batch, stored, ["key"], "timestamp", GAP)
+    assert merged.sessions.rows() == [
+        ("a", -far, -far + 15),
+        ("a", far, far + 10),
+        ("b", 0, 10),
+        ("c", far + 5, far + 15),
+    ]
+    assert merged.records.to_list() == [0, 1, 2, 3, 0]
+
+
+def test_no_records_change_no_sessions() -> None:
+    stored = pl.DataFrame({"key": ["a"], "start": [0], "end": [10]})
+    batch = pl.DataFrame(schema=SCHEMA)
+    merged = merge_sessions(batch, stored, ["key"], "timestamp", GAP)
+    assert merged.sessions.is_empty()
+    assert (merged.stored.to_list(), merged.absorbed.to_list()) == ([None], [False])
