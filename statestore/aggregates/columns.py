@@ -167,6 +167,12 @@ def _aggregated(
 ) -> pl.DataFrame:
     """Return the columns of the key, and the stored fields of each group of a batch."""
     found: list[pl.Expr] = []
+    fields_of_key = {name for part in parts for name in part.fields} & {*batch.by}
+    if fields_of_key:
+        raise InvalidConfig(
+            f"{min(fields_of_key)!r} is both a column of the key and a field of an aggregate; "
+            "give the aggregate another name"
+        )
     for part in parts:
         batch.name = part.name
         expressions = zip(fields(part), part.fields, strict=True)

@@ -297,6 +297,14 @@ def test_aggregates_fold_rows() -> None:
     assert (result.n, result.worst, result.mean) == (3, 8.0, 6.0)
 
 
+def test_aggregates_that_cannot_be_merged_say_so() -> None:
+    app = sl.App("app")
+    merged = app.aggregates("a", n=sl.count(), words=sl.reducer("", max, max))
+    alone = app.aggregates("b", n=sl.count(), words=sl.reducer("", max))
+    assert merged.merge is not None
+    assert alone.merge is None
+
+
 def test_the_whole_interface_of_a_store_works_inside_a_handler() -> None:
     app = sl.App("app")
     words, store = app.topic("words", value=int), app.store("s", key=str, value=int)

@@ -6,6 +6,7 @@ import datetime as dt
 import itertools
 import math
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -17,8 +18,8 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 import strandline as sl
-from strandline.changelog.errors import CorruptLog, InvalidConfig, InvalidRecord
-from strandline.statestore.aggregates import Aggregates, distinct, recorded
+from strandline.changelog.errors import CorruptLog, InvalidConfig, InvalidRecord, MissingDependency
+from strandline.statestore.aggregates import Aggregates, distinct, recorded, sketches
 from strandline.statestore.serdes import value_serde
 
 INT64_MAX = (1 << 63) - 1
@@ -324,6 +325,16 @@ def test_one_group_of_all_rows_needs_no_key() -> None:
     assert kept.partial(framed([]), []).is_empty()
 
 
+def test_a_column_of_the_key_can_be_aggregated_under_another_name() -> None:
+    kept = Aggregates(
+        n=sl.count("key"), most=sl.max("key"), list=sl.collect("key"), u=sl.n_unique("key")
+    )
+    states = kept.partial(framed([row_of("a"), row_of(None), row_of("a")]), ["key"])
+    assert kept.results(states).rows() == [(2, "a", ["a", "a"], 1), (0, None, [], 0)]
+    with pytest.raises(InvalidConfig, match="'key' is both a column of the key and a field"):
+        Aggregates(key=sl.count()).partial(framed([row_of("a")]), ["key"])
+
+
 def row_of(key: str | None, **values: Any) -> Row:
     return {**dict.fromkeys(SCHEMA), "key": key, "timestamp": 0, **values}
 
@@ -500,6 +511,17 @@ def test_a_damaged_sketch_is_reported() -> None:
     schema = kept.state_schema(pl.Schema({"v": pl.Int64}))
     with pytest.raises(CorruptLog, match="stored sketch"):
         kept.results(pl.DataFrame({"n": [b"damaged"], "q": [None]}, schema=schema))
+
+
+def test_sketches_without_their_package_are_refused_with_the_fix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sketches._datasketches.cache_clear()
+    monkeypatch.setitem(sys.modules, "datasketches", None)
+    for declare in (lambda: sl.quantile("v", 0.5), lambda: sl.n_unique("v", approx=True)):
+        with pytest.raises(MissingDependency, match=r"pip install 'strandline\[sketches\]'"):
+            declare()
+    sl.n_unique("v")
 
 
 @pytest.mark.parametrize("q", [-0.1, 1.1, math.nan, "x", True])
