@@ -61,6 +61,9 @@ class MergeChecks:
     types: Sequence[pl.DataType]
     """Types of the stored fields of the aggregate."""
     refusals: Refusals
+    """Refusals by expressions over the states that are merged."""
+    of_merged: Refusals
+    """Refusals by expressions over the merged states, which are by the names of their fields."""
 
 
 class ColumnBatch:

@@ -100,15 +100,18 @@ def merge(parts: Layout, old: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
         raise InvalidConfig(CANNOT_MERGE)
     names = [name for part in parts for name in part.fields]
     both = new.hstack(old.select(names).rename(OLD.__add__))
-    refusals = Refusals()
+    refusals, of_merged = Refusals(), Refusals()
     merged: list[pl.Expr] = []
     for part in parts:
         types = [new.schema[name] for name in part.fields]
-        checks = MergeChecks(part.name, types, refusals)
+        checks = MergeChecks(part.name, types, refusals, of_merged)
         found = part.aggregate.merge_columns(part.columns(OLD), part.columns(), checks)
         merged += [one.alias(name) for one, name in zip(found, part.fields, strict=True)]
-    refusals.check(both, [name for name in new.columns if name not in names])
-    return both.with_columns(merged).select(new.columns)
+    keys = [name for name in new.columns if name not in names]
+    refusals.check(both, keys)
+    states = both.with_columns(merged).select(new.columns)
+    of_merged.check(states, keys)
+    return states
 
 
 def combine(parts: Layout, states: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from strandline.changelog.errors import InvalidRecord
 from strandline.statestore.aggregates.aggregate import Aggregate, Figures, Row, StoredField
 from strandline.statestore.aggregates.batch import ColumnBatch, MergeChecks
+from strandline.statestore.aggregates.lists import ITEM, LIST, merged_lists
 from strandline.statestore.aggregates.values import COMPARABLE, comparable, comparable_type
 
 if TYPE_CHECKING:
@@ -77,11 +78,15 @@ class DistinctCount(Aggregate):
         self, old: Sequence[pl.Expr], new: Sequence[pl.Expr], checks: MergeChecks
     ) -> Sequence[pl.Expr]:
         """Return the lists of the values in two lists each."""
+
         import polars as pl
 
-        both = pl.concat_list(old[0], new[0]).list.unique().list.sort()
-        checks.refusals.refuse(both.list.len() > MAX_DISTINCT, _too_many(checks.name))
-        return [pl.coalesce(both, old[0], new[0])]
+        def sorted_once(items: pl.DataFrame) -> pl.DataFrame:
+            return items.unique().sort(LIST, ITEM)
+
+        merged = pl.col(checks.name)
+        checks.of_merged.refuse(merged.list.len() > MAX_DISTINCT, _too_many(checks.name))
+        return [merged_lists(old[0], new[0], checks.types[0], sorted_once)]
 
     def results(self, state: Sequence[pl.Expr]) -> pl.Expr:
         """Return the numbers of values."""

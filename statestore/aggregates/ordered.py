@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from strandline.statestore.aggregates.aggregate import Aggregate, Figures, Row, StoredField
 from strandline.statestore.aggregates.batch import ColumnBatch, MergeChecks
+from strandline.statestore.aggregates.lists import ITEM, LIST, merged_lists
 from strandline.statestore.aggregates.values import (
     COMPARABLE,
     SCALAR,
@@ -214,9 +215,11 @@ class Collected(Kept):
         """Return the first values of two lists each."""
         import polars as pl
 
-        time = pl.element().struct.field(_TIME)
-        first = pl.element().sort_by(time, maintain_order=True).head(self.limit)
-        return [_joined(old[0], new[0]).list.eval(first)]
+        def by_time(items: pl.DataFrame) -> pl.DataFrame:
+            time = pl.col(ITEM).struct.field(_TIME)
+            return items.sort(LIST, time, maintain_order=True)
+
+        return [merged_lists(old[0], new[0], checks.types[0], by_time, self.limit)]
 
     def results(self, state: Exprs) -> pl.Expr:
         """Return the lists of values."""
@@ -291,9 +294,11 @@ class TopValues(Kept):
         """Return the greatest values of two lists each."""
         import polars as pl
 
-        rank = pl.element().struct.field(_RANK)
-        greatest = pl.element().sort_by(rank, descending=True, maintain_order=True).head(self.n)
-        return [_joined(old[0], new[0]).list.eval(greatest)]
+        def by_rank(items: pl.DataFrame) -> pl.DataFrame:
+            rank = pl.col(ITEM).struct.field(_RANK)
+            return items.sort(LIST, rank, descending=[False, True], maintain_order=True)
+
+        return [merged_lists(old[0], new[0], checks.types[0], by_rank, self.n)]
 
     def results(self, state: Exprs) -> pl.Expr:
         """Return the lists of values."""
@@ -319,13 +324,6 @@ def _rank_of(pair: Figures) -> Any:
     """Return what orders a pair of rank and value: NaN is greater than all other numbers."""
     rank = pair[0]
     return (1, 0) if rank != rank else (0, rank)  # noqa: PLR0124 - only NaN differs from itself
-
-
-def _joined(old: pl.Expr, new: pl.Expr) -> pl.Expr:
-    """Return lists joined; null is an empty one."""
-    import polars as pl
-
-    return pl.coalesce(pl.concat_list(old, new), old, new)
 
 
 def _values_of(pairs: pl.Expr) -> pl.Expr:
