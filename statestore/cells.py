@@ -183,9 +183,14 @@ def slices(data: ByteArray, starts: Sizes, ends: Sizes) -> pa.Array:
     sizes = ends - starts
     offsets = np.zeros(len(starts) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
-    # The place of each byte: its place in the result, moved by what was left out before its row.
-    places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], sizes)
-    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data[places])]
+    size = int(sizes[0]) if len(sizes) else 0
+    if size and (sizes == size).all():
+        every = np.ndarray((len(data) - size + 1,), f"V{size}", data, 0, (1,))
+        body = every[starts].view(np.uint8)
+    else:
+        # The place of each byte: that in the result, moved by what was left out before its row.
+        body = data[np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], sizes)]
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(body)]
     return pa.Array.from_buffers(pa.binary(), len(starts), buffers)
 
 

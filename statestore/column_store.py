@@ -139,7 +139,7 @@ class ColumnStore(CommittingStore[K, V]):
             InvalidRecord: A key is null or not of the declared type.
         """
         found = self._key_columns.distinct(keys)
-        rows, valid = self._read(self._load_all(found.names.to_pylist()))
+        rows, valid = self._read(self._load_all(found.names))
         self._age()
         if not found.are_rows:
             rows, valid = tuple(column[found.codes] for column in rows), valid[found.codes]
@@ -163,7 +163,7 @@ class ColumnStore(CommittingStore[K, V]):
         if not found.are_rows:
             last = found.last_rows()
             rows = tuple(column[last] for column in rows)
-        self._change_named(found.names.to_pylist(), PRESENT, rows)
+        self._change_named(found.names, PRESENT, rows)
 
     def delete_batch(self, keys: pa.Array) -> None:
         """Remove keys, as far as they exist.
@@ -172,7 +172,7 @@ class ColumnStore(CommittingStore[K, V]):
             InvalidRecord: A key is null or not of the declared type. Nothing is changed then.
         """
         self._writable()
-        self._change_named(self._key_columns.distinct(keys).names.to_pylist(), ABSENT, None)
+        self._change_named(self._key_columns.distinct(keys).names, ABSENT, None)
 
     def add_batch(self, keys: pa.Array, by: pa.Array | int = 1) -> pa.Array:
         """Add numbers to the values of keys, in a store of ints.
@@ -194,7 +194,7 @@ class ColumnStore(CommittingStore[K, V]):
         self._writable()
         numbers = self._numbers(keys, by)
         found = self._key_columns.distinct(keys)
-        slots = self._load_all(found.names.to_pylist())
+        slots = self._load_all(found.names)
         rows, valid = self._read(slots)
         try:
             new = added(np.where(valid, rows[0], 0), found.codes, numbers)
@@ -213,9 +213,10 @@ class ColumnStore(CommittingStore[K, V]):
         """
         slots = self._changed.slots()
         states, rows = self._table.states(slots), self._table.rows(slots)
-        names = pa.array(self._table.names(slots), pa.binary())
         valid = self._stored_columns.valid(states == PRESENT, rows)
-        return self._key_columns.decode(names), self._stored_columns.column(rows, valid)
+        return self._key_columns.decode(self._table.names(slots)), self._stored_columns.column(
+            rows, valid
+        )
 
     def scan_batch(self, lower: K | None = None, upper: K | None = None) -> tuple[pa.Array, Column]:
         """Return the entries from `lower` to `upper` as columns, in the order of the keys.
@@ -233,7 +234,7 @@ class ColumnStore(CommittingStore[K, V]):
         names, data = zip(*pairs, strict=True) if (pairs := list(entries)) else ((), ())
         rows = self._stored_columns.decode(data)
         valid = np.ones(len(names), np.bool_)
-        keys = self._key_columns.decode(pa.array(names, pa.binary()))
+        keys = self._key_columns.decode(_binaries(names))
         return keys, self._stored_columns.column(rows, valid)
 
     # What the worker uses ---------------------------------------------------------------
@@ -265,18 +266,19 @@ class ColumnStore(CommittingStore[K, V]):
             The number of keys read, and the bytes that the cache needs for them.
         """
         exact, before = self._keys.exact, self._table.nbytes
-        names = self._keys.encode_all([key for key in dict.fromkeys(keys) if type(key) is exact])
-        cold = [name for name in names.to_pylist() if self._table.find(name) < 0]
-        self.lookups.read_ahead([self._keys.decode(name) for name in cold])
-        self._load_all(cold)
+        fitting = [key for key in dict.fromkeys(keys) if type(key) is exact]
+        names = self._keys.encode_all(fitting)
+        cold = np.flatnonzero(self._table.find(names) < 0)
+        self.lookups.read_ahead([fitting[place] for place in cold.tolist()])
+        self._load_all(names.take(pa.array(cold)))
         nbytes = self._table.nbytes - before
         self._age()
         return len(cold), nbytes
 
     def prepare(self, keys: Sequence[K]) -> None:
         """Read the values of keys that are not in memory, in one call of the engine."""
-        names = list(dict.fromkeys(self._keys.encode_all(keys).to_pylist()))
-        self.lookups.missed(sum(self._table.find(name) < 0 for name in names))
+        names = self._keys.encode_all(list(dict.fromkeys(keys)))
+        self.lookups.missed(int((self._table.find(names) < 0).sum()))
         self._load_all(names)
         self._age()
 
@@ -286,12 +288,11 @@ class ColumnStore(CommittingStore[K, V]):
             return
         self._writable()
         self.revision += 1
-        names = self._keys.encode_all(step.latest()).to_pylist()
-        pairs = [*zip(names, map(self._values.dumps, step.latest().values()), strict=True)]
-        put = [(name, data) for name, data in pairs if data is not None]
-        rows = self._stored_columns.decode([data for _, data in put])
-        self._change_named([name for name, _ in put], PRESENT, rows)
-        self._change_named([name for name, data in pairs if data is None], ABSENT, None)
+        names = self._keys.encode_all(step.latest())
+        data = pa.array(list(map(self._values.dumps, step.latest().values())), pa.binary())
+        rows = self._stored_columns.decode(data.drop_null().to_pylist())
+        self._change_named(names.filter(data.is_valid()), PRESENT, rows)
+        self._change_named(names.filter(data.is_null()), ABSENT, None)
 
     # Single keys ------------------------------------------------------------------------
 
@@ -309,27 +310,33 @@ class ColumnStore(CommittingStore[K, V]):
             rows = self._stored_columns.decode([data])
         except CorruptLog as error:
             raise InvalidRecord(str(error)) from error
-        self._change_named([self._keys.encode(key)], PRESENT, rows)
+        self._change_named(_binaries([self._keys.encode(key)]), PRESENT, rows)
 
     def _load(self, key: Any) -> Any:
-        name = self._keys.encode(key)
-        if self._table.find(name) < 0:
-            self.lookups.single_reads += 1
-            self.lookups.missed(1)
-        slots = self._load_all([name])
+        slots = self._slots_of(key)
         states, rows = self._table.states(slots), self._table.rows(slots)
         self._age()
         if not self._stored_columns.valid(states == PRESENT, rows)[0]:
             return DELETED
         return self._stored_columns.held(rows)
 
+    def _slots_of(self, key: Any) -> SlotArray:
+        """Return the slot of a key, after reading its value if it is not in memory."""
+        name = self._keys.encode(key)
+        slot = self._table.find_one(name)
+        if slot >= 0:
+            return np.array([slot])
+        self.lookups.single_reads += 1
+        self.lookups.missed(1)
+        return self._load_all(_binaries([name]))
+
     def _remove(self, key: Any) -> None:
-        self._change_named([self._keys.encode(key)], ABSENT, None)
+        self._change_named(_binaries([self._keys.encode(key)]), ABSENT, None)
 
     def _delete_all(self, lower: bytes, upper: bytes | None) -> None:
         self._writable()
         names = [name for name, _ in self._stored(lower, upper, reverse=False)]
-        self._change_named(names, ABSENT, None)
+        self._change_named(_binaries(names), ABSENT, None)
         if len(names) >= RANGE_MIN_KEYS:
             self._changed.add_range(lower, upper)
 
@@ -351,7 +358,7 @@ class ColumnStore(CommittingStore[K, V]):
             column[~valid] = values
         return rows, np.ones(len(valid), np.bool_)
 
-    def _load_all(self, names: Sequence[bytes]) -> SlotArray:
+    def _load_all(self, names: pa.Array) -> SlotArray:
         """Return the slots of distinct keys, after reading the values that are not in memory."""
         slots = self._table.find_or_add(names)
         unknown = slots[self._table.states(slots) == UNKNOWN]
@@ -364,7 +371,7 @@ class ColumnStore(CommittingStore[K, V]):
         if self._committed.finds_nothing:
             self._table.assign(slots, ABSENT, None)
             return
-        data = self._committed.get_many(self._table.names(slots))
+        data = self._committed.get_many(self._table.names(slots).to_pylist())
         exists = np.array([each is not None for each in data], np.bool_)
         rows = self._stored_columns.decode([each for each in data if each is not None])
         self._table.assign(slots[exists], PRESENT, rows)
@@ -376,7 +383,7 @@ class ColumnStore(CommittingStore[K, V]):
             self._changed.change(slots, states, rows)
             self._age()
 
-    def _change_named(self, names: Sequence[bytes], state: int, rows: Block | None) -> None:
+    def _change_named(self, names: pa.Array, state: int, rows: Block | None) -> None:
         """Change distinct keys."""
         self._change(self._table.find_or_add(names), state, rows)
 
@@ -400,19 +407,18 @@ class ColumnStore(CommittingStore[K, V]):
         slots = self._changed.slots()
         if not len(slots):
             return None
-        names = pa.array(self._table.names(slots), pa.binary())
-        return ChangelogBatch(names, self._encoded(slots), self._changed.ranges)
+        return ChangelogBatch(self._table.names(slots), self._encoded(slots), self._changed.ranges)
 
     def _own_changes(self, lower: bytes, upper: bytes | None) -> Sequence[Change]:
         names = self._changed.names(lower, upper)
-        slots = np.array([self._table.find(name) for name in names], np.int64)
+        slots = self._table.find(_binaries(names))
         return list(zip(names, self._encoded(slots).to_pylist(), strict=True))
 
     def _own_ranges(self) -> DeletedRanges:
         return self._changed.ranges
 
     def _remove_expired(self, names: list[bytes]) -> None:
-        slots = self._table.find_or_add(names)
+        slots = self._table.find_or_add(_binaries(names))
         clean = slots[~self._table.is_dirty(slots)]
         self._change(clean, ABSENT, None)
 
@@ -457,3 +463,7 @@ class ColumnStore(CommittingStore[K, V]):
         self._check_lengths(keys, by, "numbers")
         numbers = value_columns(ValueCodec(int, self.spec.name)).block(by)[0]
         return numbers.astype(np.int64, copy=False)
+
+
+def _binaries(items: Sequence[bytes]) -> pa.Array:
+    return pa.array(items, pa.binary())

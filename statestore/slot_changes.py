@@ -104,7 +104,7 @@ class SlotChanges:
         """Return the changed keys of [lower, upper), sorted."""
         if self._indexed < len(self._log):
             fresh = [change.fresh for change in self._log[self._indexed :]]
-            self._index += self._table.names(np.concatenate(fresh))
+            self._index += self._table.names(np.concatenate(fresh)).to_pylist()
             # The list has sorted runs, which Python's sort merges in linear time.
             self._index.sort()
             self._indexed = len(self._log)

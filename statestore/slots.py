@@ -1,6 +1,6 @@
 """Keys of a store in memory, each with a slot, and columns with a value for each slot.
 
-A batch looks its keys up in one dict, and reads or writes the columns at their slots. Slots without
+A batch looks its keys up at once (`statestore.name_index`), and reads or writes the columns at their slots. Slots without
 uncommitted changes are a cache: those that were not used for the longest time are freed, many at
 once, so that each costs a constant time on average.
 """
@@ -8,15 +8,15 @@ once, so that each costs a constant time on average.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import repeat
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from strandline.statestore.name_index import NameIndex, Names, SlotArray
 from strandline.statestore.value_columns import Block, block_bytes, object_array
 
-SlotArray = npt.NDArray[np.int64]
 States = npt.NDArray[np.uint8]
 
 UNKNOWN, ABSENT, PRESENT = range(3)
@@ -48,30 +48,40 @@ class SlotTable:
     @property
     def nbytes(self) -> int:
         """Approximate bytes of all slots."""
-        return SLOT_BYTES * len(self._index) + self._name_bytes + self._object_bytes
+        return SLOT_BYTES * len(self._index) + self._index.nbytes + self._object_bytes
 
     # Look-ups ---------------------------------------------------------------------------
 
-    def find(self, name: bytes) -> int:
-        """Return the slot of a key, or -1."""
-        return self._index.get(name, -1)
+    def find(self, names: pa.Array) -> SlotArray:
+        """Return the slots of keys; -1 for a key that has none."""
+        found = Names.of(names)
+        return self._index.find(found, found.hashes())
 
-    def find_or_add(self, names: Sequence[bytes]) -> SlotArray:
+    def find_or_add(self, names: pa.Array) -> SlotArray:
         """Return the slots of distinct keys. New ones are of the state UNKNOWN."""
-        found = np.array(list(map(self._index.get, names, repeat(-1))), np.int64)
+        wanted = Names.of(names)
+        hashes = wanted.hashes()
+        found = self._index.find(wanted, hashes)
         missing = np.flatnonzero(found < 0)
         if len(missing):
-            places = missing.tolist()
-            added = names if len(places) == len(names) else [names[place] for place in places]
-            found[missing] = self._add(added)
+            found[missing] = slots = self._allocate(len(missing))
+            self._index.add(wanted.take(missing), hashes[missing], slots)
         self._tick += 1
         self._used[found] = self._tick
         return found
 
-    def names(self, slots: SlotArray) -> list[bytes]:
+    def find_one(self, name: bytes) -> int:
+        """Return the slot of a key that is looked up alone, or -1."""
+        slot = self._single.get(name, -1)
+        if slot < 0:
+            slot = int(self.find(pa.array([name], pa.binary()))[0])
+            if slot >= 0:
+                self._single[name] = slot
+        return slot
+
+    def names(self, slots: SlotArray) -> pa.Array:
         """Return the encoded keys of slots."""
-        taken: list[bytes] = self._names[slots].tolist()
-        return taken
+        return self._index.names(slots)
 
     # Rows -------------------------------------------------------------------------------
 
@@ -134,14 +144,11 @@ class SlotTable:
 
     def free(self, slots: SlotArray) -> None:
         """Forget distinct slots without uncommitted changes."""
-        names = self.names(slots)
-        for name in names:
-            del self._index[name]
+        self._index.remove(slots)
         self.assign(slots, UNKNOWN, None)
-        self._name_bytes -= sum(map(len, names))
-        self._names[slots] = None
         self._taken[slots] = False
         self._free = np.concatenate([self._free, slots])
+        self._single.clear()
 
     def clear(self) -> None:
         """Forget all slots. There must be no uncommitted changes."""
@@ -152,26 +159,17 @@ class SlotTable:
         return self.nbytes * clean // max(1, len(self._index))
 
     def _start_over(self) -> None:
-        self._index: dict[bytes, int] = {}
+        self._index = NameIndex()
+        self._single: dict[bytes, int] = {}
+        """Slots of keys that were looked up alone, which is faster the next time."""
         self._free: SlotArray = np.empty(0, np.int64)
         self._end = 0
-        self._name_bytes = self._object_bytes = 0
-        self._names: npt.NDArray[np.object_] = np.empty(0, np.object_)
+        self._object_bytes = 0
         self._states: States = np.empty(0, np.uint8)
         self._used: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._taken: npt.NDArray[np.bool_] = np.empty(0, np.bool_)
         self._dirty: npt.NDArray[np.bool_] = np.empty(0, np.bool_)
         self._columns: list[npt.NDArray[Any]] = [np.empty(0, dtype) for dtype in self._dtypes]
-
-    def _add(self, names: Sequence[bytes]) -> SlotArray:
-        slots = self._allocate(len(names))
-        self._index.update(zip(names, slots.tolist(), strict=True))
-        self._names[slots] = object_array(names)
-        self._states[slots] = UNKNOWN
-        self._taken[slots] = True
-        self._name_bytes += sum(map(len, names))
-        self.additions += len(names)
-        return slots
 
     def _allocate(self, count: int) -> SlotArray:
         """Return free slots."""
@@ -180,9 +178,12 @@ class SlotTable:
         end = self._end + count - len(reused)
         if end > len(self._states):
             self._grow(max(MIN_SLOTS, 2 * len(self._states), end))
-        fresh = np.arange(self._end, end)
+        slots = np.concatenate([reused, np.arange(self._end, end)])
         self._end = end
-        return np.concatenate([reused, fresh]) if len(reused) else fresh
+        self._states[slots] = UNKNOWN
+        self._taken[slots] = True
+        self.additions += count
+        return slots
 
     def _grow(self, size: int) -> None:
         for name, column in self._arrays():
@@ -192,15 +193,18 @@ class SlotTable:
     def _compact(self) -> None:
         """Number the slots anew, so that the arrays shrink. There must be no dirty slots."""
         kept = np.flatnonzero(self._taken[: self._end])
+        names = Names.of(self._index.names(kept))
         for name, column in self._arrays():
             setattr(self, name, column[kept])
         self._columns = [column[kept] for column in self._columns]
-        self._index = dict(zip(self._names.tolist(), range(len(kept)), strict=True))
+        self._index = NameIndex()
+        self._index.add(names, names.hashes(), np.arange(len(kept)))
+        self._single.clear()
         self._free = self._free[:0]
         self._end = len(kept)
 
     def _arrays(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-        for name in ("_names", "_states", "_used", "_taken", "_dirty"):
+        for name in ("_states", "_used", "_taken", "_dirty"):
             yield name, getattr(self, name)
 
 
