@@ -246,6 +246,7 @@ class ColumnStore(CommittingStore[K, V]):
     def rollback(self, mark: int) -> None:
         """Undo all changes since `mark`, because the handler of that batch has raised."""
         self._changed.rollback(mark)
+        self._age()
 
     @property
     def uncommitted_bytes(self) -> int:

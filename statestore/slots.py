@@ -77,6 +77,8 @@ class SlotTable:
             slot = int(self.find(pa.array([name], pa.binary()))[0])
             if slot >= 0:
                 self._single[name] = slot
+        if slot >= 0:
+            self._used[slot] = self._tick
         return slot
 
     def names(self, slots: SlotArray) -> pa.Array:

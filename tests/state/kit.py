@@ -19,6 +19,8 @@ from strandline.changelog.records import (
 )
 from strandline.changelog.storage import MemoryStorage
 from strandline.statestore import PartitionStore, Restored, StoreSpec, open_store
+from strandline.statestore.column_store import ColumnStore, open_column_store
+from strandline.statestore.store import AnyStore
 
 Change = tuple[bytes, bytes | None]
 
@@ -65,14 +67,14 @@ class Changelog:
         self.sequences = {partition: sequence + batch.num_rows} if same else {}
         return appended
 
-    def commit(self, store: PartitionStore[Any, Any]) -> None:
+    def commit(self, store: AnyStore) -> None:
         """Commit as a worker does: drain the store, append, end the transaction, report the end."""
         batch = store.drain()
         if batch is not None:
             done = self._appended(batch.columns(self.clock.now_ms()))
             store.committed(done.last_offset + 1, done.leader_epoch, done.incarnation)
 
-    def abort(self, store: PartitionStore[Any, Any]) -> None:
+    def abort(self, store: AnyStore) -> None:
         """Append the changes in a transaction that is aborted, and discard them."""
         batch = store.drain()
         if batch is not None:
@@ -87,7 +89,15 @@ class Changelog:
         self.restore(store)
         return store
 
-    def restore(self, store: PartitionStore[Any, Any]) -> Restored:
+    def open_columns(
+        self, spec: StoreSpec[Any, Any], folder: Path | None = None
+    ) -> ColumnStore[Any, Any]:
+        """Open a store with columns and restore it."""
+        store = open_column_store(spec, folder, clock=self.clock, lock_timeout=0)
+        self.restore(store)
+        return store
+
+    def restore(self, store: AnyStore) -> Restored:
         return store.restore(self.owner, self.partition)
 
 

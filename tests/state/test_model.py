@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from strandline.statestore import StoreLimits, StoreSpec
+from strandline.statestore.store import AnyStore
 from tests.state.kit import Changelog
 
 KEYS = st.text("ab\x00é", max_size=3)
-VALUES = st.integers(-(2**65), 2**65) | st.text(max_size=2) | st.lists(st.booleans(), max_size=2)
+ANYTHING = st.integers(-(2**65), 2**65) | st.text(max_size=2) | st.lists(st.booleans(), max_size=2)
+VALUES = st.runner().flatmap(lambda machine: machine.values)
 SPEC: StoreSpec[str, Any] = StoreSpec("s", limits=StoreLimits(cache_bytes=2_000))
 
 
@@ -24,21 +26,28 @@ class StoreMachine(RuleBasedStateMachine):
     """Store operations: `committed` models the log, `model` the running transaction's view."""
 
     spec = SPEC
+    range_min_keys = "strandline.statestore.dirty.RANGE_MIN_KEYS"
+    values: st.SearchStrategy[Any] = ANYTHING
+    """Values of the store."""
 
     def __init__(self) -> None:
         super().__init__()
         # Otherwise no range would have enough keys.
-        self.patch = mock.patch("strandline.statestore.dirty.RANGE_MIN_KEYS", 2)
+        self.patch = mock.patch(self.range_min_keys, 2)
         self.patch.start()
         self.root = Path(tempfile.mkdtemp())
         self.folder = self.root / "0"
         self.changelog = Changelog()
-        self.store = self.changelog.open(self.spec, self.folder)
+        self.store: Any = self.open()
         self.committed: dict[str, Any] = {}
         self.model: dict[str, Any] = {}
         self.before_record: dict[str, Any] = {}
         self.scans: list[tuple[Any, list[tuple[str, Any]]]] = []
         self.mark = 0
+
+    def open(self) -> AnyStore:
+        """Open and restore the store."""
+        return self.changelog.open(self.spec, self.folder)
 
     def teardown(self) -> None:
         self.store.close()
@@ -143,7 +152,7 @@ class StoreMachine(RuleBasedStateMachine):
         if wiped:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.scans = []
-        self.store = self.changelog.open(self.spec, self.folder)
+        self.store = self.open()
         self._begin(self.committed)
 
     @invariant()
