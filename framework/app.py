@@ -26,6 +26,7 @@ from strandline.framework.options import Guarantee, Options, Until
 from strandline.framework.record import Record
 from strandline.framework.session import AppSettings, LogPlace, Session
 from strandline.framework.store import Store, StoreSettings
+from strandline.framework.streams.declaring import StreamDeclaring
 from strandline.framework.task import OnError, TaskSpec, check_stores
 from strandline.framework.topic import Topic
 from strandline.statestore.aggregates import Aggregate, Aggregates
@@ -48,7 +49,7 @@ COMMAND_LINE = "strandline.app"
 """Group of the entry point that runs the command line of an app."""
 
 
-class App:
+class App(StreamDeclaring):
     """Stateful stream processing over one log.
 
     Declare topics, stores and tasks on the app, then call `run`. Processes that run the same app
@@ -716,8 +717,9 @@ class App:
         return self._connection.store(store, partition=partition)
 
     def describe(self) -> dict[str, Any]:
-        """Return tasks with their inputs and stores, topics, and settings as plain data."""
-        return self.declared.described(self.session.options)
+        """Return tasks with their inputs and stores, streams, topics, and settings as plain data."""
+        described = self.declared.described(self.session.options)
+        return described | {"streams": self.plan().data() if self.has_streams else []}
 
     def reset(self) -> None:
         """Delete state, committed offsets and internal topics.

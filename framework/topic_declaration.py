@@ -60,9 +60,10 @@ class TopicDeclaration:
         self.timestamp_column = settings.get("timestamp")
         self.kind = value
         """Declared type of the values."""
-        key_kind = self._column_kind("key", key) if isinstance(key, str) else key
+        self.key_kind: Any = self._column_kind("key", key) if isinstance(key, str) else key
+        """Declared type of the keys; if the key is a column, the type of the column."""
         place = SerdeUse(name, "key", session.registry)
-        self.keys: Codec = key_codec(key_kind, self.key_serde, place)
+        self.keys: Codec = key_codec(self.key_kind, self.key_serde, place)
         self._key_at = self._column_at("key", self.key_column)
         self._timestamp_at = self._column_at("timestamp", self.timestamp_column)
         takes_columns = self._key_at is not None or self._timestamp_at is not None

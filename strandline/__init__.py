@@ -55,6 +55,8 @@ if typing.TYPE_CHECKING:
     from strandline.framework.querying.client import Connection, ReadOnlyStore, connect
     from strandline.framework.record import Record
     from strandline.framework.store import Store
+    from strandline.framework.streams.expressions import col, lit, when
+    from strandline.framework.streams.stream import Stream
     from strandline.framework.streams.windows import (
         count_window,
         hopping,
@@ -109,12 +111,14 @@ __all__ = [
     "Store",
     "StoreLimits",
     "StrandlineError",
+    "Stream",
     "TaskContext",
     "TaskFailed",
     "Topic",
     "TransactionAborted",
     "any",
     "cancel_timer",
+    "col",
     "collect",
     "connect",
     "count",
@@ -123,6 +127,7 @@ __all__ = [
     "first",
     "hopping",
     "last",
+    "lit",
     "max",
     "mean",
     "min",
@@ -139,6 +144,7 @@ __all__ = [
     "top",
     "tumbling",
     "var",
+    "when",
 ]
 
 _HOMES = {
@@ -170,6 +176,10 @@ _HOMES = {
     "connect": "strandline.framework.querying.client",
     "Record": "strandline.framework.record",
     "Store": "strandline.framework.store",
+    "col": "strandline.framework.streams.expressions",
+    "lit": "strandline.framework.streams.expressions",
+    "when": "strandline.framework.streams.expressions",
+    "Stream": "strandline.framework.streams.stream",
     "count_window": "strandline.framework.streams.windows",
     "hopping": "strandline.framework.streams.windows",
     "session": "strandline.framework.streams.windows",

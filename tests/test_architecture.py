@@ -77,6 +77,7 @@ ROOMS = {
     "framework front": {
         *(LOG, "changelog/client", "changelog/embedded", STATE, "statestore/aggregates"),
         *(APP, "framework/formats", "framework/container", "framework/querying"),
+        "framework/streams",
     },
 }
 """Rooms (folders, and fronts), and the other rooms that each may import.

@@ -72,7 +72,7 @@ class WholeCommand(ErrorGuardedGroup, LazyGroup):
         ),
         "describe": LazyCommand(
             *("describe", "describe"),
-            "Show an app's tasks, topics and stores, or the apps and topics of a log.",
+            "Show an app's tasks, streams, topics and stores, or the apps and topics of a log.",
         ),
         "move": LazyCommand(
             *("move", "move"),

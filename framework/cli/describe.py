@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from strandline.changelog.broker import Broker
+from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.location import is_url, shown
 from strandline.framework.cli import groups, output
 from strandline.framework.cli.loading import load_app, location, opened
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from strandline.framework.app import App
 
 
+MermaidOption = Annotated[
+    bool, typer.Option("--mermaid", help="Print the app's streams as a Mermaid diagram.")
+]
+
+
 def describe(
     target: Annotated[
         str | None,
@@ -28,10 +34,17 @@ def describe(
         ),
     ] = None,
     log: LogOption = None,
+    mermaid: MermaidOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Show an app's tasks, topics and stores, or the apps and topics of a log."""
-    if target is None:
+    """Show an app's tasks, streams, topics and stores, or the apps and topics of a log."""
+    if mermaid:
+        if target is None or _is_log(target):
+            raise InvalidConfig(
+                "--mermaid draws the streams of an app: describe MODULE:APP --mermaid"
+            )
+        print_diagram(load_app(target))
+    elif target is None:
         describe_log(location(log), json=json)
     elif _is_log(target):
         describe_log(target, json=json)
@@ -48,9 +61,12 @@ def _is_log(target: str) -> bool:
 def command_of(app: App) -> Callable[..., None]:
     """Return the command `describe` of one app."""
 
-    def describe(json: JsonOption = False) -> None:
-        """Show the app's tasks, topics and stores."""
-        describe_app(app, json=json)
+    def describe(mermaid: MermaidOption = False, json: JsonOption = False) -> None:
+        """Show the app's tasks, streams, topics and stores."""
+        if mermaid:
+            print_diagram(app)
+        else:
+            describe_app(app, json=json)
 
     return describe
 
@@ -65,8 +81,19 @@ def describe_app(app: App, *, json: bool) -> None:
     facts = ("app", "log", "processing_guarantee", "commit_interval_ms")
     output.facts([(name.replace("_", " "), described[name]) for name in facts])
     _listing("tasks", ("name", "inputs", "stores", "on_error", "handler"), described["tasks"])
+    if app.has_streams:
+        for text in ["", "streams", *app.plan().describe()]:
+            output.line(text)
     _listing("topics", ("name", "partitions", "key", "columns"), described["topics"])
     _listing("stores", ("name", "task", "key", "value", "changelog"), described["stores"])
+
+
+def print_diagram(app: App) -> None:
+    """Print the plan of an app's streams as a diagram in the language of Mermaid."""
+    if not app.has_streams:
+        raise InvalidConfig(f"app {app.name!r} has no streams to draw; declare one with app.stream")
+    for text in app.plan().mermaid().splitlines():
+        output.line(text)
 
 
 def describe_log(log: LogOption, *, json: bool) -> None:
