@@ -136,7 +136,9 @@ def resolved(expressions: Sequence[nw.Expr], schema: pl.Schema, operator: str) -
         found = frame.select(*expressions).to_native().collect().schema
     except (pl.exceptions.PolarsError, nw.exceptions.NarwhalsError, TypeError, ValueError) as error:
         raise _unresolved(error, schema, operator) from None
-    if _depends_on_other_rows(expressions, list(found), schema):
+    if not all(map(_is_for_one_row, expressions)) or _depends_on_other_rows(
+        expressions, list(found), schema
+    ):
         raise refusal(operator, f"{', '.join(map(shown, expressions))} {_OTHER_ROWS}")
     return found
 
@@ -200,6 +202,23 @@ def _unresolved(error: Exception, schema: pl.Schema, operator: str) -> InvalidCo
         return unknown_column(named[1] if named else said, schema, operator)
     columns = ", ".join(f"{name} {dtype}" for name, dtype in schema.items())
     return refusal(operator, f"{said}. The columns are {columns}")
+
+
+def _is_for_one_row(expression: nw.Expr) -> bool:
+    """Return False if narwhals says that a part of an expression needs other rows.
+
+    This is not in its public interface, so a version that says nothing is taken to agree.
+    """
+    import narwhals as nw
+
+    for node in getattr(expression, "_nodes", ()):
+        if not getattr(getattr(node, "kind", None), "is_elementwise", True):
+            return False
+        if not all(
+            _is_for_one_row(e) for e in getattr(node, "exprs", ()) if isinstance(e, nw.Expr)
+        ):
+            return False
+    return True
 
 
 def _depends_on_other_rows(

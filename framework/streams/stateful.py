@@ -86,8 +86,6 @@ class Repartition(Node):
     topic: str
     """Name of the internal topic."""
     keys: tuple[str, ...]
-    partitions: int | None = None
-    """Number of partitions; None takes that of the source."""
     emit: Emit | None = None
     """Results that are taken of an aggregation before this operator."""
 
