@@ -168,9 +168,12 @@ def deduplicated(
 
 
 def repartitioned(graph: StreamGraph, node: Node, keys: tuple[str, ...], name: str) -> Repartition:
-    """Return the node that passes rows through an internal topic, by another key."""
+    """Return the node that places rows by other columns, through an internal topic.
+
+    What the key of an output is by default does not change by that.
+    """
     return made(
-        *(Repartition, node, node.schema, Keying(keys, in_value=True, placed_by=keys)),
+        *(Repartition, node, node.schema, dataclasses.replace(node.keying, placed_by=keys)),
         name=name,
         topic=f"{graph.session.app}-{name}-repartition",
         keys=keys,
