@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from strandline.changelog.errors import InvalidRecord
 from strandline.framework.streams.functions import Foreach, FunctionNode, call_for_rows
 from strandline.framework.streams.nodes import Emit, ExpressionNode, MergedStreams, Node
-from strandline.framework.streams.rows import check_frame
+from strandline.framework.streams.rows import schema_differences
 from strandline.framework.streams.schemas import TIME
 from strandline.framework.streams.stages import Sink, Stage, StageSource, topic_of
 from strandline.framework.streams.stateful import (
@@ -184,7 +185,13 @@ class Executor:
         stored = self.stage.stored[source] if isinstance(source, Repartition) else None
         schema = source.schema
         wanted = schema if stored is None else {n: schema[n] for n in (*stored, TIME)}
-        rows = check_frame(frame, wanted, f"the frame of topic {topic_of(source)!r}")
+        differences = schema_differences(frame.schema, wanted)
+        if differences:
+            raise InvalidRecord(
+                f"the rows of topic {topic_of(source)!r} do not have the columns of the stream:"
+                f" {'; '.join(differences)}"
+            )
+        rows = frame.select(list(wanted))
         # Columns that no operator uses are not stored, but operators such as `drop` name them.
         absent = [pl.lit(None, dtype).alias(n) for n, dtype in schema.items() if n not in wanted]
         return rows.with_columns(absent).select(list(schema)) if absent else rows

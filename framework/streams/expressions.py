@@ -102,7 +102,7 @@ def as_expression(given: Any, operator: str) -> nw.Expr:
     if isinstance(given, str):
         return nw.col(given)
     if given is None or isinstance(given, CONSTANTS):
-        return nw.lit(given)
+        return nw.lit(given, nw.Int64 if type(given) is int else None)
     if type(given).__module__.partition(".")[0] == "polars":
         raise refusal(
             operator,

@@ -78,7 +78,7 @@ def compatible(old: Definition, new: Definition) -> Compatibility:
 
     >>> old = {"keys": [["carrier", "string"]], "aggregates": {"n": {"kind": "count"}}}
     >>> compatible(old, {**old, "keys": [["origin", "string"]]}).differences
-    ('keys were [["carrier","string"]], and are [["origin","string"]]',)
+    ('keys: [["carrier","string"]] before, [["origin","string"]] now',)
     """
     differences = tuple(_differences(old, new))
     if not differences:
@@ -122,14 +122,14 @@ def _differences(old: Definition, new: Definition) -> Iterator[str]:
     before, now = old.get("aggregates") or {}, new.get("aggregates") or {}
     for name in sorted({*old, *new} - {"aggregates"}):
         if old.get(name) != new.get(name):
-            yield f"{name} were {_text(old.get(name))}, and are {_text(new.get(name))}"
+            yield f"{name}: {_text(old.get(name))} before, {_text(new.get(name))} now"
     for name in sorted({*before, *now}):
         if name not in now:
             yield f"the aggregate {name} was removed"
         elif name not in before:
             yield f"the aggregate {name} was added"
         elif before[name] != now[name]:
-            yield f"the aggregate {name} was {_text(before[name])}, and is {_text(now[name])}"
+            yield f"the aggregate {name}: {_text(before[name])} before, {_text(now[name])} now"
 
 
 def _text(data: Any) -> str:

@@ -29,6 +29,8 @@ class StreamGraph:
         """Sinks, and operators that keep state, in the order of their declaration."""
         self._names: dict[str, str] = {}
         """File and line by the name of an operator."""
+        self._topics: dict[str, str] = {}
+        """File and line by the name of an internal topic."""
 
     def plan(self) -> Plan:
         """Return the plan of all streams that have an end."""
@@ -64,6 +66,21 @@ class StreamGraph:
             )
         self._names[found] = user_place()
         return found
+
+    def internal_topic(self, name: str, operator: str) -> str:
+        """Return the name of the internal topic of an operator, which no other one has.
+
+        Raises InvalidConfig if another operator has it.
+        """
+        topic = f"{self.session.app}-{name}-repartition"
+        if topic in self._topics:
+            raise refusal(
+                operator,
+                f"there is an internal topic {topic!r} already, declared at {self._topics[topic]};"
+                " choose another name=",
+            )
+        self._topics[topic] = user_place()
+        return topic
 
 
 def checked_name(name: Any, operator: str) -> str:

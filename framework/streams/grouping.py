@@ -72,6 +72,12 @@ class Groups:
             raise refusal("agg", str(error)) from None
         fields = window_fields(window)
         _check_results(self.keys, fields, results)
+        if self.name is not None and node is not self.node and not self._are_placed(node):
+            raise refusal(
+                "agg",
+                "the rows of group_by(…, name=) are shared by its aggregations, so the columns of"
+                " aggregates are names; compute expressions with with_columns(…) before group_by",
+            )
         claimed = self.graph.claim(self.name if name is None else name, "agg")
         rows = self._placed(node, claimed)
         schema = {key: node.schema[key] for key in self.keys} | fields | dict(results)
@@ -88,19 +94,17 @@ class Groups:
 
     def _placed(self, node: Node, name: str) -> Node:
         """Return rows by the key of the groups: `node`, or what an internal topic has of it."""
-        if node.keying.placed_by == self.keys:
+        if self._are_placed(node):
             return node
         if self.name is None:
             return repartitioned(self.graph, node, self.keys, name)
-        if node is not self.node:  # an aggregate's expression has added columns
-            raise refusal(
-                "agg",
-                "the rows of group_by(…, name=) are shared by its aggregations, so the columns of"
-                " aggregates are names; compute expressions with with_columns(…) before group_by",
-            )
         if self.shared is None:
             self.shared = repartitioned(self.graph, node, self.keys, self.name)
         return self.shared
+
+    def _are_placed(self, node: Node) -> bool:
+        """Return True if all rows of a group are in one partition, that of the group's key."""
+        return node.keying.placed_by == self.keys
 
     def _result_key(self, window: Window | None) -> Keying:
         """Return the key of results: that of the group, and the start of the window."""
@@ -175,7 +179,7 @@ def repartitioned(graph: StreamGraph, node: Node, keys: tuple[str, ...], name: s
     return made(
         *(Repartition, node, node.schema, dataclasses.replace(node.keying, placed_by=keys)),
         name=name,
-        topic=f"{graph.session.app}-{name}-repartition",
+        topic=graph.internal_topic(name, "group_by"),
         keys=keys,
         emit=emission_of(node),
     )

@@ -32,6 +32,8 @@ class StreamRow:
         self._columns = columns
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_columns" or name.startswith("__"):  # asked by copy and pickle
+            raise AttributeError(name)
         try:
             return self._columns[name]
         except KeyError:
@@ -64,7 +66,7 @@ class StreamRow:
 
     def _unknown(self, name: str) -> str:
         near = difflib.get_close_matches(name, self._columns, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         return f"the row has no column {name!r}{hint} Its columns are {[*self._columns]}"
 
 

@@ -45,10 +45,10 @@ def source(graph: StreamGraph, topics: Sequence[Any], settings: StreamSettings) 
     """
     if not topics:
         raise refusal(_WHAT, "there is no topic; give one, as app.stream(app.topic(…))")
-    if len(set(topics)) < len(topics):
-        raise refusal(_WHAT, "a topic is named twice; its rows would be counted twice")
     options = stream_options(graph, settings)
     sources = [_topic_source(graph, topic, options) for topic in topics]
+    if len(set(topics)) < len(topics):
+        raise refusal(_WHAT, "a topic is named twice; its rows would be counted twice")
     return sources[0] if len(sources) == 1 else merged(sources, _WHAT)
 
 
@@ -63,7 +63,9 @@ def topic_rows(topic: Topic[Any, Any], operator: str) -> tuple[dict[str, str], A
     keyed = (fields[topic.key_column],) if topic.key_column else (KEY,)
     if topic.key_column is None:
         schema = {KEY: key_type(topic, operator), **schema}
-    keying = Keying(keyed, topic.key_column is not None, keyed)
+    # A serde of its own writes other bytes, by which an equal key is in another partition.
+    placed_by = keyed if topic.key_serde is None else ()
+    keying = Keying(keyed, topic.key_column is not None, placed_by)
     return fields, pl.Schema({**schema, TIME: pl.Int64()}), keying
 
 

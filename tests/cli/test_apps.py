@@ -356,6 +356,41 @@ def test_an_app_is_described_without_a_log(strandline: Command) -> None:
     assert described["stores"][1]["key"] == "tuple[str, int]"
 
 
+STREAMS = "tests.cli.flights:app"
+
+
+def test_the_plan_of_an_app_s_streams_is_described(strandline: Command) -> None:
+    shown = strandline("describe", STREAMS).out.splitlines()
+    first = shown.index("streams") + 1
+    assert shown[first : first + 8] == [
+        "stage late-by-origin-repartition",
+        "  source flights",
+        "  filter col(delay) > 15",
+        "  repartition by origin through airport-late-by-origin-repartition (origin)",
+        "stage late-by-origin",
+        "  source airport-late-by-origin-repartition",
+        "  aggregate late-by-origin: by origin: n=count()",
+        "  sink late by origin, updates",
+    ]
+    described = strandline("describe", STREAMS, "--json").json
+    assert [stage["stage"] for stage in described["streams"]] == [
+        "late-by-origin-repartition",
+        "late-by-origin",
+    ]
+    assert strandline("describe", SHOP, "--json").json["streams"] == []
+
+
+def test_the_plan_of_an_app_s_streams_is_drawn(strandline: Command) -> None:
+    drawn = strandline("describe", STREAMS, "--mermaid").out
+    assert drawn.startswith('flowchart TD\n  subgraph s1["stage late-by-origin-repartition"]')
+    for target, said in (
+        (SHOP, "app 'shop' has no streams to draw"),
+        ("kafka://db:9092", "describe MODULE"),
+    ):
+        outcome = strandline("describe", target, "--mermaid")
+        assert (outcome.code, said in outcome.err) == (1, True), outcome
+
+
 def test_a_token_is_not_shown(strandline: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "tests.cli.shop", raising=False)
     monkeypatch.setenv("STRANDLINE_LOG", "strandline://db:7361?token=secret")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
+from strandline.framework.streams.rows import StreamRow
 from tests.streams.support import FIELDS, Rows, flight, flight_stream, frame_of, results, run
 
 TEXTS = st.none() | st.sampled_from(["", "AA", "BA", "Zürich", "x y"])
@@ -277,6 +280,12 @@ def test_a_row_names_the_columns_for_a_name_that_it_lacks() -> None:
     stream.foreach(lambda row: row.dely)
     with pytest.raises(AttributeError, match="did you mean 'delay'"):
         run(app.plan(), {"flights": frame_of([flight()])})
+
+
+def test_a_row_can_be_copied_and_compared() -> None:
+    row = StreamRow({"a": 1})
+    assert copy.deepcopy(row) == row != StreamRow({"a": 2})
+    assert pickle.loads(pickle.dumps(row)) == row
 
 
 def test_functions_are_not_called_without_rows() -> None:

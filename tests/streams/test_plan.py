@@ -97,6 +97,8 @@ def test_a_topic_is_declared_with_the_class_that_is_given() -> None:
     app, stream = flight_stream()
     counts = stream.group_by("origin").agg(n=sl.count(), name="x")
     assert counts.to("counts", schema=Count).kind is Count
+    one = stream.select("origin", n=1).to("ones", schema=Count)  # a constant int is an int64
+    assert one.kind is Count
     with pytest.raises(sl.InvalidConfig, match="schema=: the topic has no field 'm'"):
         counts.with_columns(m=1).to("others", schema=Count)
 
@@ -221,6 +223,20 @@ def test_aggregations_of_one_named_group_share_its_topic() -> None:
     assert app.plan().stages[1].stores == ("a", "b")
     with pytest.raises(sl.InvalidConfig, match="compute expressions with with_columns"):
         grouped.agg(n=sl.max(sl.col("delay") + 1), name="c")
+
+
+def test_two_groups_cannot_share_an_internal_topic_by_name() -> None:
+    app, stream = flight_stream()
+    stream.group_by("origin", name="x").agg(n=sl.count(), name="a")
+    with pytest.raises(sl.InvalidConfig, match="internal topic 'air-x-repartition' already"):
+        stream.group_by("carrier", name="x").agg(n=sl.count(), name="b")
+
+
+def test_keys_that_a_serde_writes_are_placed_anew() -> None:
+    app = new_app()
+    stream = app.stream(flights(app, key=str, key_serde="json"))
+    stream.group_by("key").agg(n=sl.count(), name="x")
+    assert repartitions(app) == {"air-x-repartition": ("key",)}
 
 
 def test_an_internal_topic_has_the_key_of_its_groups() -> None:
