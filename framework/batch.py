@@ -135,6 +135,10 @@ class Batch:
         times: npt.NDArray[np.int64] = self.timestamps.to_numpy()
         return times
 
+    def stored_rows(self, numbers: pa.Array) -> pa.RecordBatch:
+        """Return records of the batch, by number, in the form in which the log holds them."""
+        return self._columns.take(numbers)
+
     @cached_property
     def _columns(self) -> pa.RecordBatch:
         """Stored columns in the topic's latest schema."""

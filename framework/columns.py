@@ -70,6 +70,15 @@ def outgoing(columns: pa.RecordBatch, info: TopicInfo, producer: Producer) -> It
         yield partition, part, info.schema_id
 
 
+def outgoing_to_all(
+    columns: pa.RecordBatch, info: TopicInfo, _producer: Producer
+) -> Iterator[Outgoing]:
+    """Yield an app's columns as one append to each partition of a topic."""
+    upgraded = upgrade(columns, value_type(info.schema))
+    for number in range(info.partitions):
+        yield TopicPartition(info.name, number), upgraded, info.schema_id
+
+
 def _headers_column(headers: dict[int, Headers], length: int) -> pa.Array:
     rows = [
         [{"key": name, "value": value} for name, value in headers.get(at, ())]

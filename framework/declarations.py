@@ -73,11 +73,20 @@ class Declarations:
         self.app = app
         self.topics: dict[str, Topic[Any, Any]] = {}
         self.stores: dict[str, Store[Any, Any]] = {}
-        self.tasks: dict[str, TaskSpec] = {}
+        self._tasks: dict[str, TaskSpec] = {}
         self.dropped: set[str] = set()
         """Names of tasks whose timers are no longer needed."""
         self.is_running: Callable[[], bool] = bool
         """Function that returns True while a worker of the app runs in this process."""
+        self.derive: Callable[[Declarations], None] = _nothing
+        """Function that adds the tasks of streams that were declared since its last call."""
+
+    @property
+    def tasks(self) -> dict[str, TaskSpec]:
+        """Tasks by name: the declared ones, and those that run the app's streams."""
+        if not self.is_running():
+            self.derive(self)
+        return self._tasks
 
     def add_topic(self, topic: TopicT) -> TopicT:
         """Register a topic. A second declaration of the name must be the same."""
@@ -106,9 +115,9 @@ class Declarations:
 
     def add_task(self, spec: TaskSpec) -> None:
         """Register a task, and its stores as belonging to it."""
-        if spec.name in self.tasks:
+        if spec.name in self._tasks:
             raise InvalidConfig(
-                f"there are two tasks called {spec.name!r} ({self.tasks[spec.name].where} and"
+                f"there are two tasks called {spec.name!r} ({self._tasks[spec.name].where} and"
                 f" {spec.where}); give one of them a name="
             )
         self._check_inputs(spec)
@@ -128,7 +137,13 @@ class Declarations:
             spec.dead_letter = self.add_topic(dead_letter_topic(spec))
         for store in spec.stores:
             store.task = spec.name
-        self.tasks[spec.name] = spec
+        self._tasks[spec.name] = spec
+
+    def remove_task(self, spec: TaskSpec) -> None:
+        """Remove a derived task, with its topic of dead letters."""
+        del self._tasks[spec.name]
+        if spec.dead_letter is not None:
+            self.topics.pop(spec.dead_letter.name, None)
 
     def drop_task(self, name: str) -> None:
         """Record that the timers of a task are no longer needed."""
@@ -283,6 +298,10 @@ class Declarations:
                 name,
                 extra={"store": store.name, "task": spec.name, "topic": name},
             )
+
+
+def _nothing(_declared: Declarations) -> None:
+    """Derive no tasks, for an app without streams."""
 
 
 def changelog_config(store: StoreSpec[Any, Any]) -> dict[str, str]:

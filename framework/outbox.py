@@ -35,6 +35,8 @@ class SentColumns(NamedTuple):
     columns: pa.RecordBatch
     step: Record[Any, Any]
     """Record of the step that has sent them."""
+    to_all: bool = False
+    """True if each record goes to all partitions."""
 
 
 class Outbox:
@@ -87,8 +89,10 @@ class Outbox:
         self.values.append(value)
         self.timestamps.append(timestamp)
 
-    def put_columns(self, topic: TopicDeclaration, columns: pa.RecordBatch) -> None:
-        """Add records in the form of the log.
+    def put_columns(
+        self, topic: TopicDeclaration, columns: pa.RecordBatch, *, to_all: bool = False
+    ) -> None:
+        """Add records in the form of the log, for the partition of each key or for all partitions.
 
         Raises:
             InvalidRecord: The log would refuse one of them.
@@ -97,7 +101,7 @@ class Outbox:
         self._refuse_late(topic)
         if self._trial.is_checking:
             self._trial.check(topic.name, columns)
-        self.columns.append(SentColumns(len(self.keys), columns, self.context.record))
+        self.columns.append(SentColumns(len(self.keys), columns, self.context.record, to_all))
         self._columns_nbytes += columns.nbytes
 
     def check(
@@ -171,7 +175,15 @@ class Outbox:
         self.headers = {at: pairs for at, pairs in self.headers.items() if at < length}
 
 
-def columns_of(topic: TopicDeclaration, boxes: Iterable[Outbox]) -> list[pa.RecordBatch]:
+class BoxColumns(NamedTuple):
+    """Records of outboxes as columns."""
+
+    columns: pa.RecordBatch
+    to_all: bool = False
+    """True if each record goes to all partitions, and not to that of its key."""
+
+
+def columns_of(topic: TopicDeclaration, boxes: Iterable[Outbox]) -> list[BoxColumns]:
     """Return all records sent to `topic` as columns, in the order in which each box got them.
 
     Raises:
@@ -179,7 +191,8 @@ def columns_of(topic: TopicDeclaration, boxes: Iterable[Outbox]) -> list[pa.Reco
     """
     filled = [box for box in boxes if not box.is_empty]
     if not any(box.columns for box in filled):
-        return _encoded(topic, [(box, 0, len(box.keys)) for box in filled])
+        spans = [(box, 0, len(box.keys)) for box in filled]
+        return [BoxColumns(columns) for columns in _encoded(topic, spans)]
     return _joined([columns for box in filled for columns in _in_order(topic, box)])
 
 
@@ -187,19 +200,22 @@ Span = tuple[Outbox, int, int]
 """An outbox, and the index of the first and after the last of some of its single records."""
 
 
-def _in_order(topic: TopicDeclaration, box: Outbox) -> Iterator[pa.RecordBatch]:
+def _in_order(topic: TopicDeclaration, box: Outbox) -> Iterator[BoxColumns]:
     begin = 0
     for sent in box.columns:
-        yield from _encoded(topic, [(box, begin, sent.at)])
-        yield sent.columns
+        yield from map(BoxColumns, _encoded(topic, [(box, begin, sent.at)]))
+        yield BoxColumns(sent.columns, sent.to_all)
         begin = sent.at
-    yield from _encoded(topic, [(box, begin, len(box.keys))])
+    yield from map(BoxColumns, _encoded(topic, [(box, begin, len(box.keys))]))
 
 
-def _joined(pieces: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """Return consecutive batches of the same schema as one batch."""
-    same = groupby(pieces, key=lambda piece: piece.schema)
-    return [pa.concat_batches(list(group)) for _, group in same]
+def _joined(pieces: list[BoxColumns]) -> list[BoxColumns]:
+    """Return consecutive batches of the same schema and destination as one batch."""
+    same = groupby(pieces, key=lambda piece: (piece.columns.schema, piece.to_all))
+    return [
+        BoxColumns(pa.concat_batches([piece.columns for piece in group]), to_all)
+        for (_, to_all), group in same
+    ]
 
 
 def _encoded(topic: TopicDeclaration, spans: Iterable[Span]) -> list[pa.RecordBatch]:

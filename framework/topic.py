@@ -103,6 +103,7 @@ class Topic(TopicDeclaration, Generic[K, V]):
         data: pa.Table | pa.RecordBatch | pl.DataFrame,
         *,
         timestamp: int | dt.datetime | None = None,
+        to_all: bool = False,
     ) -> int:
         """Send the rows of a table from inside a handler, as part of its transaction.
 
@@ -118,6 +119,8 @@ class Topic(TopicDeclaration, Generic[K, V]):
             timestamp: Time of the records that have none: milliseconds since the epoch, or a
                 datetime. By default it is the time of the record being handled; of a batch the
                 greatest one.
+            to_all: True to send each row to every partition of the topic. By default each row goes
+                to the partition of its key.
 
         Returns:
             Number of records sent.
@@ -136,9 +139,16 @@ class Topic(TopicDeclaration, Generic[K, V]):
         now = now if timestamp is None else to_ms(timestamp, now)
         total = 0
         for columns in stored_columns(self, data, now, self.schema):
-            box.put_columns(self, columns)
+            box.put_columns(self, columns, to_all=to_all)
             total += len(columns)
         return total
+
+    def send_stored(self, columns: pa.RecordBatch) -> None:
+        """Send records in the form of the log, as another topic of the same types has them."""
+        box = self._bound.get(None)
+        if box is None:
+            raise self._not_in_task()
+        box.put_columns(self, columns)
 
     def append(
         self,

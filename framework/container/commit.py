@@ -23,7 +23,7 @@ from strandline.changelog.client.producer import BatchMetadata, Producer
 from strandline.changelog.clock import Clock
 from strandline.changelog.groups import GroupMember
 from strandline.changelog.records import CommittedOffset, TopicPartition
-from strandline.framework.columns import Outgoing, outgoing
+from strandline.framework.columns import Outgoing, outgoing, outgoing_to_all
 from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.options import Guarantee
@@ -103,8 +103,10 @@ def _changes(work: Committing, instances: Sequence[TaskInstance]) -> list[Outgoi
 def _outputs(work: Committing, instances: Sequence[TaskInstance]) -> list[Outgoing]:
     batches: list[Outgoing] = []
     for topic in work.context.topics:
-        for columns in columns_of(topic, [instance.outboxes[topic] for instance in instances]):
-            batches += outgoing(columns, work.context.infos[topic.name], work.producer)
+        info = work.context.infos[topic.name]
+        for sent in columns_of(topic, [instance.outboxes[topic] for instance in instances]):
+            send = outgoing_to_all if sent.to_all else outgoing
+            batches += send(sent.columns, info, work.producer)
     return batches
 
 

@@ -123,6 +123,7 @@ def mapped(kind: type[MapRows], node: Node, function: Any, schema: Any) -> Node:
         )
     _check_time(found, operator)
     kept = {name: node.schema[name] for name in (*own, TIME) if name not in found}
+    kept |= _internal(node)
     whole = {**found, **kept}
     keying = node.keying if own else _same_types(node, whole)
     given = row_kind(schema, operator)
@@ -146,7 +147,7 @@ def mapped_in_batches(node: Node, function: Any, schema: Any) -> Node:
             f"the returned frame has no column {TIME!r}, the time of each row; return it as it was",
         )
     keying = _same_types(node, found)
-    return made(MapBatches, node, found, keying, function=function)
+    return made(MapBatches, node, {**found, **_internal(node)}, keying, function=function)
 
 
 def branches(node: Node, predicates: Mapping[str, Any]) -> dict[str, Node]:
@@ -340,6 +341,11 @@ def _inferred(node: Node, function: Any) -> dict[str, pl.DataType]:
             f"{name_of(function)} returned {type(result).__name__}; it must return a polars frame",
         )
     return dict(result.schema)
+
+
+def _internal(node: Node) -> dict[str, pl.DataType]:
+    """Return the columns of a node that the plan has added for itself."""
+    return {name: t for name, t in node.schema.items() if name.startswith(INTERNAL)}
 
 
 def _own_key(node: Node) -> tuple[str, ...]:

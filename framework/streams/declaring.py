@@ -88,6 +88,9 @@ class StreamDeclaring:
     @cached_property
     def _streams(self) -> StreamGraph:
         """Streams that were declared."""
+        from strandline.framework.streams.derived_tasks import DerivedTasks
         from strandline.framework.streams.graph import StreamGraph
 
-        return StreamGraph(self.session, self.declared)
+        graph = StreamGraph(self.session, self.declared)
+        self.declared.derive = DerivedTasks(graph).update
+        return graph

@@ -15,7 +15,7 @@ from strandline.changelog.errors import InvalidRecord
 from strandline.framework.streams.functions import Foreach, FunctionNode, call_for_rows
 from strandline.framework.streams.nodes import Emit, ExpressionNode, MergedStreams, Node
 from strandline.framework.streams.rows import schema_differences
-from strandline.framework.streams.schemas import TIME
+from strandline.framework.streams.schemas import INTERNAL, TIME, WATERMARK
 from strandline.framework.streams.stages import Sink, Stage, StageSource, topic_of
 from strandline.framework.streams.stateful import (
     GroupAggregate,
@@ -173,7 +173,7 @@ class Executor:
     def _written(self, node: Sink) -> list[str]:
         """Return the columns that a sink takes."""
         if isinstance(node, Repartition):
-            return [*self.stage.stored[node], TIME]
+            return [*self.stage.stored[node], TIME, WATERMARK]
         if isinstance(node, OutputNode):
             return list(dict.fromkeys([*node.key, *node.fields.values(), TIME]))
         return list(node.visible)
@@ -184,7 +184,8 @@ class Executor:
 
         stored = self.stage.stored[source] if isinstance(source, Repartition) else None
         schema = source.schema
-        wanted = schema if stored is None else {n: schema[n] for n in (*stored, TIME)}
+        names = schema if stored is None else (*stored, TIME, WATERMARK)
+        wanted = {n: schema[n] for n in names if n in frame.columns or not n.startswith(INTERNAL)}
         differences = schema_differences(frame.schema, wanted)
         if differences:
             raise InvalidRecord(

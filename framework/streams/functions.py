@@ -15,6 +15,7 @@ from strandline.changelog.errors import InvalidRecord
 from strandline.framework.handlers import check_finished
 from strandline.framework.streams.nodes import Emit, Node
 from strandline.framework.streams.rows import Function, Results, check_frame, checked_bool, rows_of
+from strandline.framework.streams.schemas import WATERMARK
 
 if TYPE_CHECKING:
     import polars as pl
@@ -145,8 +146,21 @@ class MapBatches(RowFunction):
     label = "map_batches"
 
     def eagerly(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Return the function's frame."""
-        return check_frame(self.function(frame.select(self.reads)), self.schema, self.what)
+        """Return the function's frame.
+
+        Rows that are as many as before are taken for the same ones. Other rows have the earliest
+        watermark of the batch, so that none of them is late that need not be.
+        """
+        import polars as pl
+
+        made = check_frame(self.function(frame.select(self.reads)), self.visible, self.what)
+        own = [name for name in self.schema if name not in made.columns]
+        if len(made) == len(frame):
+            return made.hstack(frame.select(own)).select(list(self.schema))
+        earliest = frame[WATERMARK].min() if WATERMARK in own else None
+        values = {name: earliest if name == WATERMARK else None for name in own}
+        added = [pl.lit(values[name], self.schema[name]).alias(name) for name in own]
+        return made.with_columns(added).select(list(self.schema))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -20,7 +20,7 @@ from strandline.framework.streams.graph import StreamGraph, checked_name
 from strandline.framework.streams.nodes import Node
 from strandline.framework.streams.outputs import key_kind
 from strandline.framework.streams.places import refusal
-from strandline.framework.streams.schemas import INTERNAL, KEY, TIME, Keying, check_names
+from strandline.framework.streams.schemas import INTERNAL, KEY, TIME, WATERMARK, Keying, check_names
 from strandline.framework.streams.stateful import (
     WINDOW_START,
     DropDuplicates,
@@ -82,7 +82,7 @@ class Groups:
         rows = self._placed(node, claimed)
         schema = {key: node.schema[key] for key in self.keys} | fields | dict(results)
         found = made(
-            *(GroupAggregate, rows, {**schema, TIME: node.schema[TIME]}, self._result_key(window)),
+            *(GroupAggregate, rows, {**schema, **_internal(rows)}, self._result_key(rows, window)),
             name=claimed,
             keys=self.keys,
             window=window,
@@ -103,15 +103,17 @@ class Groups:
         return self.shared
 
     def _are_placed(self, node: Node) -> bool:
-        """Return True if all rows of a group are in one partition, that of the group's key."""
-        return node.keying.placed_by == self.keys
+        """Return True if all rows of a group are in one partition."""
+        placed_by = node.keying.placed_by
+        return bool(placed_by) and set(placed_by) <= set(self.keys)
 
-    def _result_key(self, window: Window | None) -> Keying:
+    def _result_key(self, rows: Node, window: Window | None) -> Keying:
         """Return the key of results: that of the group, and the start of the window."""
+        placed_by = rows.keying.placed_by
         if window is not None:
-            return Keying((*self.keys, WINDOW_START), in_value=True, placed_by=self.keys)
+            return Keying((*self.keys, WINDOW_START), in_value=True, placed_by=placed_by)
         own = not self.node.keying.in_value and self.keys == (KEY,)
-        return Keying(self.keys, not own, self.keys)
+        return Keying(self.keys, not own, placed_by)
 
 
 def grouped(graph: StreamGraph, node: Node, keys: Sequence[Any], name: str | None) -> Groups:
@@ -244,6 +246,11 @@ def _refuse_updates(node: Node, operator: str) -> None:
             "the rows are updates of an aggregation, and an update would be counted again each"
             " time it changes; add a window before that aggregation, whose results are final",
         )
+
+
+def _internal(rows: Node) -> dict[str, pl.DataType]:
+    """Return the columns besides results that an aggregation has: the time, and the watermark."""
+    return {name: rows.schema[name] for name in (TIME, WATERMARK)}
 
 
 def _is_expression(given: Any) -> bool:

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from strandline.framework.streams.nodes import Node
-from strandline.framework.streams.schemas import TIME
+from strandline.framework.streams.schemas import ROW, TIME, WATERMARK
 from strandline.framework.streams.stages import Stage, stages_of
 from strandline.framework.streams.stateful import Repartition, StatefulNode
 
@@ -64,9 +64,10 @@ class Plan:
         return {node: frozenset(names) for node, names in found.items()}
 
     def stored_columns(self, node: Repartition) -> tuple[str, ...]:
-        """Return the columns of an internal topic's values: those used after it, and its keys."""
+        """Return the columns of rows that an internal topic keeps: those used after it, and keys."""
         used = self.used_columns[node] | set(node.keys)
-        return tuple(name for name in node.schema if name in used and name != TIME)
+        of_rows = [name for name in node.schema if name not in (TIME, WATERMARK, ROW)]
+        return tuple(name for name in of_rows if name in used)
 
     def fingerprints(self) -> list[Fingerprint]:
         """Return the fingerprint of each operator that keeps state."""

@@ -31,6 +31,10 @@ VALUE = "value"
 """Column of values that have no columns of their own."""
 INTERNAL = "__"
 """Beginning of the names of columns that a plan adds for itself."""
+WATERMARK = "__watermark"
+"""Column of the watermark in ms before a row, of the partition that it was first read from."""
+ROW = "__record"
+"""Column of the number of the record in its batch; null for rows that stand for no record."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +75,13 @@ class Keying:
 
 
 # Schemas of topics and functions ---------------------------------------------------------------
+
+
+def internal_columns() -> dict[str, pl.DataType]:
+    """Return the columns that every row of a source has for the plan itself."""
+    import polars as pl
+
+    return {WATERMARK: pl.Int64(), ROW: pl.Int64()}
 
 
 def value_fields(topic: Topic[Any, Any], operator: str) -> pl.Schema:

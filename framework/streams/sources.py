@@ -18,6 +18,7 @@ from strandline.framework.streams.schemas import (
     TIME,
     Keying,
     check_names,
+    internal_columns,
     key_type,
     value_fields,
 )
@@ -66,7 +67,7 @@ def topic_rows(topic: Topic[Any, Any], operator: str) -> tuple[dict[str, str], A
     # A serde of its own writes other bytes, by which an equal key is in another partition.
     placed_by = keyed if topic.key_serde is None else ()
     keying = Keying(keyed, topic.key_column is not None, placed_by)
-    return fields, pl.Schema({**schema, TIME: pl.Int64()}), keying
+    return fields, pl.Schema({**schema, TIME: pl.Int64(), **internal_columns()}), keying
 
 
 def merged(inputs: Sequence[Node], operator: str) -> MergedStreams:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from strandline.framework.streams.nodes import Emit, Node
-from strandline.framework.streams.schemas import TIME
+from strandline.framework.streams.schemas import TIME, WATERMARK
 from strandline.framework.streams.windows import Window
 from strandline.framework.topic import Topic
 from strandline.statestore.aggregates import Aggregates
@@ -51,7 +51,7 @@ class GroupAggregate(StatefulNode):
         figures = self.aggregates.aggregates.values()
         if any(reads_whole_rows(one) for one in figures):
             return set(self.inputs[0].schema)
-        return {*self.keys, TIME, *(column for one in figures for column in one.columns)}
+        return {*self.keys, TIME, WATERMARK, *(column for one in figures for column in one.columns)}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -69,7 +69,7 @@ class DropDuplicates(StatefulNode):
 
     def columns_needed(self, needed: set[str]) -> set[str]:
         """Return the needed columns, the compared ones and the time."""
-        return {*needed, *self.on, TIME}
+        return {*needed, *self.on, TIME, WATERMARK}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -124,6 +124,16 @@ class TumblingWindow(TimeWindow):
         """Return the end in ms of the window of each time."""
         return milliseconds(self.end_of(self.assign(times)))
 
+    def first_open(self, watermark: int) -> int:
+        """Return the start in ms of the first window that a watermark has not closed.
+
+        >>> tumbling(10, grace=5).first_open(24), tumbling(10, grace=5).first_open(25)
+        (10, 20)
+        """
+        import polars as pl
+
+        return int(self.assign(pl.Series([watermark - self.grace_ms]))[0])
+
     def to_dict(self) -> dict[str, Any]:
         """Return the definition as plain data, equal for equal definitions."""
         found = {"kind": "tumbling", "size": str(self.size), "grace_ms": self.grace_ms}
@@ -224,6 +234,18 @@ class HoppingWindow(TimeWindow):
     def last_end(self, times: pl.Series) -> pl.Series:
         """Return the end in ms of the last window that each time belongs to."""
         return self._last_window(_checked(times)) + self.size_ms
+
+    def last_closed(self, watermark: int) -> int:
+        """Return the start in ms of the last window that a watermark has closed.
+
+        >>> hopping(10, 5).last_closed(24), hopping(10, 5).last_closed(25)
+        (10, 15)
+        """
+        return self.last_window(watermark - self.grace_ms - self.size_ms)
+
+    def last_window(self, time: int) -> int:
+        """Return the start in ms of the last window that a time belongs to."""
+        return (time - self._anchor) // self.every_ms * self.every_ms + self._anchor
 
     def to_dict(self) -> dict[str, Any]:
         """Return the definition as plain data, equal for equal definitions."""

@@ -1,0 +1,10 @@
+"""Operators that keep state, as they run in the tasks of stages.
+
+operator        what all of them have, and late rows
+group_keys      columns of rows as keys of a store
+groups          aggregates without windows
+panes           tumbling, calendar and hopping windows
+session_groups  sessions
+count_groups    windows of a number of records
+duplicates      the first of equal rows
+"""

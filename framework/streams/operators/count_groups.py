@@ -1,0 +1,100 @@
+"""Aggregates of windows of a number of records of a key.
+
+A second store counts the records of each key, which gives the position of the next one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from strandline.framework.store import Store
+from strandline.framework.streams.operators.group_keys import GroupKeys
+from strandline.framework.streams.operators.groups import GroupState, as_results
+from strandline.framework.streams.operators.operator import StageOperator
+from strandline.framework.streams.operators.panes import PANE
+from strandline.framework.streams.schemas import TIME
+from strandline.framework.streams.stateful import WINDOW_END, WINDOW_START, GroupAggregate
+from strandline.framework.streams.windows import CountWindow
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+class CountOperator(StageOperator):
+    """Aggregates of each n records of a key, in the order of their arrival."""
+
+    def __init__(
+        self,
+        node: GroupAggregate,
+        window: CountWindow,
+        store: Store[Any, Any],
+        counts: Store[Any, Any],
+    ) -> None:
+        super().__init__()
+        import polars as pl
+
+        self._node = node
+        self._window = window
+        rows = node.inputs[0].schema
+        self._groups = GroupKeys(node.keys, rows, node.name)
+        self._counts = counts
+        self._state = GroupState(
+            node, GroupKeys([PANE, *node.keys], {**rows, PANE: pl.Int64()}, node.name), store
+        )
+        self._full: list[pl.DataFrame] = []
+        """Results of windows that are full, until the next call of `advance`."""
+
+    def process(self, frame: pl.DataFrame, /) -> pl.DataFrame | None:
+        """Add rows to the windows of their keys."""
+        import polars as pl
+
+        keys = self._groups.keys(frame)
+        counted = pl.Series("counted", self._counts.columns().get_batch(keys)).fill_null(0)
+        positions = self._window.positions(frame.select(self._node.keys), counted)
+        rows = frame.with_columns(self._window.assign(positions).alias(PANE))
+        self._state.add(rows)
+        self._counts.columns().add_batch(keys)
+        is_last = (positions + 1) % self._window.n == 0
+        if is_last.any():
+            self._full.append(self._taken(rows.filter(is_last)))
+        return None
+
+    def advance(self, watermark: int) -> pl.DataFrame | None:
+        """Return the results of the windows that have become full."""
+        import polars as pl
+
+        self.watermark = watermark
+        full, self._full = self._full, []
+        return pl.concat(full) if full else None
+
+    def updates(self) -> pl.DataFrame | None:
+        """Return the results of the windows that changed since the last commit and are not full."""
+        import polars as pl
+
+        changed = self._state.changed()
+        if changed.is_empty():
+            return None
+        return self._results(changed.with_columns(pl.lit(None, pl.Int64).alias(TIME)))
+
+    def forget(self) -> None:
+        """Drop results that were not passed on."""
+        self._full = []
+
+    def _taken(self, last_rows: pl.DataFrame) -> pl.DataFrame:
+        """Delete the windows of which these rows are the last ones; return their results."""
+        groups = last_rows.select(PANE, *self._node.keys, TIME)
+        states = groups.hstack(self._state.states(groups))
+        self._state.delete(groups)
+        return self._results(states)
+
+    def _results(self, states: pl.DataFrame) -> pl.DataFrame:
+        import polars as pl
+
+        from strandline.framework.context import current_task
+
+        results = self._state.results(states).with_columns(
+            states[PANE].alias(WINDOW_START),
+            (states[PANE] + self._window.n).alias(WINDOW_END),
+            states[TIME].fill_null(pl.lit(current_task().stream_time)),
+        )
+        return as_results(self._node, results, self.watermark)

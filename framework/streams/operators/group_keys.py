@@ -1,0 +1,88 @@
+"""Conversion between columns of rows and the keys of an operator's store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from strandline.changelog.errors import InvalidRecord
+from strandline.framework.streams.outputs import key_kind
+from strandline.statestore.key_columns import KeyColumns
+from strandline.statestore.keys import key_codec
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+class GroupKeys:
+    """Columns whose values together are the key of a store, or of an internal topic.
+
+    The key of one column is its value. The key of several columns is a tuple.
+    """
+
+    def __init__(
+        self, names: Sequence[str], schema: Mapping[str, pl.DataType], operator: str
+    ) -> None:
+        """Choose the columns.
+
+        Args:
+            names: Names of the columns, in the order in which the store sorts by them.
+            schema: Types of at least these columns.
+            operator: Name of the operator, for errors.
+
+        Raises:
+            InvalidConfig: A column is of a type that keys cannot have.
+        """
+        self.names = tuple(names)
+        self.operator = operator
+        self._schema = {name: schema[name] for name in names}
+        self.declared: Any = key_kind(names, schema, operator)
+        """Type of the store's keys."""
+
+    def keys(self, rows: pl.DataFrame) -> pa.Array:
+        """Return the keys of rows as a store takes them: structs, if there are several columns.
+
+        Raises InvalidRecord if a column of a key is null.
+        """
+        columns = [_plain(rows[name]).to_arrow() for name in self.names]
+        if any(column.null_count for column in columns):
+            self._refuse(rows)
+        if len(columns) == 1:
+            return columns[0]
+        return pa.StructArray.from_arrays(columns, names=self.names)
+
+    def encoded(self, rows: pl.DataFrame) -> pa.Array:
+        """Return the keys of rows as bytes, equal for equal keys. Raises InvalidRecord."""
+        found = self._columns.distinct(self.keys(rows))
+        return found.names.take(pa.array(found.codes))
+
+    def frame(self, keys: pa.Array) -> pl.DataFrame:
+        """Return the columns of keys that the store has returned."""
+        import polars as pl
+
+        columns = [keys] if len(self.names) == 1 else keys.flatten()
+        frame = pl.from_arrow(pa.table(columns, names=list(self.names)))
+        assert isinstance(frame, pl.DataFrame)
+        return frame.cast(self._schema)  # type: ignore[arg-type]
+
+    @property
+    def _columns(self) -> KeyColumns:
+        return KeyColumns(key_codec(self.declared), self.operator)
+
+    def _refuse(self, rows: pl.DataFrame) -> None:
+        nulls = reduce(lambda one, other: one | other, [rows[n].is_null() for n in self.names])
+        row = rows.filter(nulls).select(self.names).row(0, named=True)
+        raise InvalidRecord(
+            f"{self.operator}: a row has no key: {row}; filter such rows out, or give them a value "
+            "with fill_null"
+        )
+
+
+def _plain(column: pl.Series) -> pl.Series:
+    import polars as pl
+
+    is_coded = isinstance(column.dtype, pl.Categorical | pl.Enum)
+    return column.cast(pl.String) if is_coded else column

@@ -1,0 +1,114 @@
+"""Aggregates of groups of rows without windows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from strandline.framework.context import current_task
+from strandline.framework.store import Store
+from strandline.framework.streams.operators.group_keys import GroupKeys
+from strandline.framework.streams.operators.operator import StageOperator
+from strandline.framework.streams.schemas import TIME, WATERMARK
+from strandline.framework.streams.stateful import GroupAggregate
+from strandline.statestore.column_store import ColumnStore
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+class GroupState:
+    """States of the groups of an aggregation in its store, as columns."""
+
+    def __init__(self, node: GroupAggregate, keys: GroupKeys, store: Store[Any, Any]) -> None:
+        self._node = node
+        self._keys = keys
+        self._store = store
+        self._aggregates = node.aggregates
+
+    @property
+    def columns(self) -> ColumnStore[Any, Any]:
+        """Store of the running partition."""
+        return self._store.columns()
+
+    def add(self, rows: pl.DataFrame) -> None:
+        """Add rows, which have the columns of the key, to the states of their groups."""
+        by = list(self._keys.names)
+        groups = rows.select(by).unique(maintain_order=True)
+        keys = self._keys.keys(groups)
+        old = self._aggregates.from_struct(self.columns.get_batch(keys))
+        self._put(keys, self._aggregates.advance(old, rows, by, TIME))
+
+    def put(self, states: pl.DataFrame) -> None:
+        """Set the states of groups, given with the columns of the key."""
+        self._put(self._keys.keys(states), states)
+
+    def delete(self, groups: pl.DataFrame) -> None:
+        """Delete the states of groups."""
+        self.columns.delete_batch(self._keys.keys(groups))
+
+    def states(self, groups: pl.DataFrame) -> pl.DataFrame:
+        """Return the states of groups, in the same order; rows of nulls for those without."""
+        return self._aggregates.from_struct(self.columns.get_batch(self._keys.keys(groups)))
+
+    def changed(self) -> pl.DataFrame:
+        """Return the groups that changed since the last commit and exist, with their states."""
+        keys, values = self.columns.changed_rows()
+        assert isinstance(values, pa.Array)
+        exist = values.is_valid()
+        return self.framed(keys.filter(exist), values.filter(exist))
+
+    def framed(self, keys: pa.Array, values: Any) -> pl.DataFrame:
+        """Return keys and values of the store as one frame: the key's columns, and the states."""
+        return self._keys.frame(keys).hstack(self._aggregates.from_struct(values))
+
+    def results(self, states: pl.DataFrame) -> pl.DataFrame:
+        """Return the columns of the group's keys, and of the results, of a frame of states."""
+        return states.select(self._node.keys).hstack(self._aggregates.results(states))
+
+    def _put(self, keys: pa.Array, states: pl.DataFrame) -> None:
+        self.columns.put_batch(keys, self._aggregates.to_struct(states))
+
+
+def as_results(node: GroupAggregate, frame: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """Return results with all columns of the node, in order and of its types.
+
+    Args:
+        node: The aggregation.
+        frame: Columns of keys, window, results and time.
+        watermark: Watermark in ms before the results.
+    """
+    import polars as pl
+
+    return frame.with_columns(pl.lit(watermark, pl.Int64).alias(WATERMARK)).select(
+        pl.col(name).cast(dtype) for name, dtype in node.schema.items()
+    )
+
+
+class GroupOperator(StageOperator):
+    """Aggregates of all rows of each group."""
+
+    def __init__(self, node: GroupAggregate, store: Store[Any, Any], keys: GroupKeys) -> None:
+        super().__init__()
+        self._node = node
+        self._state = GroupState(node, keys, store)
+
+    def process(self, frame: pl.DataFrame, /) -> pl.DataFrame | None:
+        """Add rows to their groups. Updates are passed on at the commit."""
+        self._state.add(frame)
+        return None
+
+    def forget(self) -> None:
+        """Do nothing: all of it is in the store."""
+
+    def updates(self) -> pl.DataFrame | None:
+        """Return the results of the groups that changed since the last commit."""
+        import polars as pl
+
+        changed = self._state.changed()
+        if changed.is_empty():
+            return None
+        latest = pl.lit(current_task().stream_time, pl.Int64).alias(TIME)
+        results = self._state.results(changed).with_columns(latest)
+        return as_results(self._node, results, self.watermark)

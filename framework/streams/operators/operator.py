@@ -1,0 +1,53 @@
+"""Operator that keeps state, as it runs in one partition; and the records that come too late.
+
+State is in the operator's store, so that commits, undo, restores and queries are those of stores.
+What an operator keeps in memory besides can be found from the store again: `forget` drops it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Protocol
+
+from strandline.framework.streams.watermark import NO_WATERMARK
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+class LateRows(Protocol):
+    """Function that gets rows that came after their windows were closed."""
+
+    def __call__(self, rows: pl.DataFrame, /) -> None: ...
+
+
+class StageOperator(ABC):
+    """Running form of an operator that keeps state."""
+
+    lag_ms = 0
+    """Milliseconds by which the times of its results may be before the watermark."""
+
+    def __init__(self) -> None:
+        self.watermark = NO_WATERMARK
+        """Watermark of its rows, in ms since the epoch, as of the last call of `advance`."""
+
+    @abstractmethod
+    def process(self, frame: pl.DataFrame, /) -> pl.DataFrame | None:
+        """Take rows, and return the rows to pass on at once."""
+
+    def advance(self, watermark: int) -> pl.DataFrame | None:
+        """Set the watermark, and return the results that have become final."""
+        self.watermark = watermark
+        return None
+
+    def updates(self) -> pl.DataFrame | None:
+        """Return the present results of the keys that changed since the last commit."""
+        return None
+
+    def closed_at(self) -> int | None:
+        """Return the watermark at which everything that is open now is closed; None if nothing is."""
+        return None
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Drop what is kept in memory, because the store may have another state now."""

@@ -1,0 +1,216 @@
+"""Aggregates of tumbling, calendar and hopping windows, kept by pane.
+
+The store's keys begin with the start of the pane, so that closing windows is a scan of one range
+and the deletion of it. The panes of tumbling windows are the windows. Those of hopping windows have
+the start of the first window that they count for as well (`HoppingWindow.since`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from strandline.framework.store import Store
+from strandline.framework.streams.operators.group_keys import GroupKeys
+from strandline.framework.streams.operators.groups import GroupState, as_results
+from strandline.framework.streams.operators.operator import LateRows, StageOperator
+from strandline.framework.streams.schemas import INTERNAL, TIME, WATERMARK
+from strandline.framework.streams.stateful import WINDOW_END, WINDOW_START, GroupAggregate
+from strandline.framework.streams.watermark import NO_WATERMARK
+from strandline.framework.streams.windows import HoppingWindow, TimeWindow, TumblingWindow
+
+if TYPE_CHECKING:
+    import polars as pl
+
+PANE = f"{INTERNAL}pane"
+"""Start of a pane in ms since the epoch."""
+SINCE = f"{INTERNAL}since"
+"""Start in ms of the first window that a pane counts for."""
+
+
+def pane_keys(node: GroupAggregate) -> GroupKeys:
+    """Return the columns of the keys of an aggregation's panes."""
+    import polars as pl
+
+    names = [PANE, SINCE] if isinstance(node.window, HoppingWindow) else [PANE]
+    schema = {**node.inputs[0].schema, PANE: pl.Int64(), SINCE: pl.Int64()}
+    return GroupKeys([*names, *node.keys], schema, node.name)
+
+
+class PaneOperator(StageOperator):
+    """Aggregates of windows by time: what tumbling and hopping windows have in common."""
+
+    def __init__(
+        self, node: GroupAggregate, window: TimeWindow, store: Store[Any, Any], late: LateRows
+    ) -> None:
+        super().__init__()
+        self.lag_ms = window.grace_ms
+        self._node = node
+        self._late = late
+        self._state = GroupState(node, pane_keys(node), store)
+        self._times = window
+        self._first: int | None = None
+        """Start of a pane at or before all others; None if it must be looked up."""
+
+    def process(self, frame: pl.DataFrame, /) -> pl.DataFrame | None:
+        """Add the rows that are not late to their panes."""
+        marks = frame[WATERMARK].clip(lower_bound=self.watermark)
+        late = self._times.late(frame[TIME], marks)
+        if late.any():
+            self._late(frame.filter(late))
+            frame, marks = frame.filter(~late), marks.filter(~late)
+        if not frame.is_empty():
+            rows = self._with_panes(frame, marks)
+            self._state.add(rows)
+            self._note_first(rows[PANE].min())
+        return None
+
+    def closed_at(self) -> int | None:
+        """Return the watermark at which the last window is closed; None without windows."""
+        last = next(iter(self._state.columns.reverse()), None)
+        return None if last is None else self._closed_after(last[0][0])
+
+    def forget(self) -> None:
+        """Look the first pane up again."""
+        self._first = None
+
+    def _with_panes(self, frame: pl.DataFrame, marks: pl.Series) -> pl.DataFrame:
+        """Return rows with the columns of the key of their panes."""
+        raise NotImplementedError
+
+    def _closed_after(self, pane: int) -> int:
+        """Return the watermark in ms at which all windows of a pane are closed."""
+        raise NotImplementedError
+
+    def _first_pane(self) -> int | None:
+        """Return a time in ms at or before the start of all panes; None if there are none."""
+        if self._first is None:
+            first = next(iter(self._state.columns.all()), None)
+            self._first = None if first is None else first[0][0]
+        return self._first
+
+    def _note_first(self, pane: Any) -> None:
+        if self._first is not None:
+            self._first = min(self._first, int(pane))
+
+    def _taken(self, upper: int) -> pl.DataFrame:
+        """Return the panes that begin before `upper` (ms)."""
+        return self._state.framed(*self._state.columns.scan_batch(None, (upper,)))
+
+    def _delete(self, upper: int) -> None:
+        """Delete the panes that begin before `upper` (ms)."""
+        self._state.columns.delete_range(None, (upper,))
+        self._first = None
+
+    def _windows(self, states: pl.DataFrame, watermark: int) -> pl.DataFrame:
+        """Return the results of states of whole windows, whose start is in PANE."""
+        import polars as pl
+
+        starts = states[PANE]
+        ends = self._times.end_of(starts)
+        results = self._state.results(states).with_columns(
+            _datetimes(starts, WINDOW_START),
+            _datetimes(ends, WINDOW_END),
+            pl.Series(TIME, ends - 1, pl.Int64),
+        )
+        return as_results(self._node, results, watermark)
+
+
+class TumblingOperator(PaneOperator):
+    """Aggregates of windows that follow each other, of fixed length or by a calendar."""
+
+    def __init__(
+        self, node: GroupAggregate, window: TumblingWindow, store: Store[Any, Any], late: LateRows
+    ) -> None:
+        super().__init__(node, window, store, late)
+        self._window = window
+
+    def advance(self, watermark: int) -> pl.DataFrame | None:
+        """Close the windows that the watermark has passed; return their results."""
+        before, self.watermark = self.watermark, watermark
+        first = self._first_pane()
+        if watermark <= NO_WATERMARK or first is None:
+            return None
+        if self._window.closed_at(first) > watermark:
+            return None
+        upper = self._window.first_open(watermark)
+        states = self._taken(upper)
+        self._delete(upper)
+        return self._windows(states, before)
+
+    def updates(self) -> pl.DataFrame | None:
+        """Return the results of the windows that changed since the last commit."""
+        changed = self._state.changed()
+        return None if changed.is_empty() else self._windows(changed, self.watermark)
+
+    def _with_panes(self, frame: pl.DataFrame, marks: pl.Series) -> pl.DataFrame:
+        return frame.with_columns(self._window.assign(frame[TIME]).alias(PANE))
+
+    def _closed_after(self, pane: int) -> int:
+        return self._window.closed_at(pane)
+
+
+class HoppingOperator(PaneOperator):
+    """Aggregates of windows that overlap, merged from their panes when they are emitted."""
+
+    def __init__(
+        self, node: GroupAggregate, window: HoppingWindow, store: Store[Any, Any], late: LateRows
+    ) -> None:
+        super().__init__(node, window, store, late)
+        self._window = window
+
+    def advance(self, watermark: int) -> pl.DataFrame | None:
+        """Close the windows that the watermark has passed; return their results."""
+        import polars as pl
+
+        before, self.watermark = self.watermark, watermark
+        first = self._first_pane()
+        if watermark <= NO_WATERMARK or first is None:
+            return None
+        last = self._window.last_closed(watermark)
+        done = NO_WATERMARK if before <= NO_WATERMARK else self._window.last_closed(before)
+        if last == done or last + self._window.size_ms <= first:
+            return None
+        panes = self._taken(last + self._window.size_ms)
+        states = self._merged(panes, (pl.col(PANE) <= last) & (pl.col(PANE) > done))
+        self._delete(last + self._window.every_ms)
+        return None if states.is_empty() else self._windows(states, before)
+
+    def updates(self) -> pl.DataFrame | None:
+        """Return the results of the windows with a pane that changed since the last commit."""
+        changed = self._state.changed()
+        if changed.is_empty():
+            return None
+        keys = list(self._node.keys)
+        windows = self._expanded(changed).select(PANE, *keys).unique(maintain_order=True)
+        states = self._merged(self._taken(windows[PANE].max() + self._window.size_ms), None)  # type: ignore[operator]
+        affected = windows.join(states, on=[PANE, *keys], maintain_order="left")
+        return self._windows(affected, self.watermark)
+
+    def _merged(self, panes: pl.DataFrame, wanted: pl.Expr | None) -> pl.DataFrame:
+        """Return the states of the wanted windows of panes, by start (in PANE) and key."""
+        expanded = self._expanded(panes)
+        if wanted is not None:
+            expanded = expanded.filter(wanted)
+        return self._node.aggregates.combine(expanded, [PANE, *self._node.keys])
+
+    def _expanded(self, panes: pl.DataFrame) -> pl.DataFrame:
+        """Return a row for each window of each pane, with the start of the window in PANE."""
+        windows = self._window.windows_of_panes(panes[PANE], panes[SINCE])
+        rows = panes[windows["row"]]
+        return rows.with_columns(windows["start"].alias(PANE))
+
+    def _with_panes(self, frame: pl.DataFrame, marks: pl.Series) -> pl.DataFrame:
+        return frame.with_columns(
+            self._window.assign(frame[TIME]).alias(PANE),
+            self._window.since(frame[TIME], marks).alias(SINCE),
+        )
+
+    def _closed_after(self, pane: int) -> int:
+        return self._window.closed_at(self._window.last_window(pane))
+
+
+def _datetimes(ms: pl.Series, name: str) -> pl.Series:
+    """Return times in ms since the epoch as datetimes."""
+    import polars as pl
+
+    return (ms * 1_000).cast(pl.Datetime("us", "UTC")).alias(name)

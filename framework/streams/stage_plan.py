@@ -1,0 +1,265 @@
+"""What the tasks of a stage need to know of it: readers, stores, operators, and lags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from strandline.framework.session import Session
+from strandline.framework.store import Store
+from strandline.framework.streams.nodes import Emit, Node, StreamOptions, TopicSource
+from strandline.framework.streams.operators.count_groups import CountOperator
+from strandline.framework.streams.operators.duplicates import DuplicatesOperator, duplicate_keys
+from strandline.framework.streams.operators.group_keys import GroupKeys
+from strandline.framework.streams.operators.groups import GroupOperator
+from strandline.framework.streams.operators.operator import LateRows, StageOperator
+from strandline.framework.streams.operators.panes import (
+    PANE,
+    HoppingOperator,
+    TumblingOperator,
+    pane_keys,
+)
+from strandline.framework.streams.operators.session_groups import SessionOperator, session_keys
+from strandline.framework.streams.plan import Plan
+from strandline.framework.streams.schemas import TIME
+from strandline.framework.streams.stage_rows import InternalTopic, TopicRows
+from strandline.framework.streams.stages import Stage, topic_of
+from strandline.framework.streams.stateful import (
+    DropDuplicates,
+    GroupAggregate,
+    Repartition,
+    StatefulNode,
+    Through,
+)
+from strandline.framework.streams.windows import (
+    CountWindow,
+    HoppingWindow,
+    SessionWindow,
+    TimeWindow,
+    TumblingWindow,
+)
+from strandline.framework.topic import Topic
+from strandline.statestore.aggregates import counter_spec
+from strandline.statestore.spec import AnySpec, StoreSpec
+
+if TYPE_CHECKING:
+    import polars as pl
+
+SECOND_MS = 1_000
+DAY_MS = 24 * 3_600 * SECOND_MS
+
+
+class StagePlan:
+    """One stage of a plan, with the topics and stores that its tasks use."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        stage: Stage,
+        session: Session,
+        internal: Mapping[Repartition, InternalTopic],
+    ) -> None:
+        """Declare the stores of the stage.
+
+        Args:
+            plan: Plan of all streams of the app.
+            stage: The stage.
+            session: Session of the app.
+            internal: Internal topics of the plan.
+
+        Raises:
+            InvalidConfig: A column has a type that state or an internal topic cannot have.
+        """
+        self.stage = stage
+        self.options = _options(stage)
+        self._plan = plan
+        self._nodes = {node.name: node for node in stage.nodes if isinstance(node, StatefulNode)}
+        self.internal: Mapping[Repartition, InternalTopic] = {
+            node: internal[node] for node in stage.stored
+        }
+        """Internal topics that the stage reads or writes."""
+        self.stores: dict[str, Store[Any, Any]] = {
+            spec.name: Store(session, spec)
+            for node in self._nodes.values()
+            for spec in _specs(node)
+        }
+        """Stores of the operators, by name."""
+        self.times: Store[str, int] = Store(
+            session, StoreSpec(f"{stage.name}-watermarks", key=str, value=int)
+        )
+        """Store of the watermarks."""
+        self._readers = {topic_of(source): self._reader(source) for source in stage.sources}
+        self.late_rows = 0
+        """Number of late rows so far, in all partitions of this process."""
+
+    # Reading and writing -----------------------------------------------------------------------
+
+    @property
+    def topics(self) -> tuple[Topic[Any, Any], ...]:
+        """Topics that the stage reads."""
+        return tuple(reader.topic for reader in self._readers.values())
+
+    @property
+    def reads_topics_only(self) -> bool:
+        """True if no internal topic is read, so that sources are partitions of topics."""
+        return all(isinstance(reader, TopicRows) for reader in self._readers.values())
+
+    def reader(self, topic: str) -> TopicRows | InternalTopic:
+        """Return the reader of a topic."""
+        return self._readers[topic]
+
+    def delay_ms(self, topic: str) -> int:
+        """Return the milliseconds by which records of a topic may be out of order."""
+        found = [s for s in self.stage.sources if topic_of(s) == topic]
+        return found[0].options.delay_ms if isinstance(found[0], TopicSource) else 0
+
+    def late_topic(self, topic: str) -> Topic[Any, Any] | None:
+        """Return the topic for late records of a topic; None if they are only counted."""
+        found = [s for s in self.stage.sources if topic_of(s) == topic]
+        return found[0].options.late if isinstance(found[0], TopicSource) else None
+
+    def count_late(self, rows: int) -> None:
+        """Count late rows."""
+        self.late_rows += rows
+
+    def sources(self, partition: int) -> list[str]:
+        """Return the sources of a partition that are known before any record."""
+        readers = self._readers.values()
+        return [f"{r.topic.name}-{partition}" for r in readers if isinstance(r, TopicRows)]
+
+    def _reader(self, source: Node) -> TopicRows | InternalTopic:
+        if isinstance(source, Repartition):
+            return self.internal[source]
+        assert isinstance(source, TopicSource | Through)
+        used = self._plan.used_columns[source]
+        return TopicRows(source.topic, _fields_read(source), source.schema, used)
+
+    # Operators ---------------------------------------------------------------------------------
+
+    def operators(self, late: LateRows) -> dict[str, StageOperator]:
+        """Return the operators of one partition, each after those before it."""
+        return {name: self._operator(node, late) for name, node in self._nodes.items()}
+
+    def is_aggregate(self, name: str) -> bool:
+        """Return True if an operator aggregates."""
+        return isinstance(self._nodes[name], GroupAggregate)
+
+    def final_of(self, name: str) -> Emit | None:
+        """Return the kind of the results that an operator gives when time advances."""
+        return "final" if self.is_aggregate(name) else None
+
+    def lag_ms(self, name: str) -> int:
+        """Return the milliseconds by which an operator's rows may be before the watermark."""
+        return self.lag_before_ms(self._nodes[name])
+
+    def lag_before_ms(self, node: Node) -> int:
+        """Return the milliseconds by which the rows that a node gets may be before the watermark."""
+        return max((self._lag_after(source) for source in node.inputs), default=0)
+
+    def mark_every_ms(self, sink: Repartition) -> int:
+        """Return the time in ms whose multiples a watermark must pass to be worth a mark."""
+        windows = [n.window for n in self._after(sink) if isinstance(n, GroupAggregate)]
+        steps = [_step_ms(window) for window in windows if isinstance(window, TimeWindow)]
+        return min(steps, default=DAY_MS)
+
+    def _after(self, sink: Repartition) -> list[Node]:
+        found: list[Node] = []
+        waiting = list(self._plan.consumers[sink])
+        while waiting:
+            node = waiting.pop()
+            found.append(node)
+            waiting += self._plan.consumers[node]
+        return found
+
+    def _lag_after(self, node: Node) -> int:
+        if node in self.stage.sources:
+            return 0
+        own = 0
+        if isinstance(node, GroupAggregate) and isinstance(node.window, TimeWindow):
+            own = node.window.grace_ms
+        return own + self.lag_before_ms(node)
+
+    def _operator(self, node: StatefulNode, late: LateRows) -> StageOperator:
+        store = self.stores[node.name]
+        if isinstance(node, DropDuplicates):
+            return DuplicatesOperator(node, store, late)
+        assert isinstance(node, GroupAggregate)
+        window = node.window
+        if isinstance(window, TumblingWindow):
+            return TumblingOperator(node, window, store, late)
+        if isinstance(window, HoppingWindow):
+            return HoppingOperator(node, window, store, late)
+        if isinstance(window, SessionWindow):
+            return SessionOperator(node, window, store, late)
+        if isinstance(window, CountWindow):
+            return CountOperator(node, window, store, self.stores[_counts_of(node)])
+        assert window is None
+        return GroupOperator(node, store, GroupKeys(node.keys, node.inputs[0].schema, node.name))
+
+    @cached_property
+    def window_ms(self) -> int:
+        """Milliseconds between looks for idle sources; a day if there is nothing to look for."""
+        options = self.options
+        alone = self.reads_topics_only and len(self._readers) == 1
+        writes = any(node in self.stage.nodes for node in self.internal)
+        given = [options.close_idle_ms]
+        if options.idle_ms is not None and (writes or not alone):
+            given.append(options.idle_ms)
+        waits = [ms for ms in given if ms is not None]
+        return max(1, min(waits) // 3) if waits else DAY_MS
+
+
+def _specs(node: StatefulNode) -> list[AnySpec]:
+    """Return the declarations of an operator's stores."""
+    if isinstance(node, DropDuplicates):
+        return [StoreSpec(node.name, key=duplicate_keys(node).declared, value=int)]
+    assert isinstance(node, GroupAggregate)
+    kept = node.aggregates.spec(node.name, _group_keys(node).declared)
+    if isinstance(node.window, CountWindow):
+        keys = GroupKeys(node.keys, node.inputs[0].schema, node.name)
+        return [kept, counter_spec(_counts_of(node), keys.declared)]
+    return [kept]
+
+
+def _group_keys(node: GroupAggregate) -> GroupKeys:
+    rows: dict[str, pl.DataType] = dict(node.inputs[0].schema)
+    if isinstance(node.window, TumblingWindow | HoppingWindow):
+        return pane_keys(node)
+    if isinstance(node.window, SessionWindow):
+        return session_keys(node)
+    if isinstance(node.window, CountWindow):
+        return GroupKeys([PANE, *node.keys], {**rows, PANE: rows[TIME]}, node.name)
+    return GroupKeys(node.keys, rows, node.name)
+
+
+def _counts_of(node: GroupAggregate) -> str:
+    return f"{node.name}-counts"
+
+
+def _fields_read(source: TopicSource | Through) -> Mapping[str, str]:
+    if isinstance(source, TopicSource):
+        return source.fields
+    from strandline.framework.streams.sources import topic_rows
+
+    return topic_rows(source.topic, "through")[0]
+
+
+def _options(stage: Stage) -> StreamOptions:
+    """Return the settings of the topics that a stage's rows come from; of several, the first."""
+    waiting: list[Node] = list(stage.sources)
+    while waiting:
+        node = waiting.pop(0)
+        if isinstance(node, TopicSource):
+            return node.options
+        waiting += node.inputs
+    return StreamOptions()
+
+
+def _step_ms(window: TimeWindow) -> int:
+    """Return the greatest time in ms of which all closings of windows are multiples, about."""
+    if isinstance(window, HoppingWindow):
+        return window.pane_ms
+    if isinstance(window, TumblingWindow) and window.tz is None and not window.grace_ms:
+        return window.size.ms
+    return SECOND_MS

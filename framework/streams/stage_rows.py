@@ -1,0 +1,203 @@
+"""Rows of a stage: from batches of records to frames, and from frames to records.
+
+An internal topic has the columns that are used after it, and for each row the partition that it was
+first read from (its *source*) and the watermark of that partition. A record of it without a key has
+no row: it is a *mark*, which tells each partition how far a source has come, or that it is idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from strandline.changelog.errors import InvalidRecord
+from strandline.framework.batch import Batch
+from strandline.framework.declarations import KEEP_FOREVER
+from strandline.framework.session import Session
+from strandline.framework.streams.operators.group_keys import GroupKeys
+from strandline.framework.streams.schemas import (
+    INTERNAL,
+    KEY,
+    ROW,
+    TIME,
+    VALUE,
+    WATERMARK,
+    arrow_schema,
+)
+from strandline.framework.streams.stateful import OutputNode, Repartition
+from strandline.framework.topic import Topic
+
+if TYPE_CHECKING:
+    import polars as pl
+
+SOURCE = f"{INTERNAL}source"
+"""Column of an internal topic: topic and partition that a row was first read from."""
+
+
+class TopicRows:
+    """Rows of a topic that a stream reads."""
+
+    def __init__(
+        self,
+        topic: Topic[Any, Any],
+        fields: Mapping[str, str],
+        schema: Mapping[str, pl.DataType],
+        used: Iterable[str],
+    ) -> None:
+        """Choose the columns to decode.
+
+        Args:
+            topic: The topic.
+            fields: Column of the stream by field of the topic's value.
+            schema: All columns of the stream.
+            used: Columns that are used; the others are null.
+        """
+        self.topic = topic
+        self._fields = fields
+        self._schema = {n: t for n, t in schema.items() if n not in (WATERMARK, ROW)}
+        self._used = set(used)
+
+    def frame(self, batch: Batch) -> pl.DataFrame:
+        """Return the records of a batch as rows. Raises InvalidRecord."""
+        import polars as pl
+
+        found: dict[str, Any] = {}
+        if KEY in self._used and KEY in self._schema and KEY not in self._fields.values():
+            found[KEY] = batch.keys
+        if self._used & set(self._fields.values()):
+            values = batch.values
+            if self.topic.schema is None:
+                found[self._fields[VALUE]] = values
+            else:
+                names = [field.name for field in values.type]
+                columns = dict(zip(names, values.flatten(), strict=True))
+                found |= {at: columns[field] for field, at in self._fields.items()}
+        frame = pl.from_arrow(pa.table({**found, TIME: batch.timestamps}))
+        assert isinstance(frame, pl.DataFrame)
+        return frame.select(
+            (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
+            for name, dtype in self._schema.items()
+        )
+
+
+class InternalTopic:
+    """Topic through which rows get another key."""
+
+    def __init__(self, session: Session, node: Repartition, columns: Iterable[str]) -> None:
+        """Declare the topic.
+
+        Args:
+            session: Session of the app.
+            node: Operator that needs it.
+            columns: Columns of the rows that it keeps.
+
+        Raises:
+            InvalidConfig: A column has a type that no topic can hold.
+        """
+        import polars as pl
+
+        self.node = node
+        self._columns = tuple(columns)
+        self._keys = GroupKeys(node.keys, node.schema, node.name)
+        kept = {name: node.schema[name] for name in self._columns}
+        kept |= {SOURCE: pl.String(), WATERMARK: pl.Int64()}
+        value = arrow_schema(kept, node.label)
+        partitions = _partitions_before(node)
+        self.topic = Topic[Any, Any](
+            *(session, node.topic), key=bytes, value=value, partitions=partitions,
+            config=KEEP_FOREVER,
+        )  # fmt: skip
+
+    def send(self, rows: pl.DataFrame) -> None:
+        """Send rows, each to the partition of its key.
+
+        Args:
+            rows: Columns of the rows, time, watermark and source.
+
+        Raises:
+            InvalidRecord: A row has no key.
+        """
+        keys = self._keys.encoded(rows)
+        self.topic.send_batch(self._table(rows).append_column(KEY, keys))
+
+    def send_mark(self, source: str, watermark: int | None, time: int) -> None:
+        """Tell each partition how far a source has come; None says that it is idle."""
+        import polars as pl
+
+        mark = pl.DataFrame(
+            {name: [None] for name in self._columns},
+            schema={name: self.node.schema[name] for name in self._columns},
+        ).with_columns(
+            pl.lit(source).alias(SOURCE),
+            pl.lit(watermark, pl.Int64).alias(WATERMARK),
+            pl.lit(max(0, time), pl.Int64).alias(TIME),
+        )
+        table = self._table(mark).append_column(KEY, pa.nulls(1, pa.binary()))
+        self.topic.send_batch(table, to_all=True)
+
+    def frame(self, batch: Batch) -> pl.DataFrame:
+        """Return the records of a batch as rows and marks, with a column for the key's absence."""
+        import polars as pl
+
+        frame = pl.from_arrow(
+            pa.table([*batch.values.flatten()], names=[f.name for f in batch.values.type])
+        )
+        assert isinstance(frame, pl.DataFrame)
+        casts = [pl.col(n).cast(self.node.schema[n]) for n in self._columns]
+        times = pl.Series(TIME, batch.times())
+        is_mark = pl.Series(_IS_MARK, batch.keys.is_null().to_numpy(zero_copy_only=False))
+        return frame.select(*casts, SOURCE, WATERMARK).with_columns(times, is_mark)
+
+    def _table(self, rows: pl.DataFrame) -> pa.Table:
+        return rows.select(*self._columns, SOURCE, WATERMARK, TIME).to_arrow()
+
+
+_IS_MARK = f"{INTERNAL}is_mark"
+
+
+def divided(frame: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the rows of a frame of an internal topic, and its marks."""
+    is_mark = frame[_IS_MARK]
+    rest = frame.drop(_IS_MARK)
+    return rest.filter(~is_mark), rest.filter(is_mark)
+
+
+def write(node: OutputNode, rows: pl.DataFrame) -> None:
+    """Send rows to the topic of an output. Raises InvalidRecord."""
+    topic, fields = node.topic, node.fields
+    table = rows.select(fields.values()).to_arrow().rename_columns(list(fields))
+    if topic.timestamp_column is None:
+        table = table.append_column(TIME, rows[TIME].to_arrow()) if TIME not in fields else table
+    if topic.key_column is None:
+        table = table.append_column(KEY, _keys(topic, node.key, rows))
+    topic.send_batch(table)
+
+
+def _keys(topic: Topic[Any, Any], columns: tuple[str, ...], rows: pl.DataFrame) -> pa.Array:
+    """Return the keys of rows; of several columns as the topic stores them."""
+    if any(rows[name].null_count() for name in columns):
+        raise InvalidRecord(
+            f"a row for topic {topic.name!r} has no key: a column of {list(columns)} is null; "
+            "filter such rows out, or give them a value with fill_null"
+        )
+    if len(columns) == 1:
+        return rows[columns[0]].to_arrow()
+    items = [topic.keys.item(key) for key in rows.select(columns).rows()]
+    return topic.keys.encode(items)
+
+
+def _partitions_before(node: Repartition) -> int | None:
+    """Return the number of partitions of the topics before an operator; None if not declared."""
+    from strandline.framework.streams.nodes import TopicSource
+
+    waiting, found = list(node.inputs), set[int | None]()
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, TopicSource):
+            found.add(one.topic.partitions)
+        else:
+            waiting += one.inputs
+    known = [count for count in found if count is not None]
+    return max(known, default=None)

@@ -1,0 +1,238 @@
+"""A stage at work on one partition: the handler of a batch task.
+
+    process         rows of a batch → executor → topics; then time advances, and windows close
+    before_commit   results of the keys that changed → topics
+    window          by the wall clock: partitions that are idle; at the end of input: all windows
+
+A step leaves all that must survive it in stores: state in those of the operators, watermarks in that
+of the stage. If it raises, everything in memory is forgotten and found again in the stores.
+
+Whether a record is late depends on the partition that it was first read from alone: it is late if
+that partition's own watermark had closed its windows. So lateness depends neither on the division
+into batches nor on how the partitions' records were mixed on the way. Windows close by the least
+watermark of all sources, which is never after that of a single one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from strandline.framework.batch import Batch, BatchHandler
+from strandline.framework.context import TaskContext, current_task
+from strandline.framework.streams.executor import Ends, Executor
+from strandline.framework.streams.nodes import Emit
+from strandline.framework.streams.operators.operator import StageOperator
+from strandline.framework.streams.schemas import ROW, WATERMARK
+from strandline.framework.streams.stage_plan import StagePlan
+from strandline.framework.streams.stage_rows import SOURCE, TopicRows, divided, write
+from strandline.framework.streams.stage_time import StageTime
+from strandline.framework.streams.stateful import OutputNode, Repartition
+from strandline.framework.streams.watermark import NO_WATERMARK
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+class StageTask(BatchHandler):
+    """Handler of one stage on one partition."""
+
+    plan: StagePlan
+
+    def __init__(self) -> None:
+        plan = self.plan
+        self._operators: Mapping[str, StageOperator] = plan.operators(self._note_late)
+        self._executor = Executor(plan.stage, self._operators)
+        self._time: StageTime | None = None
+        self._batch: Batch | None = None
+        """Batch being handled, for late records."""
+        self._source = ""
+        """Source of the rows being handled."""
+        self._marked: dict[Repartition, int] = {}
+        """Watermark of the last mark to each internal topic."""
+        self._last_active: dict[str, int] = {}
+        """Time in ms of the wall clock at which each source was last seen active."""
+
+    # Calls of the task instance ----------------------------------------------------------------
+
+    def init(self, context: TaskContext) -> None:
+        """Begin with the sources that are known."""
+        self._time = StageTime(self.plan.times, self.plan.sources(context.partition))
+
+    def process(self, batch: Batch) -> None:
+        """Pass the records of a batch through the stage, and let time advance by them."""
+        try:
+            self._batch = batch
+            frame = self._rows(batch)
+            if not frame.is_empty():
+                self._write(self._executor.run({batch.topic: frame}))
+            self._advance()
+            self.time.write()
+        except BaseException:
+            self.restored()
+            raise
+        finally:
+            self._batch = None
+
+    def before_commit(self) -> None:
+        """Send the results of keys that changed."""
+        for name, operator in self._operators.items():
+            if self._executor.takes(name, "update") and self.plan.is_aggregate(name):
+                self._emit(name, operator.updates(), "update")
+
+    def window(self) -> None:
+        """Look for sources that are idle; close all windows if the input is over."""
+        try:
+            if current_task().ending:
+                self._close_all()
+            else:
+                self._look_for_idle(current_task().record.timestamp)
+            self.time.write()
+        except BaseException:
+            self.restored()
+            raise
+
+    def restored(self) -> None:
+        """Forget what is in memory."""
+        if self._time is not None:
+            self._time.forget()
+        self._marked = {}
+        for operator in self._operators.values():
+            operator.forget()
+            operator.watermark = NO_WATERMARK
+
+    @property
+    def time(self) -> StageTime:
+        """Watermarks of the partition. The operators know theirs afterwards."""
+        if self._time is None:  # `init` ran before a restart
+            self._time = StageTime(self.plan.times, self.plan.sources(current_task().partition))
+        now = self._time.watermark
+        for name, operator in self._operators.items():
+            if operator.watermark <= NO_WATERMARK < now:
+                operator.watermark = now - self.plan.lag_ms(name)
+        return self._time
+
+    # Rows --------------------------------------------------------------------------------------
+
+    def _rows(self, batch: Batch) -> pl.DataFrame:
+        """Return the records of a batch as rows with watermarks."""
+        import polars as pl
+
+        reader = self.plan.reader(batch.topic)
+        if isinstance(reader, TopicRows):
+            frame = reader.frame(batch)
+            source = self._source = f"{batch.topic}-{batch.partition}"
+            marks = self.time.read(source, batch.times(), self.plan.delay_ms(batch.topic))
+            rows = pl.Series(ROW, np.arange(len(batch)))
+            return frame.with_columns(pl.Series(WATERMARK, marks), rows)
+        self._source = ""
+        rows_, marks_ = divided(reader.frame(batch))
+        self._take_marks(rows_, marks_)
+        return rows_.drop(SOURCE)
+
+    def _take_marks(self, rows: pl.DataFrame, marks: pl.DataFrame) -> None:
+        """Note how far the sources of rows and marks have come."""
+        import polars as pl
+
+        known = pl.concat([rows.select(SOURCE, WATERMARK), marks.select(SOURCE, WATERMARK)])
+        reached = known.group_by(SOURCE).agg(pl.col(WATERMARK).max())
+        idle = marks.filter(pl.col(WATERMARK).is_null())[SOURCE].to_list()
+        for source, watermark in reached.rows():
+            self.time.reached(source, NO_WATERMARK if watermark is None else watermark)
+        for source in set(idle) - set(rows[SOURCE].to_list()):
+            self.time.set_idle(source)
+
+    def _note_late(self, rows: pl.DataFrame) -> None:
+        """Count late rows, and send the records that they come from to the topic for them."""
+        self.plan.count_late(len(rows))
+        topic = None if self._batch is None else self.plan.late_topic(self._batch.topic)
+        if topic is None or ROW not in rows.columns or self._batch is None:
+            return
+        numbers = rows[ROW].drop_nulls().unique(maintain_order=True)
+        if len(numbers):
+            topic.send_stored(self._batch.stored_rows(numbers.to_arrow()))
+
+    def _write(self, ends: Ends) -> None:
+        """Send the rows that reach the ends of the stage."""
+        import polars as pl
+
+        for sink, rows in ends.items():
+            if isinstance(sink, Repartition):
+                internal = self.plan.internal[sink]
+                source = self._source or f"{self.plan.stage.name}-{current_task().partition}"
+                internal.send(rows.with_columns(pl.lit(source).alias(SOURCE)))
+            elif isinstance(sink, OutputNode):
+                write(sink, rows)
+
+    def _emit(self, name: str, results: pl.DataFrame | None, emit: Emit | None) -> None:
+        if results is not None and not results.is_empty():
+            self._source = ""
+            self._write(self._executor.emit(name, results, emit))
+
+    # Time --------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Let the operators close what the watermark has passed, each after those before it."""
+        watermark = self.time.watermark
+        if watermark <= NO_WATERMARK:
+            return
+        for name, operator in self._operators.items():
+            results = operator.advance(watermark - self.plan.lag_ms(name))
+            self._emit(name, results, self.plan.final_of(name))
+        self._send_marks()
+
+    def _send_marks(self) -> None:
+        """Send marks to the internal topics whose windows they may close."""
+        for sink, internal in self.plan.internal.items():
+            if sink not in self.plan.stage.nodes:
+                continue
+            watermark = self.time.watermark - self.plan.lag_before_ms(sink)
+            step = self.plan.mark_every_ms(sink)
+            if watermark // step > self._marked.get(sink, NO_WATERMARK) // step:
+                self._marked[sink] = watermark
+                for source in self._mark_sources():
+                    internal.send_mark(source, watermark, watermark)
+
+    def _mark_sources(self) -> list[str]:
+        """Return the names under which this partition's rows are known in internal topics."""
+        return self.time.sources if self.plan.reads_topics_only else [self._own_source]
+
+    @property
+    def _own_source(self) -> str:
+        return f"{self.plan.stage.name}-{current_task().partition}"
+
+    def _look_for_idle(self, now: int) -> None:
+        """Let sources that were silent for long hold nothing back; see `App.stream`."""
+        time = self.time
+        for source in time.take_active():
+            self._last_active[source] = now
+        idle_ms, close_ms = self.plan.options.idle_ms, self.plan.options.close_idle_ms
+        silent = {
+            source: now - self._last_active.setdefault(source, now) for source in time.sources
+        }
+        if idle_ms is not None:
+            for source, silence in silent.items():
+                if silence >= idle_ms and not time.is_idle(source):
+                    time.set_idle(source)
+                    self._tell_idle(source, now)
+        if close_ms is not None and silent and min(silent.values()) >= close_ms:
+            self._close_all()
+        self._advance()
+
+    def _tell_idle(self, source: str, now: int) -> None:
+        for sink, internal in self.plan.internal.items():
+            if sink in self.plan.stage.nodes:
+                internal.send_mark(source, None, now)
+
+    def _close_all(self) -> None:
+        """Close all windows, because no more records come, or none for long."""
+        for name, operator in self._operators.items():
+            end = operator.closed_at()
+            if end is not None:
+                self.time.raise_to(end + self.plan.lag_ms(name))
+            self._advance_all()
+
+    def _advance_all(self) -> None:
+        self._advance()

@@ -1,0 +1,121 @@
+"""Event time of one partition of a stage: the watermarks of its sources, kept in a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from strandline.framework.store import Store
+from strandline.framework.streams.watermark import (
+    NO_WATERMARK,
+    SourceWatermarks,
+    advanced,
+    running,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+FLOOR = ""
+"""Key of the watermark that was reached in common, which never goes back."""
+
+
+class StageTime:
+    """Watermarks of the sources of one partition of a stage. Their store commits them.
+
+    A source is a partition of a topic of the stage; or of an internal topic one of the partitions
+    that its rows were first read from, which the rows and marks name.
+    """
+
+    def __init__(self, store: Store[str, int], sources: Iterable[str]) -> None:
+        """Begin without watermarks.
+
+        Args:
+            store: Store of the watermarks, by source.
+            sources: Sources that are known from the beginning, and hold the watermark back.
+        """
+        self._store = store
+        self._sources = tuple(sources)
+        self._active: dict[str, bool] = {}
+        """True for each source that had records since the last check of idleness."""
+        self._idle: set[str] = set()
+        self._marks: SourceWatermarks | None = None
+        self._written: dict[str, int] = {}
+
+    @property
+    def watermark(self) -> int:
+        """Watermark in ms since the epoch; NO_WATERMARK if it is not known yet."""
+        return self._loaded.value
+
+    @property
+    def sources(self) -> list[str]:
+        """Sources that are known."""
+        return list(self._loaded.state()[1])
+
+    def of(self, source: str) -> int:
+        """Return the watermark of one source in ms."""
+        return self._loaded.state()[1].get(source, NO_WATERMARK)
+
+    def read(
+        self, source: str, times: npt.NDArray[np.int64], delay_ms: int
+    ) -> npt.NDArray[np.int64]:
+        """Take the times of records of a source; return its watermark before each of them."""
+        before = self.of(source)
+        self.reached(source, advanced(times, before, delay_ms))
+        return running(times, before, delay_ms)
+
+    def reached(self, source: str, watermark: int) -> None:
+        """Note the watermark of a source that had records."""
+        self._active[source] = True
+        self._idle.discard(source)
+        marks = self._loaded
+        if source not in marks.state()[1]:
+            marks.restored(marks.value, {source: NO_WATERMARK})
+        marks.advance(source, watermark)
+
+    def raise_to(self, watermark: int) -> None:
+        """Raise all sources to a watermark, because the windows before it are closed."""
+        for source in self.sources:
+            self._loaded.advance(source, max(watermark, self.of(source)))
+
+    def take_active(self) -> set[str]:
+        """Return the sources that had records since the last call."""
+        found = {source for source, is_active in self._active.items() if is_active}
+        self._active = {}
+        return found
+
+    def set_idle(self, source: str) -> None:
+        """Let a source no longer hold the watermark back, until it has records again."""
+        if source not in self._idle:
+            self._idle.add(source)
+            self._loaded.set_idle(source, idle=True)
+
+    def is_idle(self, source: str) -> bool:
+        """Return True if a source holds nothing back."""
+        return source in self._idle
+
+    def write(self) -> None:
+        """Write what has changed to the store."""
+        value, marks = self._loaded.state()
+        for source, mark in {**marks, FLOOR: value}.items():
+            if mark > NO_WATERMARK and self._written.get(str(source)) != mark:
+                self._store.put(str(source), mark)
+                self._written[str(source)] = mark
+
+    def forget(self) -> None:
+        """Read the watermarks from the store again when they are needed."""
+        self._marks = None
+        self._written = {}
+
+    @property
+    def _loaded(self) -> SourceWatermarks:
+        if self._marks is None:
+            found: dict[Any, int] = dict(self._store.all())
+            self._written = dict(found)
+            floor = found.pop(FLOOR, NO_WATERMARK)
+            self._marks = SourceWatermarks(self._sources)
+            self._marks.restored(floor, found)
+            for source in self._idle:
+                self._marks.set_idle(source, idle=True)
+        return self._marks
