@@ -185,7 +185,8 @@ def columns_read(
         yield frame if with_columns is None else frame.select(with_columns)
 
     source = register_io_source(empty, schema=schema, validate_schema=False)
-    query(source).select(*needed, pl.lit(0).alias(INTERNAL)).collect()
+    # The number of rows is always used, and so are the columns that decide it.
+    query(source).select(*needed, pl.len().alias(INTERNAL)).collect()
     return read
 
 
@@ -234,7 +235,9 @@ def _depends_on_other_rows(
     def computed(frame: pl.DataFrame) -> pl.DataFrame:
         return nw.from_native(frame).with_columns(*expressions).to_native().select(names)
 
-    samples = pl.DataFrame({name: _samples(dtype) for name, dtype in schema.items()})
+    samples = pl.DataFrame(
+        {name: _samples(dtype, at) for at, (name, dtype) in enumerate(schema.items())}
+    )
     if not samples.width:
         return False
     try:
@@ -249,17 +252,24 @@ def _depends_on_other_rows(
         return False
 
 
-def _samples(dtype: pl.DataType) -> pl.Series:
-    """Return four values of a type: unsorted, with one twice and a null, where that is possible."""
+def _samples(dtype: pl.DataType, shift: int) -> pl.Series:
+    """Return some values of a type: unsorted, some twice, and a null, where that is possible.
+
+    Args:
+        dtype: Type of the values.
+        shift: Number of places by which they are moved, so that columns are not alike.
+    """
     import polars as pl
 
-    numbers = pl.Series([2, 1, 2, None], dtype=pl.Int64)
-    if isinstance(dtype, pl.String | pl.Binary):
-        return pl.Series(["2", "1", "2", None], dtype=pl.String).cast(dtype)
+    values = [3, 1, 3, None, 2, 1]
+    at = shift % len(values)
+    numbers = pl.Series(values[at:] + values[:at], dtype=pl.Int64)
     try:
+        if isinstance(dtype, pl.Binary):
+            return numbers.cast(pl.String).cast(dtype)
         return (numbers > 1 if isinstance(dtype, pl.Boolean) else numbers).cast(dtype)
     except pl.exceptions.PolarsError:
-        return pl.Series([None] * 4, dtype=dtype)
+        return pl.Series([None] * len(values), dtype=dtype)
 
 
 # Showing ---------------------------------------------------------------------------------------

@@ -145,6 +145,17 @@ def test_results_that_nothing_takes_are_not_passed_on() -> None:
     assert len(seen) == 1
 
 
+def test_an_operator_that_gives_no_rows_reaches_no_end() -> None:
+    app, stream = flight_stream()
+    stream.drop_duplicates(on="key", within="1h", name="once").to("o")
+
+    class Dropping:
+        def process(self, frame: pl.DataFrame, /) -> pl.DataFrame:
+            return frame.clear()
+
+    assert run(app.plan(), {"flights": frame_of([flight()])}, once=Dropping()) == {}
+
+
 def test_an_aggregation_may_emit_updates_at_once() -> None:
     app, stream = flight_stream()
     stream.group_by("key").agg(n=sl.count(), name="n").to("counts")

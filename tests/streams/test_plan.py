@@ -144,7 +144,12 @@ def test_rows_go_through_an_internal_topic_only_for_another_key() -> None:
     assert repartitions(app) == {}
     changed = stream.with_columns(carrier=sl.col("carrier").str.to_lowercase())
     changed.group_by("carrier").agg(n=sl.count(), name="changed")
-    assert repartitions(app) == {"air-changed-repartition": ("carrier",)}
+    chosen = stream.select(carrier=sl.col("carrier").str.to_lowercase())
+    chosen.group_by("carrier").agg(n=sl.count(), name="chosen")
+    assert repartitions(app) == {
+        "air-changed-repartition": ("carrier",),
+        "air-chosen-repartition": ("carrier",),
+    }
 
 
 @pytest.mark.parametrize(
@@ -195,6 +200,13 @@ def test_a_column_is_used_through_renames_filters_and_functions() -> None:
     assert repartitions(app) == {"air-once-repartition": ("key", "origin", "delay", "speed")}
     once.foreach(print)
     assert repartitions(app)["air-once-repartition"] == ("key", *FLIGHT.names)
+
+
+def test_compared_columns_are_used() -> None:
+    app, stream = flight_stream()
+    origins = stream.drop_duplicates(on="origin", within="1h", name="a")
+    origins.drop_duplicates(on=["origin", "delay"], within="1h", name="b").select("speed").to("o")
+    assert repartitions(app) == {"air-a-repartition": ("key", "origin", "delay", "speed")}
 
 
 def test_columns_of_expressions_are_computed_before_the_internal_topic() -> None:
