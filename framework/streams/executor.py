@@ -44,7 +44,7 @@ class StatefulOperator(Protocol):
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _Passed:
     """Rows of a node, and the results that they are, if they come from an aggregation."""
 
     frame: pl.DataFrame | pl.LazyFrame
@@ -85,11 +85,11 @@ class Executor:
             InvalidRecord: A frame has other columns, or a function returned something else than
                 declared. Exceptions of functions and expressions propagate unchanged.
         """
-        rows: dict[Node, _Rows] = {}
+        rows: dict[Node, _Passed] = {}
         for source in self.stage.sources:
             frame = frames.get(topic_of(source))
             if frame is not None and not frame.is_empty():
-                rows[source] = _Rows(self._source_frame(source, frame), None)
+                rows[source] = _Passed(self._source_frame(source, frame), None)
         return self._pass_on(rows)
 
     def emit(self, name: str, frame: pl.DataFrame, emit: Emit | None = None) -> Ends:
@@ -106,14 +106,14 @@ class Executor:
         node = next(n for n in self.stage.nodes if isinstance(n, StatefulNode) and n.name == name)
         if frame.is_empty() or not self.takes(name, emit):
             return {}
-        return self._pass_on({node: _Rows(frame, emit)})
+        return self._pass_on({node: _Passed(frame, emit)})
 
     def takes(self, name: str, emit: Emit | None) -> bool:
         """Return True if something after an operator takes results of this kind."""
         wanted = [found for node, found in self._wanted.items() if _named(node) == name]
         return emit is None or any(emit in found for found in wanted)
 
-    def _pass_on(self, rows: dict[Node, _Rows]) -> Ends:
+    def _pass_on(self, rows: dict[Node, _Passed]) -> Ends:
         """Pass rows of some nodes on to all that follow them."""
         ends: Ends = {}
         begun = set(rows)
@@ -130,7 +130,7 @@ class Executor:
                 rows[node] = made
         return ends
 
-    def _made(self, node: Node, inputs: list[_Rows]) -> _Rows | None:
+    def _made(self, node: Node, inputs: list[_Passed]) -> _Passed | None:
         """Return the rows that a node gives; None if there are none."""
         if isinstance(node, StatefulNode):
             return self._processed(node, inputs[0])
@@ -145,23 +145,23 @@ class Executor:
 
     def _kept(
         self, node: Node, frame: pl.DataFrame | pl.LazyFrame, emit: Emit | None
-    ) -> _Rows | None:
+    ) -> _Passed | None:
         """Return rows as what follows needs them; None if it is known that there are none."""
         if node in self._lazy:
-            return _Rows(frame, emit)
+            return _Passed(frame, emit)
         made = _collected(frame)
-        return None if made.is_empty() else _Rows(made, emit)
+        return None if made.is_empty() else _Passed(made, emit)
 
-    def _processed(self, node: StatefulNode, rows: _Rows) -> _Rows | None:
+    def _processed(self, node: StatefulNode, rows: _Passed) -> _Passed | None:
         if rows.emit != node.emit:
             return None
         made = self._operators[node.name].process(_collected(rows.frame))
         emit: Emit | None = "update" if isinstance(node, GroupAggregate) else None
         if made is None or made.is_empty() or not self.takes(node.name, emit):
             return None
-        return _Rows(made, emit)
+        return _Passed(made, emit)
 
-    def _end(self, node: Sink, rows: _Rows) -> Iterator[tuple[Sink, pl.DataFrame]]:
+    def _end(self, node: Sink, rows: _Passed) -> Iterator[tuple[Sink, pl.DataFrame]]:
         """Yield a sink with its rows, if it takes results of this kind."""
         if rows.emit != node.emit:
             return
