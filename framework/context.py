@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
 from strandline.changelog.errors import InvalidRequest, NotInTask
+from strandline.changelog.records import TopicInfo
 from strandline.changelog.times import to_ms
 from strandline.framework.record import Record
 from strandline.framework.timers import ClockName, Timers
@@ -34,7 +35,7 @@ class TaskContext:
         ending: True while a timer or window is called because `run(until="end")` ends the input.
     """
 
-    __slots__ = ("app", "ending", "partition", "record", "stream_time", "task", "timers")
+    __slots__ = ("app", "ending", "infos", "partition", "record", "stream_time", "task", "timers")
 
     def __init__(self, app: str, task: str, partition: int, timers: Timers | None = None) -> None:
         self.app = app
@@ -55,6 +56,8 @@ class TaskContext:
         """Timers of the instance; None if the task has no timer handler."""
         self.ending = False
         """True while a timer or window is called because `run(until="end")` ends the input."""
+        self.infos: Mapping[str, TopicInfo] = {}
+        """Descriptions of the app's topics, by name."""
 
     @contextlib.contextmanager
     def at_end(self, ending: bool) -> Iterator[None]:

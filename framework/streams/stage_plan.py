@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from strandline.changelog.records import TopicInfo
 from strandline.framework.session import Session
 from strandline.framework.store import Store
 from strandline.framework.streams.nodes import Emit, Node, StreamOptions, TopicSource
@@ -48,6 +49,11 @@ if TYPE_CHECKING:
 
 SECOND_MS = 1_000
 DAY_MS = 24 * 3_600 * SECOND_MS
+
+
+def source_name(what: str, partition: int) -> str:
+    """Return the name of a source: of a topic or a stage, and a partition of it."""
+    return f"{what}-{partition}"
 
 
 class StagePlan:
@@ -100,11 +106,6 @@ class StagePlan:
         """Topics that the stage reads."""
         return tuple(reader.topic for reader in self._readers.values())
 
-    @property
-    def reads_topics_only(self) -> bool:
-        """True if no internal topic is read, so that sources are partitions of topics."""
-        return all(isinstance(reader, TopicRows) for reader in self._readers.values())
-
     def reader(self, topic: str) -> TopicRows | InternalTopic:
         """Return the reader of a topic."""
         return self._readers[topic]
@@ -123,10 +124,29 @@ class StagePlan:
         """Count late rows."""
         self.late_rows += rows
 
-    def sources(self, partition: int) -> list[str]:
-        """Return the sources of a partition that are known before any record."""
-        readers = self._readers.values()
-        return [f"{r.topic.name}-{partition}" for r in readers if isinstance(r, TopicRows)]
+    def sources(self, partition: int, infos: Mapping[str, TopicInfo]) -> list[str]:
+        """Return the sources of a partition: its topics, and the stages before internal topics.
+
+        Args:
+            partition: Number of the partition.
+            infos: Descriptions of the app's topics.
+        """
+        found = []
+        for name, reader in self._readers.items():
+            if isinstance(reader, TopicRows):
+                found.append(source_name(name, partition))
+            else:
+                writer = self._writer(reader.node)
+                count = infos[writer.topics[0]].partitions
+                found += [source_name(writer.name, number) for number in range(count)]
+        return found
+
+    def is_topic(self, source: str) -> bool:
+        """Return True if a source is a partition of a topic that the stage reads itself."""
+        return source.rpartition("-")[0] in self._readers
+
+    def _writer(self, node: Repartition) -> Stage:
+        return next(stage for stage in self._plan.stages if node in stage.nodes)
 
     def _reader(self, source: Node) -> TopicRows | InternalTopic:
         if isinstance(source, Repartition):
@@ -201,7 +221,7 @@ class StagePlan:
     def window_ms(self) -> int:
         """Milliseconds between looks for idle sources; a day if there is nothing to look for."""
         options = self.options
-        alone = self.reads_topics_only and len(self._readers) == 1
+        alone = len(self._readers) == 1
         writes = any(node in self.stage.nodes for node in self.internal)
         given = [options.close_idle_ms]
         if options.idle_ms is not None and (writes or not alone):

@@ -1,8 +1,8 @@
 """Rows of a stage: from batches of records to frames, and from frames to records.
 
-An internal topic has the columns that are used after it, and for each row the partition that it was
-first read from (its *source*) and the watermark of that partition. A record of it without a key has
-no row: it is a *mark*, which tells each partition how far a source has come, or that it is idle.
+An internal topic has the columns that are used after it, and for each row the watermark before it of
+the partition that it was first read from. A record of it without a key has no row: it is a *mark*,
+which tells each partition how far one that writes the topic has come, or that it is idle.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 SOURCE = f"{INTERNAL}source"
-"""Column of an internal topic: topic and partition that a row was first read from."""
+"""Column of the marks in an internal topic: stage and partition that a mark is from."""
 
 
 class TopicRows:
@@ -114,13 +114,16 @@ class InternalTopic:
         """Send rows, each to the partition of its key.
 
         Args:
-            rows: Columns of the rows, time, watermark and source.
+            rows: Columns of the rows, time and watermark.
 
         Raises:
             InvalidRecord: A row has no key.
         """
+        import polars as pl
+
         keys = self._keys.encoded(rows)
-        self.topic.send_batch(self._table(rows).append_column(KEY, keys))
+        unmarked = rows.with_columns(pl.lit(None, pl.String).alias(SOURCE))
+        self.topic.send_batch(self._table(unmarked).append_column(KEY, keys))
 
     def send_mark(self, source: str, watermark: int | None, time: int) -> None:
         """Tell each partition how far a source has come; None says that it is idle."""

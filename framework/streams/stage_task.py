@@ -10,7 +10,8 @@ of the stage. If it raises, everything in memory is forgotten and found again in
 Whether a record is late depends on the partition that it was first read from alone: it is late if
 that partition's own watermark had closed its windows. So lateness depends neither on the division
 into batches nor on how the partitions' records were mixed on the way. Windows close by the least
-watermark of all sources, which is never after that of a single one.
+watermark of all sources, which is never after that of a single one. Through internal topics, rows
+carry the watermark that decides whether they are late, and marks the one that closes windows.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from strandline.framework.streams.executor import Ends, Executor
 from strandline.framework.streams.nodes import Emit
 from strandline.framework.streams.operators.operator import StageOperator
 from strandline.framework.streams.schemas import ROW, WATERMARK
-from strandline.framework.streams.stage_plan import StagePlan
+from strandline.framework.streams.stage_plan import StagePlan, source_name
 from strandline.framework.streams.stage_rows import SOURCE, TopicRows, divided, write
 from strandline.framework.streams.stage_time import StageTime
 from strandline.framework.streams.stateful import OutputNode, Repartition
@@ -46,10 +47,12 @@ class StageTask(BatchHandler):
         self._operators: Mapping[str, StageOperator] = plan.operators(self._note_late)
         self._executor = Executor(plan.stage, self._operators)
         self._time: StageTime | None = None
+        self._knows_time = False
+        """True if the operators have the watermark that was committed."""
+        self._begun = 0
+        """Time in ms of the wall clock at which the partition began."""
         self._batch: Batch | None = None
         """Batch being handled, for late records."""
-        self._source = ""
-        """Source of the rows being handled."""
         self._marked: dict[Repartition, int] = {}
         """Watermark of the last mark to each internal topic."""
         self._last_active: dict[str, int] = {}
@@ -59,7 +62,8 @@ class StageTask(BatchHandler):
 
     def init(self, context: TaskContext) -> None:
         """Begin with the sources that are known."""
-        self._time = StageTime(self.plan.times, self.plan.sources(context.partition))
+        self._time = self._new_time(context)
+        self._begun = context.record.timestamp
 
     def process(self, batch: Batch) -> None:
         """Pass the records of a batch through the stage, and let time advance by them."""
@@ -99,19 +103,21 @@ class StageTask(BatchHandler):
         if self._time is not None:
             self._time.forget()
         self._marked = {}
+        self._knows_time = False
         for operator in self._operators.values():
             operator.forget()
-            operator.watermark = NO_WATERMARK
 
     @property
     def time(self) -> StageTime:
         """Watermarks of the partition. The operators know theirs afterwards."""
         if self._time is None:  # `init` ran before a restart
-            self._time = StageTime(self.plan.times, self.plan.sources(current_task().partition))
-        now = self._time.watermark
-        for name, operator in self._operators.items():
-            if operator.watermark <= NO_WATERMARK < now:
-                operator.watermark = now - self.plan.lag_ms(name)
+            self._time = self._new_time(current_task())
+        if not self._knows_time:
+            self._knows_time = True
+            now = self._time.watermark
+            for name, operator in self._operators.items():
+                lag = self.plan.lag_ms(name)
+                operator.watermark = now if now <= NO_WATERMARK else now - lag
         return self._time
 
     # Rows --------------------------------------------------------------------------------------
@@ -123,26 +129,17 @@ class StageTask(BatchHandler):
         reader = self.plan.reader(batch.topic)
         if isinstance(reader, TopicRows):
             frame = reader.frame(batch)
-            source = self._source = f"{batch.topic}-{batch.partition}"
+            source = source_name(batch.topic, batch.partition)
             marks = self.time.read(source, batch.times(), self.plan.delay_ms(batch.topic))
-            rows = pl.Series(ROW, np.arange(len(batch)))
-            return frame.with_columns(pl.Series(WATERMARK, marks), rows)
-        self._source = ""
-        rows_, marks_ = divided(reader.frame(batch))
-        self._take_marks(rows_, marks_)
-        return rows_.drop(SOURCE)
-
-    def _take_marks(self, rows: pl.DataFrame, marks: pl.DataFrame) -> None:
-        """Note how far the sources of rows and marks have come."""
-        import polars as pl
-
-        known = pl.concat([rows.select(SOURCE, WATERMARK), marks.select(SOURCE, WATERMARK)])
-        reached = known.group_by(SOURCE).agg(pl.col(WATERMARK).max())
-        idle = marks.filter(pl.col(WATERMARK).is_null())[SOURCE].to_list()
-        for source, watermark in reached.rows():
-            self.time.reached(source, NO_WATERMARK if watermark is None else watermark)
-        for source in set(idle) - set(rows[SOURCE].to_list()):
-            self.time.set_idle(source)
+            numbers = pl.Series(ROW, np.arange(len(batch)))
+            return frame.with_columns(pl.Series(WATERMARK, marks), numbers)
+        rows, found = divided(reader.frame(batch))
+        for source, watermark in found.select(SOURCE, WATERMARK).rows():
+            if watermark is None:
+                self.time.set_idle(source)
+            else:
+                self.time.reached(source, watermark)
+        return rows.drop(SOURCE)
 
     def _note_late(self, rows: pl.DataFrame) -> None:
         """Count late rows, and send the records that they come from to the topic for them."""
@@ -156,19 +153,14 @@ class StageTask(BatchHandler):
 
     def _write(self, ends: Ends) -> None:
         """Send the rows that reach the ends of the stage."""
-        import polars as pl
-
         for sink, rows in ends.items():
             if isinstance(sink, Repartition):
-                internal = self.plan.internal[sink]
-                source = self._source or f"{self.plan.stage.name}-{current_task().partition}"
-                internal.send(rows.with_columns(pl.lit(source).alias(SOURCE)))
+                self.plan.internal[sink].send(rows)
             elif isinstance(sink, OutputNode):
                 write(sink, rows)
 
     def _emit(self, name: str, results: pl.DataFrame | None, emit: Emit | None) -> None:
         if results is not None and not results.is_empty():
-            self._source = ""
             self._write(self._executor.emit(name, results, emit))
 
     # Time --------------------------------------------------------------------------------------
@@ -192,16 +184,15 @@ class StageTask(BatchHandler):
             step = self.plan.mark_every_ms(sink)
             if watermark // step > self._marked.get(sink, NO_WATERMARK) // step:
                 self._marked[sink] = watermark
-                for source in self._mark_sources():
-                    internal.send_mark(source, watermark, watermark)
-
-    def _mark_sources(self) -> list[str]:
-        """Return the names under which this partition's rows are known in internal topics."""
-        return self.time.sources if self.plan.reads_topics_only else [self._own_source]
+                internal.send_mark(self._name, watermark, watermark)
 
     @property
-    def _own_source(self) -> str:
-        return f"{self.plan.stage.name}-{current_task().partition}"
+    def _name(self) -> str:
+        """Name of this partition of the stage as a source of others."""
+        return source_name(self.plan.stage.name, current_task().partition)
+
+    def _new_time(self, context: TaskContext) -> StageTime:
+        return StageTime(self.plan.times, self.plan.sources(context.partition, context.infos))
 
     def _look_for_idle(self, now: int) -> None:
         """Let sources that were silent for long hold nothing back; see `App.stream`."""
@@ -210,21 +201,23 @@ class StageTask(BatchHandler):
             self._last_active[source] = now
         idle_ms, close_ms = self.plan.options.idle_ms, self.plan.options.close_idle_ms
         silent = {
-            source: now - self._last_active.setdefault(source, now) for source in time.sources
+            source: now - self._last_active.setdefault(source, self._begun)
+            for source in time.sources
         }
-        if idle_ms is not None:
-            for source, silence in silent.items():
-                if silence >= idle_ms and not time.is_idle(source):
-                    time.set_idle(source)
-                    self._tell_idle(source, now)
+        was_idle = time.is_idle
+        for source, silence in silent.items():
+            if idle_ms is not None and silence >= idle_ms and self.plan.is_topic(source):
+                time.set_idle(source)
+        if time.is_idle and not was_idle:
+            self._tell_idle(now)
         if close_ms is not None and silent and min(silent.values()) >= close_ms:
             self._close_all()
         self._advance()
 
-    def _tell_idle(self, source: str, now: int) -> None:
+    def _tell_idle(self, now: int) -> None:
         for sink, internal in self.plan.internal.items():
             if sink in self.plan.stage.nodes:
-                internal.send_mark(source, None, now)
+                internal.send_mark(self._name, None, now)
 
     def _close_all(self) -> None:
         """Close all windows, because no more records come, or none for long."""
@@ -232,7 +225,4 @@ class StageTask(BatchHandler):
             end = operator.closed_at()
             if end is not None:
                 self.time.raise_to(end + self.plan.lag_ms(name))
-            self._advance_all()
-
-    def _advance_all(self) -> None:
-        self._advance()
+            self._advance()

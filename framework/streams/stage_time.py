@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 FLOOR = ""
 """Key of the watermark that was reached in common, which never goes back."""
+IDLE = "idle "
+"""Beginning of the keys that say whether a source is idle (1), followed by the source."""
 
 
 class StageTime:
     """Watermarks of the sources of one partition of a stage. Their store commits them.
 
-    A source is a partition of a topic of the stage; or of an internal topic one of the partitions
-    that its rows were first read from, which the rows and marks name.
+    A source is a partition of a topic that the stage reads, or a partition of a stage that writes an
+    internal topic which this one reads.
     """
 
     def __init__(self, store: Store[str, int], sources: Iterable[str]) -> None:
@@ -87,21 +89,29 @@ class StageTime:
 
     def set_idle(self, source: str) -> None:
         """Let a source no longer hold the watermark back, until it has records again."""
+        marks = self._loaded
         if source not in self._idle:
             self._idle.add(source)
-            self._loaded.set_idle(source, idle=True)
+            marks.set_idle(source, idle=True)
 
-    def is_idle(self, source: str) -> bool:
+    @property
+    def is_idle(self) -> bool:
+        """True if no source holds the watermark back."""
+        return self._idle.issuperset(self.sources)
+
+    def is_source_idle(self, source: str) -> bool:
         """Return True if a source holds nothing back."""
         return source in self._idle
 
     def write(self) -> None:
         """Write what has changed to the store."""
         value, marks = self._loaded.state()
-        for source, mark in {**marks, FLOOR: value}.items():
-            if mark > NO_WATERMARK and self._written.get(str(source)) != mark:
-                self._store.put(str(source), mark)
-                self._written[str(source)] = mark
+        now = {str(source): mark for source, mark in {**marks, FLOOR: value}.items()}
+        now |= {f"{IDLE}{source}": source in self._idle for source in map(str, marks)}
+        for key, mark in now.items():
+            if self._written.get(key, 0 if key.startswith(IDLE) else NO_WATERMARK) != mark:
+                self._store.put(key, int(mark))
+                self._written[key] = mark
 
     def forget(self) -> None:
         """Read the watermarks from the store again when they are needed."""
@@ -114,8 +124,10 @@ class StageTime:
             found: dict[Any, int] = dict(self._store.all())
             self._written = dict(found)
             floor = found.pop(FLOOR, NO_WATERMARK)
+            flags = {key for key in found if key.startswith(IDLE)}
+            self._idle = {key.removeprefix(IDLE) for key in flags if found.pop(key)}
             self._marks = SourceWatermarks(self._sources)
-            self._marks.restored(floor, found)
+            self._marks.restored(floor, {at: mark for at, mark in found.items() if at not in flags})
             for source in self._idle:
                 self._marks.set_idle(source, idle=True)
         return self._marks

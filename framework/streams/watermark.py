@@ -55,8 +55,9 @@ def advanced(times: Times, before: int, delay: int) -> int:
 class SourceWatermarks:
     """Watermark of several sources: the least of those that are not idle. It never goes back.
 
-    A source without a record holds the watermark back, unless it is idle. While all are idle the
-    watermark stays. A source that is active again may be behind: its records may then be late.
+    A source without a record holds the watermark back, unless it is idle. While all are idle it is
+    the greatest of them, as in Flink. A source that is active again may be behind: its records may
+    then be late.
 
     >>> marks = SourceWatermarks(["north", "south"])
     >>> marks.advance("north", 50), marks.advance("south", 30), marks.set_idle("south", idle=True)
@@ -90,7 +91,8 @@ class SourceWatermarks:
         """Set whether a source is idle, so that it holds nothing back; return the watermark."""
         (self._idle.add if idle else self._idle.discard)(source)
         active = [mark for source, mark in self._marks.items() if source not in self._idle]
-        self._value = max(self._value, min(active, default=self._value))
+        reached = min(active) if active else max(self._marks.values(), default=self._value)
+        self._value = max(self._value, reached)
         return self._value
 
     def state(self) -> tuple[int, Mapping[Hashable, int]]:

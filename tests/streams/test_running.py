@@ -1,0 +1,364 @@
+"""Running streams: results are those of plain Python, for any division, order and crash."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import strandline as sl
+from strandline.framework.container import batch_instance
+from strandline.framework.testing import CRASH, TestDriver
+from tests.streams.oracle import (
+    Event,
+    Key,
+    Windowed,
+    by_partition,
+    figures,
+    fixed_windows,
+    sessions,
+)
+
+PARTITIONS = 3
+BASE = 1_000_000
+EVENTS = st.lists(
+    st.builds(
+        Event,
+        user=st.sampled_from(["ann", "bob", "cid", "dee"]),
+        kind=st.sampled_from("xyz"),
+        amount=st.none() | st.integers(-50, 50),
+        at=st.integers(0, 400).map(lambda at: BASE + at),
+    ),
+    max_size=40,
+)
+CUTS = st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=4)
+"""Places in the input at which a run ends, or the process dies (True)."""
+KEYS: dict[str, Any] = {
+    "user": lambda event: (event.user,),
+    "kind": lambda event: (event.kind,),
+    "user, kind": lambda event: (event.user, event.kind),
+}
+AGGREGATES: dict[str, Any] = {
+    "n": sl.count(),
+    "total": sl.sum("amount"),
+    "most": sl.max("amount"),
+    "mean": sl.mean("amount"),
+}
+PROPERTY = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_instance, "FIRST_BATCH_RECORDS", 4)
+
+
+def app_of(**settings: Any) -> tuple[sl.App, Any, Any]:
+    """Return an app, its topic of events, and the stream of them."""
+    app = sl.App("app", commit_records=7)
+    events = app.topic("events", value=Event, key="user", timestamp="at", partitions=PARTITIONS)
+    return app, events, app.stream(events, idle=None, **settings)
+
+
+def run(app: sl.App, events: Sequence[Event], cuts: Sequence[tuple[int, bool]] = ()) -> TestDriver:
+    """Run an app over events, with ends of runs and deaths of the process between them."""
+    driver = TestDriver(app, now_ms=BASE + 10_000)
+    begin = 0
+    for at, crashes in sorted(cuts):
+        at = max(begin, min(at, len(events)))
+        driver.run([*events[begin:at], *([CRASH] if crashes else [])])
+        begin = at
+    return driver.run(list(events[begin:]))
+
+
+def windows_sent(driver: TestDriver, topic: Any, keys: Sequence[str]) -> Counter[Any]:
+    """Return the final results that were sent, each as often as it was."""
+    found = Counter[Any]()
+    for record in driver.output(topic):
+        row = record.value
+        key = tuple(row[name] for name in keys)
+        start, end = row["window_start"], row["window_end"]
+        if not isinstance(start, int):
+            start, end = (round(when.timestamp() * 1_000) for when in (start, end))
+        mean = row["mean"] if row["mean"] is None else round(row["mean"], 9)
+        found[key, start, end, (row["n"], row["total"], row["most"], mean)] += 1
+    return found
+
+
+def expected(windows: Windowed) -> Counter[Any]:
+    return Counter((*window, figures(events)) for window, events in windows.items())
+
+
+def late_rows(app: sl.App) -> int:
+    stages = [spec.handler.plan for spec in app.declared.tasks.values()]
+    return sum(stage.late_rows for stage in stages)
+
+
+# Windows ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", KEYS)
+@PROPERTY
+@given(
+    events=EVENTS,
+    cuts=CUTS,
+    size=st.integers(1, 90),
+    grace=st.integers(0, 60),
+    delay=st.integers(0, 60),
+)
+def test_each_tumbling_window_is_sent_once(
+    by: str, events: list[Event], cuts: Any, size: int, grace: int, delay: int
+) -> None:
+    keys = by.split(", ")
+    app, _, stream = app_of(delay=delay)
+    window = sl.tumbling(size, grace=grace)
+    out = stream.group_by(*keys).window(window).agg(**AGGREGATES, name="agg").to("out")
+    driver = run(app, events, cuts).end()
+    windows, _ = fixed_windows(
+        by_partition(events, PARTITIONS), KEYS[by], size=size, every=size, grace=grace, delay=delay
+    )
+    assert windows_sent(driver, out, keys) == expected(windows)
+
+
+@pytest.mark.parametrize("by", KEYS)
+@PROPERTY
+@given(
+    events=EVENTS,
+    cuts=CUTS,
+    every=st.integers(1, 40),
+    times=st.integers(1, 3),
+    rest=st.integers(0, 5),
+    grace=st.integers(0, 60),
+)
+def test_each_hopping_window_is_sent_once(
+    by: str, events: list[Event], cuts: Any, every: int, times: int, rest: int, grace: int
+) -> None:
+    keys, size = by.split(", "), every * times + min(rest, every - 1)
+    app, _, stream = app_of()
+    window = sl.hopping(size, every, grace=grace)
+    out = stream.group_by(*keys).window(window).agg(**AGGREGATES, name="agg").to("out")
+    driver = run(app, events, cuts).end()
+    windows, _ = fixed_windows(
+        by_partition(events, PARTITIONS), KEYS[by], size=size, every=every, grace=grace, delay=0
+    )
+    assert windows_sent(driver, out, keys) == expected(windows)
+
+
+@pytest.mark.parametrize("by", KEYS)
+@PROPERTY
+@given(events=EVENTS, cuts=CUTS, gap=st.integers(1, 60), grace=st.integers(0, 80))
+def test_each_session_is_sent_once(
+    by: str, events: list[Event], cuts: Any, gap: int, grace: int
+) -> None:
+    keys = by.split(", ")
+    grace = max(grace, gap)  # otherwise which record comes first decides
+    app, _, stream = app_of()
+    window = sl.session(gap, grace=grace)
+    out = stream.group_by(*keys).window(window).agg(**AGGREGATES, name="agg").to("out")
+    driver = run(app, events, cuts).end()
+    windows, _ = sessions(by_partition(events, PARTITIONS), KEYS[by], gap=gap, grace=grace, delay=0)
+    if by == "user" or not any(late_of(events, grace)):
+        assert windows_sent(driver, out, keys) == expected(windows)
+
+
+def late_of(events: Sequence[Event], grace: int) -> list[bool]:
+    latest, found = 0, []
+    for event in events:
+        found.append(event.at + grace < latest)
+        latest = max(latest, event.at)
+    return found
+
+
+@PROPERTY
+@given(events=EVENTS, cuts=CUTS, n=st.integers(1, 5))
+def test_each_n_records_of_a_key_are_sent_once(events: list[Event], cuts: Any, n: int) -> None:
+    app, _, stream = app_of()
+    out = stream.group_by("user").window(sl.count_window(n)).agg(**AGGREGATES, name="agg").to("out")
+    driver = run(app, events, cuts)
+    windows: Windowed = {}
+    for user in {event.user for event in events}:
+        mine = [event for event in events if event.user == user]
+        for start in range(0, len(mine) - n + 1, n):
+            windows[(user,), start, start + n] = mine[start : start + n]
+    assert windows_sent(driver, out, ["user"]) == expected(windows)
+
+
+@PROPERTY
+@given(events=EVENTS, cuts=CUTS, grace=st.integers(0, 60))
+def test_late_records_are_counted_and_go_to_their_topic(
+    events: list[Event], cuts: Any, grace: int
+) -> None:
+    app = sl.App("app", commit_records=7)
+    topic = app.topic("events", value=Event, key="user", timestamp="at", partitions=PARTITIONS)
+    late = app.topic("late", value=Event, key="user", timestamp="at")
+    stream = app.stream(topic, late=late, idle=None)
+    stream.group_by("user").window(sl.tumbling(30, grace=grace)).agg(n=sl.count(), name="agg")
+    driver = run(app, events, cuts)
+    _, number = fixed_windows(
+        by_partition(events, PARTITIONS), KEYS["user"], size=30, every=30, grace=grace, delay=0
+    )
+    sent = [record.value for record in driver.output(late)]
+    assert len(sent) == number
+    assert not Counter(sent) - Counter(events)
+    if not cuts:
+        assert late_rows(app) == number
+
+
+# Aggregates without windows -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", KEYS)
+@PROPERTY
+@given(events=EVENTS, cuts=CUTS)
+def test_updates_end_with_the_figures_of_all_records(
+    by: str, events: list[Event], cuts: Any
+) -> None:
+    keys = by.split(", ")
+    app, _, stream = app_of()
+    out = stream.group_by(*keys).agg(**AGGREGATES, name="agg").to("out", partitions=2)
+    driver = run(app, events, cuts)
+    groups: dict[Key, list[Event]] = {}
+    for event in events:
+        groups.setdefault(KEYS[by](event), []).append(event)
+    shown: dict[Key, Any] = {}
+    for record in driver.output(out):
+        row = record.value
+        mean = row["mean"] if row["mean"] is None else round(row["mean"], 9)
+        shown[tuple(row[k] for k in keys)] = (row["n"], row["total"], row["most"], mean)
+    assert shown == {key: figures(of_key) for key, of_key in groups.items()}
+
+
+@PROPERTY
+@given(events=EVENTS, cuts=CUTS, every=st.integers(5, 40), times=st.integers(1, 3))
+def test_updates_of_windows_end_with_their_final_results(
+    events: list[Event], cuts: Any, every: int, times: int
+) -> None:
+    app, _, stream = app_of()
+    windowed = stream.group_by("user").window(sl.hopping(every * times, every, grace=1_000))
+    aggregated = windowed.agg(**AGGREGATES, name="agg")
+    updates = aggregated.to("updates", emit="update")
+    finals = aggregated.to("finals", emit="final")
+    driver = run(app, events, cuts)
+    latest: dict[Any, Any] = {}
+    for record in driver.output(updates):
+        latest[record.value["user"], record.value["window_start"]] = record.value
+    driver.end()
+    found = {(r.value["user"], r.value["window_start"]): r.value for r in driver.output(finals)}
+    assert latest == found
+
+
+# Other operators ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on", ["user", "kind"])
+@PROPERTY
+@given(events=EVENTS, cuts=CUTS, within=st.integers(1, 200))
+def test_duplicates_within_a_time_are_dropped(
+    on: str, events: list[Event], cuts: Any, within: int
+) -> None:
+    app, _, stream = app_of(delay=1_000)
+    out = stream.drop_duplicates(on=[on], within=within, name="once").to("out")
+    driver = run(app, events, cuts)
+    sent = [record.value for record in driver.output(out)]
+    assert not Counter(row_of(event) for event in sent) - Counter(map(row_of, events))
+    times: dict[str, list[int]] = {}
+    for event in sent:
+        times.setdefault(event[on], []).append(millis(event["at"]))
+    for of_key in times.values():
+        of_key.sort()
+        assert all(later - earlier >= within for earlier, later in pairwise(of_key))
+    if on == "user":
+        kept: dict[str, list[int]] = {}
+        for event in events:
+            mine = kept.setdefault(event.user, [])
+            if all(abs(event.at - other) >= within for other in mine):
+                mine.append(event.at)
+        assert times == {user: sorted(found) for user, found in kept.items()}
+
+
+def row_of(event: Any) -> tuple[Any, ...]:
+    if isinstance(event, Event):
+        return event.user, event.kind, event.amount, event.at
+    return event["user"], event["kind"], event["amount"], millis(event["at"])
+
+
+def millis(at: Any) -> int:
+    return at if isinstance(at, int) else round(at.timestamp() * 1_000)
+
+
+def test_final_results_can_be_grouped_again_by_another_key() -> None:
+    app, _, stream = app_of()
+    hourly = stream.group_by("user").window(sl.tumbling(10)).agg(n=sl.count(), name="first")
+    out = (
+        hourly.group_by("n").window(sl.tumbling(50)).agg(users=sl.count(), name="second").to("out")
+    )
+    events = [Event(user, "x", 1, BASE + at) for at in range(200) for user in ("ann", "bob")]
+    driver = run(app, events, [(100, True), (250, False)]).end()
+    rows = [record.value for record in driver.output(out)]
+    assert sum(row["users"] for row in rows) == 40
+    assert {row["n"] for row in rows} == {10}
+    assert Counter(row["users"] for row in rows) == {10: 4}
+
+
+def test_a_row_without_a_key_is_one_dead_letter() -> None:
+    app, _, stream = app_of(on_error="dead_letter")
+    stream.group_by("amount").agg(n=sl.count(), name="agg").to("out")
+    events = [Event("ann", "x", amount, BASE) for amount in (1, None, 2, None, 1)]
+    driver = run(app, events)
+    rows = {r.value["amount"]: r.value["n"] for r in driver.output(app.declared.topics["out"])}
+    assert rows == {1: 2, 2: 1}
+    letters = [topic for name, topic in app.declared.topics.items() if name.endswith("-letter")]
+    assert sum(len(driver.output(topic)) for topic in letters) == 2
+
+
+def test_a_function_that_raises_is_one_dead_letter() -> None:
+    app, _, stream = app_of(on_error="dead_letter")
+    stream.filter(lambda row: 10 // row.amount > 0).to("out")
+    events = [Event("ann", "x", amount, BASE) for amount in (1, 0, 2)]
+    driver = run(app, events)
+    assert [r.value["amount"] for r in driver.output(app.declared.topics["out"])] == [1, 2]
+    [letters] = [name for name in app.declared.topics if name.endswith("-dead-letter")]
+    [letter] = driver.output(app.declared.topics[letters])
+    assert b"ZeroDivisionError" in dict(letter.headers)["error.type"]
+
+
+def test_an_idle_partition_does_not_hold_windows_back() -> None:
+    app = sl.App("app")
+    topic = app.topic("events", value=Event, key="user", timestamp="at", partitions=PARTITIONS)
+    stream = app.stream(topic, idle="10s")
+    out = stream.group_by("kind").window(sl.tumbling(10)).agg(n=sl.count(), name="agg").to("out")
+    driver = TestDriver(app, now_ms=BASE)
+    driver.run([Event("ann", "x", 1, BASE + at) for at in range(50)])
+    assert driver.output(out) == []
+    for _ in range(12):
+        driver.advance(1_000)
+    assert [record.value["n"] for record in driver.output(out)] == [10] * 4
+
+
+def test_a_quiet_input_is_closed_by_the_clock_if_asked_for() -> None:
+    app = sl.App("app")
+    topic = app.topic("events", value=Event, key="user", timestamp="at")
+    stream = app.stream(topic, close_idle="5s")
+    out = stream.group_by("user").window(sl.tumbling("1h")).agg(n=sl.count(), name="agg").to("out")
+    driver = TestDriver(app, now_ms=BASE)
+    driver.run([Event("ann", "x", 1, BASE + at) for at in range(50)])
+    for _ in range(9):
+        driver.advance(1_000)
+    assert [record.value["n"] for record in driver.output(out)] == [50]
+
+
+def test_a_frame_of_rows_is_an_input_of_a_driver() -> None:
+    app, _, stream = app_of()
+    out = stream.group_by("user").agg(n=sl.count(), name="agg").to("out")
+    frame = pl.DataFrame(
+        {"user": ["ann", "bob", "ann"], "kind": "x", "amount": 1, "at": [BASE, BASE, BASE]}
+    )
+    driver = TestDriver(app, now_ms=BASE).run(frame)
+    assert {r.value["user"]: r.value["n"] for r in driver.output(out)} == {"ann": 2, "bob": 1}
