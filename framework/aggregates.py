@@ -141,7 +141,7 @@ class Grouped(Store[K, Any]):
         store.put_batch(distinct.to_arrow(), aggregates.to_struct(new))
         return new.select(pl.col(_KEY).alias("key")).hstack(aggregates.results(new))
 
-    def get_batch(self, keys: Any) -> pl.DataFrame:  # type: ignore[override]
+    def get_batch(self, keys: Any) -> pl.DataFrame:
         """Return the figures of a column of keys, in a task with `batch=True`.
 
         Args:

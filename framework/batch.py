@@ -167,5 +167,9 @@ class BatchHandler(ABC):
         """Forget the facts in memory: the stores have the state of the last commit now."""
 
     @abstractmethod
+    def is_open(self) -> bool:
+        """Return True if something is open that the end of the input closes."""
+
+    @abstractmethod
     def before_commit(self) -> None:
         """Write what belongs to the commit that follows, as part of its transaction."""

@@ -36,9 +36,10 @@ from strandline.statestore.key_columns import KeyColumns
 from strandline.statestore.keys import Never
 from strandline.statestore.layers import Change
 from strandline.statestore.memory import MemoryBudget
+from strandline.statestore.name_index import SlotArray
 from strandline.statestore.ranges import DeletedRanges
 from strandline.statestore.slot_changes import SlotChanges
-from strandline.statestore.slots import ABSENT, PRESENT, UNKNOWN, SlotArray, SlotTable, States
+from strandline.statestore.slots import ABSENT, PRESENT, UNKNOWN, SlotTable, States
 from strandline.statestore.spec import UNSET, StoreSpec
 from strandline.statestore.store import open_engine
 from strandline.statestore.stored_columns import StoredColumns
@@ -267,7 +268,7 @@ class ColumnStore(CommittingStore[K, V]):
             The number of keys read, and the bytes that the cache needs for them.
         """
         exact, before = self._keys.exact, self._table.nbytes
-        fitting = [key for key in dict.fromkeys(keys) if type(key) is exact]
+        fitting: list[Any] = [key for key in dict.fromkeys(keys) if type(key) is exact]
         names = self._keys.encode_all(fitting)
         cold = np.flatnonzero(self._table.find(names) < 0)
         self.lookups.read_ahead([fitting[place] for place in cold.tolist()])

@@ -63,6 +63,8 @@ class Declaration(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Set of stored values that begin with their expiry: none, marked ones, or all."""
     figures: Figures | None = None
     """Kind and column of each aggregate, by name; None if the values are no aggregates."""
+    definition: str | None = None
+    """Definition of the operator of a stream whose state it is; None for other stores."""
     before: Declaration | None = None
     """Declaration of the values in partitions that are not rewritten to `version` yet."""
 
@@ -113,6 +115,7 @@ def declaration_of(spec: AnySpec) -> Declaration:
         ttl_ms=spec.ttl_ms,
         expiry="none" if spec.ttl_ms is None else "always" if opaque else "marked",
         figures=None if spec.figures is None else dict(spec.figures),
+        definition=spec.definition,
     )
     return _decode(declared.to_bytes())  # decoded, so that it compares equal to a recorded one
 
@@ -188,6 +191,9 @@ def unreadable_as(wanted: Declaration, stored: Declaration, *, values: bool) -> 
 
 def _reasons(stored: Declaration, declared: Declaration) -> Iterator[str]:
     """Yield the reasons why stored values do not fit the declaration."""
+    if stored.definition != declared.definition:
+        was, now = stored.definition or "no operator", declared.definition or "no operator"
+        yield f"it is the state of {was}, and is declared as that of {now}"
     if stored.figures != declared.figures:
         yield _other_figures(stored.figures, declared.figures)
     elif stored.form == "typed" and declared.form == "typed":

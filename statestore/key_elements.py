@@ -185,9 +185,10 @@ def _within(least: Any, greatest: Any) -> Callable[[pa.Array], pa.Array]:
     """Return a check that refuses times that Python does not have."""
 
     def check(column: pa.Array) -> pa.Array:
-        found = pc.min_max(column.cast(least.type))
-        low, high = found["min"].as_py(), found["max"].as_py()
-        if low is not None and (low < least.as_py() or high > greatest.as_py()):
+        # Compared as Arrow values, because Python has no objects for such times.
+        times = column.cast(least.type)
+        outside = pc.or_(pc.less(times, least), pc.greater(times, greatest))
+        if pc.any(outside).as_py():
             raise InvalidRecord("must be a time of the years 1 to 9999, got one outside of them")
         return column
 

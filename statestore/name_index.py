@@ -184,7 +184,8 @@ class NameIndex:
     def _slots(self) -> SlotArray:
         """Return the slots in the table."""
         kept = self._entries[(self._entries != 0) & (self._entries != _REMOVED)]
-        return (kept & _SLOT).view(np.int64) - 1
+        found: SlotArray = (kept & _SLOT).view(np.int64) - 1
+        return found
 
     def _drop_garbage(self) -> None:
         """Copy the strings that are left to the beginning of new data."""

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from strandline.statestore.layers import span
+from strandline.statestore.name_index import SlotArray
 from strandline.statestore.ranges import NO_RANGES, DeletedRanges
-from strandline.statestore.slots import UNKNOWN, SlotArray, SlotTable, States
+from strandline.statestore.slots import UNKNOWN, SlotTable, States
 from strandline.statestore.value_columns import Block, block_bytes
 
 CHANGED_SLOT_BYTES = 48

@@ -40,6 +40,7 @@ class SlotTable:
         self.num_dirty = 0
         """Number of slots with uncommitted changes."""
         self._tick = 0
+        self._free: SlotArray = np.empty(0, np.int64)
         self._start_over()
 
     def __len__(self) -> int:
@@ -164,7 +165,7 @@ class SlotTable:
         self._index = NameIndex()
         self._single: dict[bytes, int] = {}
         """Slots of keys that were looked up alone, which is faster the next time."""
-        self._free: SlotArray = np.empty(0, np.int64)
+        self._free = np.empty(0, np.int64)
         self._end = 0
         self._object_bytes = 0
         self._states: States = np.empty(0, np.uint8)

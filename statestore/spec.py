@@ -87,6 +87,8 @@ class StoreSpec(Generic[K, V]):
     """Function that converts a value stored under another declaration to the declared type."""
     figures: tuple[tuple[str, tuple[str, str | None]], ...] | None = None
     """Name, kind and column of each aggregate, if the values are aggregates."""
+    definition: str | None = None
+    """Definition of the operator whose state it is, besides `figures`; None for other stores."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", self.name) or self.name in (".", ".."):

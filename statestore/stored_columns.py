@@ -51,7 +51,8 @@ class StoredColumns:
         """Return True for each row that exists and has not expired."""
         if not self._expires:
             return exists
-        return exists & ((rows[-1] == NEVER) | (rows[-1] > self._codec.now()))
+        found: Mask = exists & ((rows[-1] == NEVER) | (rows[-1] > self._codec.now()))
+        return found
 
     def column(self, rows: Block, valid: Mask) -> Column:
         """Return the values of rows as a column, or as a list; null where not `valid`."""

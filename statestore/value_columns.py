@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -55,7 +55,7 @@ from strandline.statestore.values import ValueCodec
 
 Array = npt.NDArray[Any]
 Block = tuple[Array, ...]
-Column = pa.Array | list[Any]
+Column: TypeAlias = "pa.Array | list[Any]"
 """Arrow column, or objects of a type that has none."""
 
 ARROW = {
@@ -71,8 +71,10 @@ ARROW = {
 class ValueColumns(Protocol):
     """Columns of one declared type of values. Columns given and returned have no nulls."""
 
-    dtypes: tuple[npt.DTypeLike, ...]
-    """Types of the arrays of a block."""
+    @property
+    def dtypes(self) -> tuple[npt.DTypeLike, ...]:
+        """Types of the arrays of a block."""
+        ...
 
     def block(self, values: Any) -> Block:
         """Return values from outside as a block. Raises InvalidRecord."""

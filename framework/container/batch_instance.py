@@ -66,6 +66,17 @@ class BatchInstance(TaskInstance):
         if isinstance(self._object, BatchHandler):
             self._object.restored()
 
+    @property
+    def waits_for_end(self) -> bool:
+        """True if the handler has open windows, which the end of the input closes."""
+        if not isinstance(self._object, BatchHandler):
+            return False
+        self._scope.bind()
+        try:
+            return self._object.is_open()
+        finally:
+            self._scope.unbind()
+
     def before_commit(self) -> None:
         """Let the handler write what belongs to the commit.
 

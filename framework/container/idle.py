@@ -145,7 +145,7 @@ class Completion:
         The tasks go one after another because a window may send to the next task's input. With
         `whole_app`, pending windows in partitions of other workers are waited for.
         """
-        mine = [i for i in self._running if i.window_pending]
+        mine = [i for i in self._running if i.window_pending or (whole_app and i.waits_for_end)]
         names = self._tasks.names
         others = [names.index(t) for w in self._elsewhere for t in w.windows if t in names]
         first = min((self._number(i) for i in mine), default=None)

@@ -254,6 +254,11 @@ class TaskInstance:
         """True if a step ran after the last call of `window`."""
         return self._windows.is_pending
 
+    @property
+    def waits_for_end(self) -> bool:
+        """True if `window` has something to do at the end of the input, pending or not."""
+        return False
+
     def call_window(self) -> Steps:
         """Run `window` of a class task as a step, even if it is not due by the clock."""
         if not self._may_continue():

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from strandline.changelog.records import TopicInfo
 from strandline.framework.session import Session
 from strandline.framework.store import Store
+from strandline.framework.streams.fingerprints import fingerprint
 from strandline.framework.streams.nodes import Emit, Node, StreamOptions, TopicSource
 from strandline.framework.streams.operators.count_groups import CountOperator
 from strandline.framework.streams.operators.duplicates import DuplicatesOperator, duplicate_keys
@@ -232,14 +235,25 @@ class StagePlan:
 
 def _specs(node: StatefulNode) -> list[AnySpec]:
     """Return the declarations of an operator's stores."""
+    definition = _definition(node)
     if isinstance(node, DropDuplicates):
-        return [StoreSpec(node.name, key=duplicate_keys(node).declared, value=int)]
+        key = duplicate_keys(node).declared
+        return [StoreSpec(node.name, key=key, value=int, definition=definition)]
     assert isinstance(node, GroupAggregate)
-    kept = node.aggregates.spec(node.name, _group_keys(node).declared)
+    kept = node.aggregates.spec(node.name, _group_keys(node).declared, definition=definition)
     if isinstance(node.window, CountWindow):
         keys = GroupKeys(node.keys, node.inputs[0].schema, node.name)
         return [kept, counter_spec(_counts_of(node), keys.declared)]
     return [kept]
+
+
+def _definition(node: StatefulNode) -> str:
+    """Return what defines the state of an operator, as JSON.
+
+    The aggregates are left out, because a store's declaration has them already.
+    """
+    found = {k: v for k, v in fingerprint(node).definition.items() if k != "aggregates"}
+    return msgspec.json.encode(found, order="sorted").decode()
 
 
 def _group_keys(node: GroupAggregate) -> GroupKeys:

@@ -98,6 +98,10 @@ class StageTask(BatchHandler):
             self.restored()
             raise
 
+    def is_open(self) -> bool:
+        """Return True if an operator has open windows."""
+        return any(operator.closed_at() is not None for operator in self._operators.values())
+
     def restored(self) -> None:
         """Forget what is in memory."""
         if self._time is not None:

@@ -53,7 +53,7 @@ class StageTime:
     @property
     def sources(self) -> list[str]:
         """Sources that are known."""
-        return list(self._loaded.state()[1])
+        return [str(source) for source in self._loaded.state()[1]]
 
     def of(self, source: str) -> int:
         """Return the watermark of one source in ms."""

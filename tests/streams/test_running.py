@@ -362,3 +362,61 @@ def test_a_frame_of_rows_is_an_input_of_a_driver() -> None:
     )
     driver = TestDriver(app, now_ms=BASE).run(frame)
     assert {r.value["user"]: r.value["n"] for r in driver.output(out)} == {"ann": 2, "bob": 1}
+
+
+# Changed definitions ------------------------------------------------------------------
+
+
+def version(driver_log: Any, build: Any) -> sl.App:
+    app = sl.App("app", log=driver_log)
+    topic = app.topic("events", value=Event, key="user", timestamp="at", partitions=2)
+    build(app.stream(topic, idle=None))
+    return app
+
+
+@pytest.mark.parametrize(
+    ("build", "difference"),
+    [
+        (lambda s: s.group_by("user").window(sl.tumbling(20)).agg(n=sl.count(), name="agg"), "20"),
+        (
+            lambda s: s.group_by("kind").window(sl.tumbling(10)).agg(n=sl.count(), name="agg"),
+            "kind",
+        ),
+        (lambda s: s.group_by("user").window(sl.session(10)).agg(n=sl.count(), name="agg"), "keys"),
+        (
+            lambda s: (
+                s.group_by("user").window(sl.tumbling(10)).agg(n=sl.max("amount"), name="agg")
+            ),
+            "n=max",
+        ),
+    ],
+)
+def test_another_definition_is_refused_before_a_record_is_touched(
+    tmp_path: Any, build: Any, difference: str
+) -> None:
+    def first(stream: Any) -> None:
+        stream.group_by("user").window(sl.tumbling(10)).agg(n=sl.count(), name="agg").to("out")
+
+    with version(tmp_path / "log", first) as app:
+        app.declared.topics["events"].append([Event("ann", "x", 1, BASE)])
+        app.run(until="idle", progress=False)
+    with version(tmp_path / "log", build) as app, pytest.raises(sl.InvalidConfig, match=difference):
+        app.run(until="idle", progress=False)
+    with version(tmp_path / "log", first) as app:
+        app.run(until="end", progress=False)
+        assert app.declared.topics["out"].to_polars()["n"].to_list() == [1]
+
+
+def test_what_comes_before_an_operator_may_change(tmp_path: Any) -> None:
+    def counting(stream: Any) -> None:
+        stream.group_by("user").agg(n=sl.count(), name="agg").to("out")
+
+    with version(tmp_path / "log", counting) as app:
+        app.declared.topics["events"].append([Event("ann", "x", 1, BASE)])
+        app.run(until="idle", progress=False)
+    changed = lambda s: counting(s.filter(sl.col("kind") == "x"))  # noqa: E731
+    with version(tmp_path / "log", changed) as app:
+        rows = [Event("ann", "x", 1, BASE), Event("ann", "y", 1, BASE)]
+        app.declared.topics["events"].append(rows)
+        app.run(until="idle", progress=False)
+        assert app.declared.topics["out"].to_polars()["n"].to_list() == [1, 2]

@@ -182,7 +182,8 @@ class HoppingOperator(PaneOperator):
             return None
         keys = list(self._node.keys)
         windows = self._expanded(changed).select(PANE, *keys).unique(maintain_order=True)
-        states = self._merged(self._taken(windows[PANE].max() + self._window.size_ms), None)  # type: ignore[operator]
+        last = max(windows[PANE].to_list())
+        states = self._merged(self._taken(last + self._window.size_ms), None)
         affected = windows.join(states, on=[PANE, *keys], maintain_order="left")
         return self._windows(affected, self.watermark)
 
