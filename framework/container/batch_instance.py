@@ -37,7 +37,7 @@ class BatchInstance(TaskInstance):
     ) -> None:
         super().__init__(container, parts, placed, trial)
         self._batches = BatchQueue(self.inputs)
-        self._size = FIRST_BATCH_RECORDS
+        self.size = FIRST_BATCH_RECORDS
         """Number of records that take about as long as a slice."""
 
     @property
@@ -45,19 +45,15 @@ class BatchInstance(TaskInstance):
         """True if a record is pending and the next record of every input is known."""
         return not self.has_failed() and self._batches.has_next
 
-    def slice_records(self, _usual: int) -> int:
-        """Return the number of records of a slice."""
-        return self._size
-
     def run(self, limit: int) -> int:
         """Handle at most `limit` of the records fed; return the number handled."""
         begun = time.perf_counter()
         handled = self._run_batches(limit)
         seconds = time.perf_counter() - begun
         self.counters.took(seconds, handled)
-        if handled >= self._size or seconds > SLICE_SECONDS:
+        if handled >= self.size or seconds > SLICE_SECONDS:
             fitting = int(handled * SLICE_SECONDS / max(seconds, 1e-9))
-            self._size = max(1, min(fitting, 4 * self._size, MAX_BATCH_RECORDS))
+            self.size = max(1, min(fitting, 4 * self.size, MAX_BATCH_RECORDS))
         return handled
 
     def restored(self, *, window_pending: bool | None = None) -> None:

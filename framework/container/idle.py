@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.records import CommittedOffset, TopicPartition
+from strandline.framework.container.batch_instance import BatchInstance
 from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.manager import TaskManager
@@ -145,7 +146,7 @@ class Completion:
         The tasks go one after another because a window may send to the next task's input. With
         `whole_app`, pending windows in partitions of other workers are waited for.
         """
-        mine = [i for i in self._running if i.window_pending or (whole_app and i.waits_for_end)]
+        mine = [i for i in self._running if i.window_pending or (whole_app and _is_open(i))]
         names = self._tasks.names
         others = [names.index(t) for w in self._elsewhere for t in w.windows if t in names]
         first = min((self._number(i) for i in mine), default=None)
@@ -193,6 +194,11 @@ class Completion:
 
     def _number(self, instance: TaskInstance) -> int:
         return self._tasks.names.index(instance.spec.name)
+
+
+def _is_open(instance: TaskInstance) -> bool:
+    """Return True if an instance has open windows of a stream."""
+    return isinstance(instance, BatchInstance) and instance.waits_for_end
 
 
 def _all_is_committed(

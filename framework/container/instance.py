@@ -180,10 +180,6 @@ class TaskInstance:
         self.is_started = not self.has_failed()
         return 0
 
-    def slice_records(self, usual: int) -> int:
-        """Return the number of records of a slice: the usual one, which the worker adapts."""
-        return usual
-
     def run(self, limit: int) -> int:
         """Handle at most `limit` of the records fed; return the number handled."""
         begun = time.perf_counter()
@@ -253,11 +249,6 @@ class TaskInstance:
     def window_pending(self) -> bool:
         """True if a step ran after the last call of `window`."""
         return self._windows.is_pending
-
-    @property
-    def waits_for_end(self) -> bool:
-        """True if `window` has something to do at the end of the input, pending or not."""
-        return False
 
     def call_window(self) -> Steps:
         """Run `window` of a class task as a step, even if it is not due by the clock."""

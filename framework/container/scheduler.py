@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from strandline.changelog.clock import Clock
 from strandline.framework.container.async_instance import AsyncInstance
 from strandline.framework.container.async_slice import AsyncSlice
+from strandline.framework.container.batch_instance import BatchInstance
 from strandline.framework.container.event_loop import EventLoop
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.slice_guard import SliceGuard
@@ -119,7 +120,7 @@ class SliceScheduler:
             return 0
         handled, usual, seconds = 0, 0, 0.0
         for instance in self._in_turn(ready, is_time):
-            size = instance.slice_records(self._slice)
+            size = instance.size if isinstance(instance, BatchInstance) else self._slice
             if limit is not None and (size := min(size, limit - handled)) <= 0:
                 break
             begun = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What the tasks of a stage need to know of it: readers, stores, operators, and lags."""
+"""A stage with all that its tasks need: readers, stores, operators, and lags."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class InternalTopic:
         self._keys = GroupKeys(node.keys, node.schema, node.name)
         kept = {name: node.schema[name] for name in self._columns}
         kept |= {SOURCE: pl.String(), WATERMARK: pl.Int64()}
-        value = arrow_schema(kept, node.label)
+        value = arrow_schema({_field(name): dtype for name, dtype in kept.items()}, node.label)
         partitions = _partitions_before(node)
         self.topic = Topic[Any, Any](
             *(session, node.topic), key=bytes, value=value, partitions=partitions,
@@ -144,17 +144,28 @@ class InternalTopic:
         """Return the records of a batch as rows and marks, with a column for the key's absence."""
         import polars as pl
 
-        frame = pl.from_arrow(
-            pa.table([*batch.values.flatten()], names=[f.name for f in batch.values.type])
-        )
+        fields = [field.name for field in batch.values.type]
+        frame = pl.from_arrow(pa.table([*batch.values.flatten()], names=fields))
         assert isinstance(frame, pl.DataFrame)
-        casts = [pl.col(n).cast(self.node.schema[n]) for n in self._columns]
+        kinds = {name: self.node.schema[name] for name in self._columns}
+        kinds |= {SOURCE: pl.String(), WATERMARK: pl.Int64()}
+        rows = frame.select(pl.col(_field(n)).cast(kind).alias(n) for n, kind in kinds.items())
         times = pl.Series(TIME, batch.times())
         is_mark = pl.Series(_IS_MARK, batch.keys.is_null().to_numpy(zero_copy_only=False))
-        return frame.select(*casts, SOURCE, WATERMARK).with_columns(times, is_mark)
+        return rows.with_columns(times, is_mark)
 
     def _table(self, rows: pl.DataFrame) -> pa.Table:
-        return rows.select(*self._columns, SOURCE, WATERMARK, TIME).to_arrow()
+        names = [*self._columns, SOURCE, WATERMARK, TIME]
+        return rows.select(names).to_arrow().rename_columns([*map(_field, names)])
+
+
+def _field(column: str) -> str:
+    """Return the field of an internal topic that holds a column.
+
+    A name with two underscores in front cannot be that of a class's field, as JSON values need.
+    """
+    internal = column.startswith(INTERNAL)
+    return f"strandline_{column.removeprefix(INTERNAL)}" if internal else column
 
 
 _IS_MARK = f"{INTERNAL}is_mark"
