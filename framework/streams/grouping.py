@@ -29,7 +29,7 @@ from strandline.framework.streams.stateful import (
     emission_of,
     window_fields,
 )
-from strandline.framework.streams.windows import HoppingWindow, SessionWindow, Window
+from strandline.framework.streams.windows import HoppingWindow, SessionWindow, SlidingWindow, Window
 from strandline.statestore.aggregates import Aggregates
 from strandline.statestore.aggregates.aggregate import Aggregate
 
@@ -214,7 +214,7 @@ def _checked_aggregates(kinds: Mapping[str, Aggregate], window: Window | None) -
         figures = Aggregates(**kinds)
     except InvalidConfig as error:
         raise refusal("agg", str(error)) from None
-    if isinstance(window, HoppingWindow | SessionWindow) and not figures.can_merge:
+    if isinstance(window, HoppingWindow | SlidingWindow | SessionWindow) and not figures.can_merge:
         names = [name for name, one in kinds.items() if not one.can_merge]
         raise refusal(
             "agg",

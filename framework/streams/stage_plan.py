@@ -21,6 +21,7 @@ from strandline.framework.streams.operators.operator import LateRows, StageOpera
 from strandline.framework.streams.operators.panes import (
     PANE,
     HoppingOperator,
+    SlidingOperator,
     TumblingOperator,
     pane_keys,
 )
@@ -40,6 +41,7 @@ from strandline.framework.streams.windows import (
     CountWindow,
     HoppingWindow,
     SessionWindow,
+    SlidingWindow,
     TimeWindow,
     TumblingWindow,
 )
@@ -213,6 +215,8 @@ class StagePlan:
             return TumblingOperator(node, window, store, late)
         if isinstance(window, HoppingWindow):
             return HoppingOperator(node, window, store, late)
+        if isinstance(window, SlidingWindow):
+            return SlidingOperator(node, window, store, late)
         if isinstance(window, SessionWindow):
             return SessionOperator(node, window, store, late)
         if isinstance(window, CountWindow):
@@ -258,7 +262,7 @@ def _definition(node: StatefulNode) -> str:
 
 def _group_keys(node: GroupAggregate) -> GroupKeys:
     rows: dict[str, pl.DataType] = dict(node.inputs[0].schema)
-    if isinstance(node.window, TumblingWindow | HoppingWindow):
+    if isinstance(node.window, TumblingWindow | HoppingWindow | SlidingWindow):
         return pane_keys(node)
     if isinstance(node.window, SessionWindow):
         return session_keys(node)

@@ -297,6 +297,26 @@ class SlidingWindow(TimeWindow):
         """Return the end in ms of the last window that each record may count for."""
         return _checked(times) + self.size_ms + 1
 
+    def since(self, times: pl.Series, watermarks: pl.Series) -> pl.Series:
+        """Return the time in ms of the first record whose window each record may count for.
+
+        It is the record's own time, unless its own window was closed before it.
+
+        Args:
+            times: Timestamps of records that are not late.
+            watermarks: Watermark in ms before each record.
+        """
+        ms, first_open = _checked(times), watermarks - self.grace_ms
+        return first_open.zip_with(first_open > ms, ms).alias("since")
+
+    def last_closed(self, watermark: int) -> int:
+        """Return the last time in ms of which windows are closed by a watermark.
+
+        >>> sliding(10, grace=5).last_closed(26)
+        20
+        """
+        return watermark - self.grace_ms - 1
+
     def to_dict(self) -> dict[str, Any]:
         """Return the definition as plain data, equal for equal definitions."""
         return {"kind": "sliding", "size_ms": self.size_ms, "grace_ms": self.grace_ms}

@@ -70,6 +70,28 @@ def fixed_windows(
     return dict(found), late
 
 
+def sliding(
+    partitions: Sequence[Sequence[Event]],
+    key: Callable[[Event], Key],
+    *,
+    size: int,
+    grace: int,
+) -> Windowed:
+    """Return, by the time t of each record, the records of [t - size, t]."""
+    kept: list[tuple[Event, int]] = []
+    for events in partitions:
+        for event, watermark in with_watermarks(events, 0):
+            if event.at + size + 1 + grace > watermark:
+                kept.append((event, max(event.at, watermark - grace)))
+    found: Windowed = {}
+    for of_key in {key(event) for event, _ in kept}:
+        mine = [(event, since) for event, since in kept if key(event) == of_key]
+        for time in {event.at for event, since in mine if since == event.at}:
+            rows = [e for e, since in mine if time - size <= e.at <= time and since <= time]
+            found[of_key, time - size, time + 1] = rows
+    return found
+
+
 def sessions(
     partitions: Sequence[Sequence[Event]],
     key: Callable[[Event], Key],

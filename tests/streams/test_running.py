@@ -23,6 +23,7 @@ from tests.streams.oracle import (
     figures,
     fixed_windows,
     sessions,
+    sliding,
 )
 
 PARTITIONS = 3
@@ -153,6 +154,21 @@ def test_each_hopping_window_is_sent_once(
 
 @pytest.mark.parametrize("by", KEYS)
 @PROPERTY
+@given(events=EVENTS, cuts=CUTS, size=st.integers(1, 90), grace=st.integers(0, 60))
+def test_each_sliding_window_is_sent_once(
+    by: str, events: list[Event], cuts: Any, size: int, grace: int
+) -> None:
+    keys = by.split(", ")
+    app, _, stream = app_of()
+    window = sl.sliding(size, grace=grace)
+    out = stream.group_by(*keys).window(window).agg(**AGGREGATES, name="agg").to("out")
+    driver = run(app, events, cuts).end()
+    windows = sliding(by_partition(events, PARTITIONS), KEYS[by], size=size, grace=grace)
+    assert windows_sent(driver, out, keys) == expected(windows)
+
+
+@pytest.mark.parametrize("by", KEYS)
+@PROPERTY
 @given(events=EVENTS, cuts=CUTS, gap=st.integers(1, 60), grace=st.integers(0, 80))
 def test_each_session_is_sent_once(
     by: str, events: list[Event], cuts: Any, gap: int, grace: int
@@ -235,13 +251,20 @@ def test_updates_end_with_the_figures_of_all_records(
     assert shown == {key: figures(of_key) for key, of_key in groups.items()}
 
 
+WINDOWS = st.one_of(
+    st.integers(5, 40).map(lambda size: sl.tumbling(size, grace=1_000)),
+    st.integers(5, 40).map(lambda every: sl.hopping(2 * every, every, grace=1_000)),
+    st.integers(5, 90).map(lambda size: sl.sliding(size, grace=1_000)),
+)
+
+
 @PROPERTY
-@given(events=EVENTS, cuts=CUTS, every=st.integers(5, 40), times=st.integers(1, 3))
+@given(events=EVENTS, cuts=CUTS, window=WINDOWS)
 def test_updates_of_windows_end_with_their_final_results(
-    events: list[Event], cuts: Any, every: int, times: int
+    events: list[Event], cuts: Any, window: Any
 ) -> None:
     app, _, stream = app_of()
-    windowed = stream.group_by("user").window(sl.hopping(every * times, every, grace=1_000))
+    windowed = stream.group_by("user").window(window)
     aggregated = windowed.agg(**AGGREGATES, name="agg")
     updates = aggregated.to("updates", emit="update")
     finals = aggregated.to("finals", emit="final")

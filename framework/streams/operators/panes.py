@@ -1,8 +1,8 @@
-"""Aggregates of tumbling, calendar and hopping windows, kept by pane.
+"""Aggregates of tumbling, calendar, hopping and sliding windows, kept by pane.
 
 The store's keys begin with the start of the pane, so that closing windows is a scan of one range
-and the deletion of it. The panes of tumbling windows are the windows. Those of hopping windows have
-the start of the first window that they count for as well (`HoppingWindow.since`).
+and the deletion of it. The panes of tumbling windows are the windows. Those of hopping and sliding
+windows say as well for which windows they count (`HoppingWindow.since`, `SlidingWindow.since`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from strandline.framework.streams.operators.operator import LateRows, StageOpera
 from strandline.framework.streams.schemas import INTERNAL, TIME, WATERMARK
 from strandline.framework.streams.stateful import WINDOW_END, WINDOW_START, GroupAggregate
 from strandline.framework.streams.watermark import NO_WATERMARK
-from strandline.framework.streams.windows import HoppingWindow, TimeWindow, TumblingWindow
+from strandline.framework.streams.windows import (
+    HoppingWindow,
+    SlidingWindow,
+    TimeWindow,
+    TumblingWindow,
+)
 
 if TYPE_CHECKING:
     import polars as pl
@@ -31,7 +36,8 @@ def pane_keys(node: GroupAggregate) -> GroupKeys:
     """Return the columns of the keys of an aggregation's panes."""
     import polars as pl
 
-    names = [PANE, SINCE] if isinstance(node.window, HoppingWindow) else [PANE]
+    is_shared = isinstance(node.window, HoppingWindow | SlidingWindow)
+    names = [PANE, SINCE] if is_shared else [PANE]
     schema = {**node.inputs[0].schema, PANE: pl.Int64(), SINCE: pl.Int64()}
     return GroupKeys([*names, *node.keys], schema, node.name)
 
@@ -208,6 +214,84 @@ class HoppingOperator(PaneOperator):
 
     def _closed_after(self, pane: int) -> int:
         return self._window.closed_at(self._window.last_window(pane))
+
+
+class SlidingOperator(PaneOperator):
+    """Aggregates of the records up to a time before each record, and of itself.
+
+    The records of one time are a pane. It counts for the windows of the times from `SINCE` on, and
+    has a window of its own if that is its time.
+    """
+
+    def __init__(
+        self, node: GroupAggregate, window: SlidingWindow, store: Store[Any, Any], late: LateRows
+    ) -> None:
+        super().__init__(node, window, store, late)
+        self._window = window
+
+    def advance(self, watermark: int) -> pl.DataFrame | None:
+        """Close the windows of the times that the watermark has passed; return their results."""
+        import polars as pl
+
+        before, self.watermark = self.watermark, watermark
+        first = self._first_pane()
+        if watermark <= NO_WATERMARK or first is None:
+            return None
+        last = self._window.last_closed(watermark)
+        done = NO_WATERMARK if before <= NO_WATERMARK else self._window.last_closed(before)
+        if last == done or last < first:
+            return None
+        panes = self._taken(last + 1)
+        states = self._merged(panes, (pl.col(PANE) <= last) & (pl.col(PANE) > done))
+        self._delete(last - self._window.size_ms + 1)
+        return None if states.is_empty() else self._windows(states, before)
+
+    def updates(self) -> pl.DataFrame | None:
+        """Return the results of the windows with a pane that changed since the last commit."""
+        import polars as pl
+
+        changed = self._state.changed()
+        if changed.is_empty():
+            return None
+        size = self._window.size_ms
+        panes = self._taken(max(changed[PANE].to_list()) + size + 1)
+        times = changed.select(pl.col(PANE).alias(_CHANGED), *self._node.keys).unique()
+        pairs = panes.join(times, on=list(self._node.keys), nulls_equal=True)
+        near = pairs.filter((pl.col(PANE) - pl.col(_CHANGED)).is_between(0, size))
+        wanted = pl.col(PANE).is_in(near[PANE].unique().implode())
+        states = self._merged(panes, wanted & (pl.col(PANE) > self._last_closed()))
+        return None if states.is_empty() else self._windows(states, self.watermark)
+
+    def _last_closed(self) -> int:
+        now = self.watermark
+        return now if now <= NO_WATERMARK else self._window.last_closed(now)
+
+    def _merged(self, panes: pl.DataFrame, wanted: pl.Expr) -> pl.DataFrame:
+        """Return the states of the wanted windows, by start (in PANE) and key."""
+        import polars as pl
+
+        keys, size = list(self._node.keys), self._window.size_ms
+        own = panes.filter((pl.col(SINCE) == pl.col(PANE)) & wanted)
+        windows = own.select(pl.col(PANE).alias(_TIME_OF), *keys)
+        pairs = windows.join(panes, on=keys, maintain_order="left_right")
+        counting = pairs.filter(
+            (pl.col(_TIME_OF) - pl.col(PANE)).is_between(0, size)
+            & (pl.col(SINCE) <= pl.col(_TIME_OF))
+        )
+        starts = counting.with_columns((pl.col(_TIME_OF) - size).alias(PANE)).drop(_TIME_OF)
+        return self._node.aggregates.combine(starts, [PANE, *keys])
+
+    def _with_panes(self, frame: pl.DataFrame, marks: pl.Series) -> pl.DataFrame:
+        return frame.with_columns(
+            frame[TIME].alias(PANE), self._window.since(frame[TIME], marks).alias(SINCE)
+        )
+
+    def _closed_after(self, pane: int) -> int:
+        return pane + self._window.size_ms + 1 + self._window.grace_ms
+
+
+_CHANGED = f"{INTERNAL}changed"
+_TIME_OF = f"{INTERNAL}time_of"
 
 
 def _datetimes(ms: pl.Series, name: str) -> pl.Series:
