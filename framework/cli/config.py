@@ -11,7 +11,7 @@ from strandline.changelog.log_config import LogConfig
 from strandline.changelog.settings import Setting
 from strandline.framework.cli import output
 from strandline.framework.cli.loading import opened
-from strandline.framework.cli.options import JsonOption, LogOption, settings
+from strandline.framework.cli.options import CreateOption, JsonOption, LogOption, settings
 
 commands = typer.Typer(
     help="Show and change the settings of a log as a whole: defaults for topics, and the cleaner.",
@@ -48,10 +48,11 @@ def set_(
         ),
     ],
     log: LogOption = None,
+    create: CreateOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Change settings, effective at once and kept in the log. Makes the log if there is none."""
-    _alter(settings(pairs), log, json=json, create=True)
+    """Change settings, effective at once and kept in the log."""
+    _alter(settings(pairs), log, json=json, create=create)
 
 
 @commands.command("unset")

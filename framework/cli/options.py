@@ -22,6 +22,9 @@ LogOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
+CreateOption = Annotated[
+    bool, typer.Option("--create", help="Make the log if the folder holds none.")
+]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
 PartitionOption = Annotated[
     list[int] | None,

@@ -16,7 +16,7 @@ from strandline.changelog.location import check, check_exists, is_url, shown
 from strandline.changelog.storage import Durability
 from strandline.framework.cli import output
 from strandline.framework.cli.metrics import MetricsOption, serving_metrics
-from strandline.framework.cli.options import JsonOption
+from strandline.framework.cli.options import CreateOption, JsonOption
 from strandline.framework.metrics import Collect
 
 ListenOption = Annotated[
@@ -82,9 +82,6 @@ HelloTimeoutOption = Annotated[
 DurabilityOption = Annotated[
     Durability,
     typer.Option("--durability", help="fsync: survives a power cut; os: survives kill -9."),
-]
-CreateOption = Annotated[
-    bool, typer.Option("--create", help="Make the log if the folder holds none.")
 ]
 
 

@@ -1,4 +1,4 @@
-"""Commands that only read never create a log, for any path."""
+"""Commands create no log at a mistyped path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strandline import changelog
 from strandline.changelog.errors import InvalidConfig
 from tests.cli.conftest import Command
 
-READING = [
+CREATING_NOTHING = [
     ("topics", "list"),
     ("topics", "describe", "t"),
     ("consume", "t"),
@@ -23,6 +23,8 @@ READING = [
     ("cleaner", "status"),
     ("clean", "t"),
     ("config", "show"),
+    ("config", "set", "log.retention.hours=2"),
+    ("config", "unset", "log.retention.hours"),
     ("describe", "app"),
     ("reset", "app", "--yes"),
     ("check",),
@@ -40,8 +42,8 @@ def mistyped(tmp_path: Path) -> Path:
         return tmp_path / "ordres"
 
 
-@pytest.mark.parametrize("words", READING, ids=" ".join)
-def test_a_command_that_reads_creates_no_log(
+@pytest.mark.parametrize("words", CREATING_NOTHING, ids=" ".join)
+def test_a_command_creates_no_log_unless_it_is_asked_to(
     strandline: Command, mistyped: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STRANDLINE_LOG", str(mistyped))
@@ -49,6 +51,15 @@ def test_a_command_that_reads_creates_no_log(
     outcome = strandline(*words, *([str(mistyped)] if named else ()))
     assert outcome.code != 0
     assert not mistyped.exists()
+
+
+def test_settings_of_a_new_log_are_set_on_request(
+    strandline: Command, mistyped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STRANDLINE_LOG", str(mistyped))
+    assert strandline("config", "set", "log.retention.hours=2", "--create").code == 0
+    with changelog.open(mistyped, create=False, durability="os") as log:
+        assert log.config().topic({}).retention_ms == 7_200_000
 
 
 def test_the_error_names_the_path_a_log_nearby_and_how_to_create_one(mistyped: Path) -> None:
