@@ -1,4 +1,4 @@
-"""Seconds are never mistaken for milliseconds, wherever a time is given."""
+"""Seconds, microseconds and nanoseconds are never mistaken for milliseconds."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ import pytest
 import strandline as sl
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.errors import StrandlineError
+from strandline.changelog.times import MIN_FINE, to_ms
 from strandline.framework.testing import TestDriver
 
 NOW = 1_760_000_400_000
 SECONDS = NOW // 1000
-WRONG = [SECONDS, float(SECONDS), NOW + 0.5]
+WRONG = [SECONDS, float(SECONDS), NOW + 0.5, NOW * 1_000, NOW * 1_000_000]
 MOON = dt.datetime(1970, 1, 20, tzinfo=dt.UTC)
 """A time before 1980 that is certainly meant, because it is a datetime."""
 MOON_MS = 19 * 86_400_000
@@ -106,7 +107,7 @@ ENTRIES: dict[str, Enter] = {
 
 @pytest.mark.parametrize("enter", ENTRIES.values(), ids=ENTRIES)
 @pytest.mark.parametrize("at", WRONG)
-def test_seconds_and_floats_are_refused(tmp_path: Path, enter: Enter, at: Any) -> None:
+def test_other_units_and_floats_are_refused(tmp_path: Path, enter: Enter, at: Any) -> None:
     with opened(tmp_path) as (app, topic), pytest.raises(StrandlineError, match="milliseconds"):
         enter(app, topic, at)
 
@@ -117,11 +118,24 @@ def test_any_datetime_is_accepted(tmp_path: Path, enter: Enter) -> None:
         enter(app, topic, MOON)
 
 
-def test_a_column_of_a_typed_value_that_holds_seconds_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("at", "unit"),
+    [(SECONDS, "seconds"), (NOW * 1_000, "microseconds"), (NOW * 1_000_000, "nanoseconds")],
+)
+def test_a_column_of_a_typed_value_in_another_unit_is_refused(
+    tmp_path: Path, at: int, unit: str
+) -> None:
     with opened(tmp_path) as (app, topic):
         by_column(app, topic, NOW)
-        with pytest.raises(sl.InvalidRecord, match="looks like seconds"):
-            by_column(app, topic, SECONDS)
+        with pytest.raises(sl.InvalidRecord, match=f"looks like {unit}"):
+            by_column(app, topic, at)
+
+
+@pytest.mark.parametrize("at", [MIN_FINE - 1, 2**62, 2**63 - 1])
+def test_a_time_that_means_never_is_accepted(tmp_path: Path, at: int) -> None:
+    with opened(tmp_path) as (app, topic):
+        by_set_timer("stream")(app, topic, at)
+        assert to_ms(at, around=NOW) == at
 
 
 def test_a_very_early_time_is_kept_with_a_warning(tmp_path: Path) -> None:
