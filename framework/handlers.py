@@ -2,7 +2,7 @@
 
 A handler has run when it has returned and the result is not work that is still to be done. A
 generator, a coroutine, a lazy iterator, a future or a function is such work: the call has only
-created it. If the declaration shows that a handler creates one, the declaration is refused. If only
+created it. So is a list, tuple, set or dict of coroutines, generators or futures. If the declaration shows that a handler creates one, the declaration is refused. If only
 the call shows it (a decorator or a lambda in between), the record fails.
 """
 
@@ -12,7 +12,7 @@ import asyncio
 import concurrent.futures
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator
 from typing import Any
 
 from strandline.changelog.errors import InvalidConfig, InvalidRequest
@@ -81,14 +81,33 @@ def check_finished(result: Any, what: str = "the handler") -> None:
         what: Name of the called function, for the message.
 
     Raises:
-        InvalidRequest: `result` is a generator, an awaitable, an iterator, a future or a function.
+        InvalidRequest: `result` is a generator, an awaitable, an iterator, a future or a function,
+            or a container of generators, awaitables or futures.
     """
-    if type(result) in _DONE:
+    kind = type(result)
+    if kind in _DONE:
+        return
+    if kind in _CONTAINERS:
+        _check_elements(result, what)
         return
     found = _unfinished(result)
     if found is not None:
         _discard(result)
         raise InvalidRequest(f"{what} has not run: it returned {found}")
+
+
+def _check_elements(results: Any, what: str) -> None:
+    """Refuse a container that holds calls that have not run.
+
+    Functions and iterators are not refused here, because they may be values; a generator is not.
+    """
+    elements = results.values() if type(results) is dict else results
+    pending = [one for one in elements if isinstance(one, _PENDING)]
+    if pending:
+        found = _unfinished(pending[0])
+        for one in pending:
+            _discard(one)
+        raise InvalidRequest(f"{what} has not run: it returned a {_kind(results)} with {found}")
 
 
 def no_timer(name: Any) -> None:
@@ -139,4 +158,6 @@ def _kind(result: Any) -> str:
     return type(result).__name__
 
 
-_DONE = frozenset({int, float, str, bytes, bool, type(None), tuple, list, dict, set})
+_DONE = frozenset({int, float, str, bytes, bool, type(None)})
+_CONTAINERS = frozenset({tuple, list, dict, set})
+_PENDING = (Awaitable, Generator, AsyncGenerator, concurrent.futures.Future)

@@ -151,6 +151,10 @@ UNFINISHED: dict[str, Callable[..., Any]] = {
     "a future": future,
     "a decorator without its parentheses": retry(lambda record: None),  # type: ignore[arg-type]
     "an async function that returns one": returns_a_coroutine,
+    "a tuple of calls of async functions": lambda record: (coroutine(record), coroutine(record)),
+    "a list of calls of generators": lambda record: [1, generator(record)],
+    "a set of futures": lambda record: {future(record)},
+    "a dict of calls of async functions": lambda record: {"a": coroutine(record)},
 }
 
 
@@ -226,7 +230,9 @@ def test_a_key_function_that_returns_a_coroutine_fails_its_record() -> None:
         gc.collect()
 
 
-@pytest.mark.parametrize("result", [None, 1, "x", [1], {"a": 1}, (1, 2)])
+@pytest.mark.parametrize(
+    "result", [None, 1, "x", [1], {"a": 1}, (1, 2), [print], [iter([1])], [[None]], {1}, []]
+)
 def test_a_returned_plain_value_is_ignored(result: Any) -> None:
     app = sl.App("app")
     words, seen = app.topic("words", value=int), app.counter("seen")
