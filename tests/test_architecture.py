@@ -308,6 +308,25 @@ def test_values_that_travel_together_are_one_parameter() -> None:
     assert offenders(long_constructors) == {}
 
 
+def class_names(module: Path) -> list[str]:
+    """Return the names of the classes of `module`, also of those inside of functions."""
+    tree = ast.parse((ROOT / module).read_text())
+    return [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+
+
+def shared_names(modules: list[Path]) -> dict[str, list[str]]:
+    """Return the class names that several classes have, with their modules."""
+    homes: dict[str, list[str]] = {}
+    for module in modules:
+        for name in class_names(module):
+            homes.setdefault(name, []).append(str(module))
+    return {name: found for name, found in homes.items() if len(found) > 1}
+
+
+def test_a_class_name_is_used_once() -> None:
+    assert shared_names(MODULES) == {}
+
+
 DOCUMENTED = (
     "changelog",
     "statestore",
@@ -392,6 +411,9 @@ def test_the_rules_can_be_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert decoding_by_itself(Path("changelog/bad.py")) == {"line 1: msgspec.json.decode"}
     (tmp_path / "changelog/bad.py").write_text("class Large:\n" + "    x = 1\n    # y\n" * 300)
     assert too_large(Path("changelog/bad.py")) == {"Large"}
+    assert shared_names([Path("changelog/bad.py"), Path("changelog/bad.py")]) == {
+        "Large": ["changelog/bad.py"] * 2
+    }
     (tmp_path / "changelog/bad.py").write_text("x = 1\n" * 451)
     assert too_large(Path("changelog/bad.py")) == {"bad.py"}
     (tmp_path / "changelog/bad.py").write_text(

@@ -79,7 +79,7 @@ from strandline.changelog.flight.requests import (
     LeaveGroup,
     Request,
 )
-from strandline.changelog.flight.sessions import Session, Sessions
+from strandline.changelog.flight.sessions import ClientSession, Sessions
 from strandline.changelog.groups import GroupMember
 from strandline.changelog.pins import PinName, there
 from strandline.changelog.records import Append, Fetched, Isolation, TopicPartition
@@ -299,12 +299,12 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             raise InvalidRequest("this endpoint serves no clients over TCP")
         return Permit(caller.client.caller.holder, self.granting, presented_in(caller.grants))
 
-    def _session(self, context: Any) -> Session:
+    def _session(self, context: Any) -> ClientSession:
         if self._closing:
             raise SessionEnded("the log's owner is closing")
         return self._sessions.find(context.get_middleware(_GATE).session)
 
-    def _register(self, session: Session, goodbye: _Goodbye) -> None:
+    def _register(self, session: ClientSession, goodbye: _Goodbye) -> None:
         # One lock for both, so that a stream is either in the list of `say_goodbye` or sees
         # `_closing` here.
         with self._streams_lock:
@@ -313,7 +313,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         if closing:
             goodbye.say()
 
-    def _run(self, session: Session, request: Request) -> Any:
+    def _run(self, session: ClientSession, request: Request) -> Any:
         if isinstance(request, InitProducer):
             with session.changing():
                 identity = request.run(self._broker)
@@ -349,7 +349,9 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         finally:
             answer.sent()
 
-    def _append_from(self, caller: _Caller, session: Session, sent: SmallAppend) -> AppendAnswer:
+    def _append_from(
+        self, caller: _Caller, session: ClientSession, sent: SmallAppend
+    ) -> AppendAnswer:
         permit = self._permit(caller)
         if permit is None or caller.client is None:
             return self._append(session, read_small_append(sent))
@@ -357,7 +359,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         with self.budgets.requests.taken(caller.client, claimed_by(sent)):
             return self._append(session, read_small_append(sent))
 
-    def _append(self, session: Session, appends: list[Append]) -> AppendAnswer:
+    def _append(self, session: ClientSession, appends: list[Append]) -> AppendAnswer:
         if any(append.producer is None for append in appends):
             raise InvalidRequest("an append over the wire needs a producer; call init_producer")
         opening = {a.producer for a in appends if a.producer and a.transactional}

@@ -23,7 +23,7 @@ from strandline.changelog.groups import GroupMember
 from strandline.changelog.records import ProducerIdentity
 
 
-class Session:
+class ClientSession:
     """One client, from its hello until its stream ends."""
 
     def __init__(self, session_id: str, hello: SessionHello) -> None:
@@ -98,28 +98,28 @@ class Sessions:
         self._broker = broker
         self._clock = clock
         self._changed = threading.Condition()
-        self._open: dict[str, Session] = {}
+        self._open: dict[str, ClientSession] = {}
         self._idle_since = clock.monotonic()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def start(self, hello: SessionHello) -> Session:
+    def start(self, hello: SessionHello) -> ClientSession:
         """Begin a session for a client that has connected."""
-        session = Session(self._clock.new_id(), hello)
+        session = ClientSession(self._clock.new_id(), hello)
         with self._changed:
             self._open[session.id] = session
             self._changed.notify_all()
         return session
 
-    def find(self, session_id: str) -> Session:
+    def find(self, session_id: str) -> ClientSession:
         """Return the session of a call. Raises SessionEnded if there is none."""
         session = self._open.get(session_id)
         if session is None:
             raise SessionEnded("the log's owner does not know this session; open the log again")
         return session
 
-    def end(self, session: Session) -> None:
+    def end(self, session: ClientSession) -> None:
         """End the session of a client that is gone, and remove it."""
         try:
             session.end(self._broker)
