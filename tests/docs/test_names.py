@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import io
+import itertools
 import keyword
 import re
 import subprocess
@@ -20,9 +21,13 @@ FOREIGN = {
     *("AdminClient", "list_offsets", "rd_kafka_topic_partition_list_query_leaders_async"),
     *("dd", "pread"),  # the system's
     *("Args", "c0"),  # a heading of docstrings; a byte
+    "Topic.validate",  # Kafka's
 }
 """Names of other software, and no names at all."""
 NAME = re.compile(r"[A-Za-z_][\w.]*(\([^)]*\))?")
+SOURCE = ("changelog", "statestore", "framework")
+PLAIN_BASES = {"Protocol", "Generic", "NamedTuple", "ABC"}
+"""Bases from which a class has no members of interest."""
 SETTINGS = ("Makefile", "pyproject.toml", ".github/workflows/ci.yml")
 
 
@@ -53,20 +58,101 @@ def known() -> set[str]:
     return found
 
 
+def quoted_names(text: str) -> set[str]:
+    """Return the names in backticks."""
+    quoted = (found[1] for found in re.finditer(r"`([^`\n]+)`", text))
+    return {name for name in quoted if NAME.fullmatch(name)}
+
+
 def unknown(text: str, known: set[str]) -> set[str]:
     """Return the names in backticks of which some part is not known."""
-    quoted = (found[1] for found in re.finditer(r"`([^`\n]+)`", text))
-    names = {name for name in quoted if NAME.fullmatch(name)}
-    return {
-        name for name in names if not known >= set(filter(None, name.partition("(")[0].split(".")))
-    }
+    return {name for name in quoted_names(text) if not known >= set(parts_of(name))}
+
+
+def parts_of(name: str) -> list[str]:
+    """Return the parts of a dotted name, without the arguments of a call."""
+    return [part for part in name.partition("(")[0].split(".") if part]
+
+
+@pytest.fixture(scope="module")
+def members() -> dict[str, set[str]]:
+    """Return the members of each class of the source, inherited ones included.
+
+    Classes that inherit from a class of other software are left out.
+    """
+    own: dict[str, set[str]] = {}
+    bases: dict[str, set[str]] = {}
+    for top in SOURCE:
+        for path in tracked(f"{top}/*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    own[node.name] = set(names_in(node))
+                    bases[node.name] = {ast.unparse(base).partition("[")[0] for base in node.bases}
+
+    def inherited(name: str) -> set[str] | None:
+        found = set(own[name])
+        for base in bases[name] - PLAIN_BASES:
+            more = inherited(base) if base in own else None
+            if more is None:
+                return None
+            found |= more
+        return found
+
+    complete = {name: inherited(name) for name in own}
+    return {name: found for name, found in complete.items() if found is not None}
+
+
+def names_in(declared: ast.ClassDef) -> Iterator[str]:
+    """Yield the names that a class and its methods define."""
+    for node in ast.walk(declared):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
+
+
+def without_member(text: str, members: dict[str, set[str]]) -> set[str]:
+    """Return the names in backticks of a class and a member that it does not have."""
+    found = set()
+    for name in quoted_names(text):
+        parts = parts_of(name)
+        pairs = itertools.pairwise(parts)
+        if any(one in members and other not in members[one] for one, other in pairs):
+            found.add(name)
+    return found
 
 
 def test_pages_name_only_what_exists(known: set[str]) -> None:
+    wrong = {name: unknown(text, known) for name, text in pages().items()}
+    assert {name: names for name, names in wrong.items() if names} == {}
+
+
+def test_pages_and_docstrings_name_only_members_that_classes_have(
+    members: dict[str, set[str]],
+) -> None:
+    texts = pages()
+    for top in SOURCE:
+        for path in tracked(f"{top}/*.py"):
+            texts[str(path.relative_to(ROOT))] = "\n".join(strings(path))
+    wrong = {name: without_member(text, members) for name, text in texts.items()}
+    assert {name: names - FOREIGN for name, names in wrong.items() if names - FOREIGN} == {}
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page by its path, without blocks of code."""
     current = (path for path in tracked("*.md") if path.name != "CHANGELOG.md")  # it has old names
-    pages = {path: re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL) for path in current}
-    wrong = {str(path.relative_to(ROOT)): unknown(text, known) for path, text in pages.items()}
-    assert {path: names for path, names in wrong.items() if names} == {}
+    return {
+        str(path.relative_to(ROOT)): re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+        for path in current
+    }
+
+
+def strings(path: Path) -> Iterator[str]:
+    """Yield the strings of a module, its docstrings among them."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
 
 
 def messages(path: Path) -> Iterator[str]:
@@ -82,7 +168,7 @@ def messages(path: Path) -> Iterator[str]:
 def test_messages_name_only_what_exists(known: set[str]) -> None:
     wrong = {
         str(path.relative_to(ROOT)): names
-        for top in ("changelog", "statestore", "framework")
+        for top in SOURCE
         for path in tracked(f"{top}/*.py")
         if (names := unknown("\n".join(messages(path)), known))
     }
@@ -92,3 +178,8 @@ def test_messages_name_only_what_exists(known: set[str]) -> None:
 def test_a_name_that_does_not_exist_is_found(known: set[str]) -> None:
     text = "call `no_such_function(1)` or `App.run`, see `app.no_such_method`"
     assert unknown(text, known) == {"no_such_function(1)", "app.no_such_method"}
+
+
+def test_a_member_that_does_not_exist_is_found(members: dict[str, set[str]]) -> None:
+    text = "`Partition.log_end`, `Partition.no_such_end`, `sl.App.no_such_call()`, `App.run`"
+    assert without_member(text, members) == {"Partition.no_such_end", "sl.App.no_such_call()"}
