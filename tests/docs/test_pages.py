@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import re
 import shlex
 import signal
 import subprocess
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 LONGEST = 300
 """Maximum number of lines of a page of the guide."""
+WIDEST = 100
+"""Maximum number of columns of a page's text; tables and code may be wider."""
 PRESSES = 600
 """Maximum number of presses of Ctrl-C, 20 a second."""
 LOG = "data"
@@ -286,3 +289,20 @@ def test_a_page_of_the_guide_stays_short() -> None:
     assert guide
     lines = {name_of(page): page.read_text().count("\n") for page in guide}
     assert {name: count for name, count in lines.items() if count >= LONGEST} == {}
+
+
+def too_wide(text: str) -> list[str]:
+    """Return the lines of a page's text that have too many columns."""
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    lines = [line for line in prose.splitlines() if not line.startswith(("|", "    "))]
+    return [line for line in lines if len(line) > WIDEST]
+
+
+def test_lines_of_a_page_are_narrow() -> None:
+    wide = {name_of(page): found for page in PAGES if (found := too_wide(page.read_text()))}
+    assert wide == {}
+
+
+def test_a_wide_line_is_found() -> None:
+    wide = "word " * 21
+    assert too_wide(f"text\n| {wide} |\n```\n{wide}\n```\n{wide}\n") == [wide]
