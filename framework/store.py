@@ -148,8 +148,12 @@ class Store(NoLen, Generic[K, V]):
     def delete(self, key: K) -> None:
         """Remove a key. A key without a value is no error.
 
+        Args:
+            key: Key of the declared type.
+
         Raises:
             NotInTask: No handler of the store's task is running.
+            InvalidRecord: The key is not of the declared type.
         """
         self._partition().delete(key)
 
@@ -194,8 +198,16 @@ class Store(NoLen, Generic[K, V]):
     def put_if_absent(self, key: K, value: V) -> V | None:
         """Set the value of a key that has none.
 
+        Args:
+            key: Key of the declared type.
+            value: Value of the declared type.
+
         Returns:
             The value that the key has already, which then stays; None if `value` was set.
+
+        Raises:
+            NotInTask: No handler of the store's task is running.
+            InvalidRecord: The key or the value is not of the declared type.
         """
         return self._partition().put_if_absent(key, value)
 
@@ -272,8 +284,17 @@ class Store(NoLen, Generic[K, V]):
         The value is stored when the block ends without an error. A key without a value begins with
         the store's default.
 
+        Args:
+            key: Key of the declared type.
+
+        Returns:
+            The context manager, which gives the value.
+
         Raises:
             KeyError: The key has no value, and the store has no default.
+            NotInTask: No handler of the store's task is running.
+            InvalidRecord: The key, or the value at the end of the block, is not of the declared
+                type.
         """
         return self._partition().edit(key)
 

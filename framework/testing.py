@@ -182,6 +182,12 @@ class TestDriver:
     def output(self, topic: Topic[K, V]) -> list[Record[K, V]]:
         """Return the committed records of a topic, partition by partition, tombstones included.
 
+        Args:
+            topic: Topic of the app.
+
+        Returns:
+            The records, those of partition 0 first.
+
         Raises:
             InvalidRecord: A stored record cannot be decoded.
         """
@@ -199,6 +205,12 @@ class TestDriver:
         """Return all entries of a store over all partitions, as `App.query` does.
 
         Uncommitted changes are included; after `run` there are none.
+
+        Args:
+            store: Store of the app.
+
+        Returns:
+            Values by key, in the order of keys.
 
         Raises:
             KeyInSeveralPartitions: Several partitions hold the same key, and their values cannot be

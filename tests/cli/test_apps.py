@@ -237,7 +237,7 @@ def bank(log: Log, tmp_path: Path, eventually: Callable[..., None]) -> Iterator[
     def add(record: sl.Record[str, int]) -> None:
         held[record.key] += record.value
         codes[record.value] = record.key.encode()
-        sl.set_timer("close", 2**50)
+        sl.set_timer("close", 2**62)
 
     @app.on_timer(add)
     def close(name: str) -> None:
