@@ -26,6 +26,7 @@ from strandline.framework.container.folders import StoreFolders
 from strandline.framework.container.running import worker_on
 from strandline.framework.options import Options
 from strandline.statestore.engine import Column, Entry, StorePosition
+from strandline.statestore.ranges import NO_RANGES, DeletedRanges
 from strandline.statestore.spec import StoreLimits, StoreSpec
 from strandline.statestore.store import PartitionStore, open_store
 from strandline.statestore.values import Expiry
@@ -160,11 +161,16 @@ class SnapshotEngine:
         return iter([(key, self._entries[key]) for key in sorted(keys, reverse=reverse)])
 
     def write(
-        self, keys: Column[bytes], values: Column[bytes | None], position: StorePosition
+        self,
+        keys: Column[bytes],
+        values: Column[bytes | None],
+        position: StorePosition,
+        ranges: DeletedRanges = NO_RANGES,
     ) -> None:
         changes = dict(zip(keys, values, strict=True))
         assert list(changes) == sorted(changes)
-        merged = {**self._entries, **changes}
+        kept = {key: value for key, value in self._entries.items() if key not in ranges}
+        merged = {**kept, **changes}
         entries = {key: value for key, value in merged.items() if value is not None}
         content = msgspec.msgpack.encode((position.to_bytes(), entries))
         replace(self._storage, self._path, content)

@@ -19,7 +19,6 @@ from strandline.changelog.embedded.transaction_log import TransactionLog
 from strandline.changelog.producer_state import ProducerStates
 from strandline.changelog.storage import Storage
 from strandline.framework.container.commit import COMMITS
-from strandline.statestore.engine import StorePosition
 from tests.crash.battery import PARTS, alone, gaps
 from tests.crash.images import KILL, Score, Tried, judge
 from tests.crash.lives import Share, filmed, image_at, visited, visited_by_recovery
@@ -155,8 +154,8 @@ def test_the_battery_detects_a_store_that_leaves_out_a_change(
 ) -> None:
     write = SnapshotEngine.write
 
-    def forgetful(engine: SnapshotEngine, keys: Any, values: Any, position: StorePosition) -> None:
-        write(engine, list(keys)[:-1], list(values)[:-1], position)
+    def forgetful(engine: SnapshotEngine, keys: Any, values: Any, *rest: Any) -> None:
+        write(engine, list(keys)[:-1], list(values)[:-1], *rest)
 
     monkeypatch.setattr(SnapshotEngine, "write", forgetful)
     assert first_broken("checkpoint.store.sync_dir") == {"state"}

@@ -10,6 +10,7 @@ import pytest
 
 PROGRAM = """
 import os, resource, sys
+from collections import Counter
 folder, limit, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(limit, 1_024), limit))
 import strandline as sl
@@ -28,9 +29,11 @@ def count_in_all(record):
 for _ in range(2):
     words.append([("a", 1), ("b", 1)])
     app.run("idle")
-print([app.query(stores[n]).to_dict() for n in (0, -1)])
+keys = words.to_polars()["key"].to_list()
+print(len(keys), *(app.query(stores[n]).to_dict() == dict(Counter(keys)) for n in (0, -1)))
 app.close()
 """
+"""Count in many stores, and compare the first and the last one with the input."""
 
 
 def run(
@@ -50,7 +53,7 @@ def run(
 def test_two_hundred_stores_run_with_4096_open_files(tmp_path: Path, repository: Path) -> None:
     done = run(repository, tmp_path / "log", limit=4_096, stores=200)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "[{'a': 2, 'b': 2}, {'a': 2, 'b': 2}]\n"
+    assert done.stdout == "4 True True\n"
 
 
 def test_the_limit_of_open_files_is_named_and_the_app_continues_with_a_higher_one(
@@ -62,4 +65,5 @@ def test_the_limit_of_open_files_is_named_and_the_app_continues_with_a_higher_on
     assert "(limit 100, at most 100); raise it with `ulimit -n`" in done.stderr
     done = run(repository, tmp_path / "log", limit=1_024, stores=20)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "[{'a': 3, 'b': 3}, {'a': 3, 'b': 3}]\n"
+    # The first process may have failed before or after it had appended its second records.
+    assert done.stdout in ("6 True True\n", "8 True True\n")
