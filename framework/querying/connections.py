@@ -15,7 +15,7 @@ from strandline.changelog.flight import messages as log_messages
 from strandline.changelog.flight.client_hello import authenticate
 from strandline.changelog.rate_limited_log import RateLimitedLog
 from strandline.changelog.secret import Secret
-from strandline.framework.peers import Deadline, send_all
+from strandline.framework.peers import SLACK_S, Deadline, bounded, send_all
 from strandline.framework.querying import sockets
 from strandline.framework.querying.messages import (
     MAX_ANSWER_BYTES,
@@ -36,6 +36,38 @@ MAX_IDLE_CONNECTIONS = 32
 """Maximum number of unused connections to one worker that are kept."""
 
 
+class WorkerConnection:
+    """One connection to a worker, with a timeout for each call. Not thread-safe."""
+
+    __slots__ = ("_is_bounded", "_timeout", "socket")
+
+    def __init__(self, connected: socket.socket, timeout: float) -> None:
+        self.socket = connected
+        self._timeout = timeout
+        self._is_bounded = False
+        """True if the kernel enforces the timeout."""
+        self.socket.settimeout(timeout)
+
+    def limit(self, timeout: float) -> None:
+        """Let each call take about `timeout` seconds, enforced by the kernel if possible.
+
+        Then a call is one system call; with a timeout of Python's it is two, because it waits by
+        `poll` first. A timeout that is close to the last one is not set again.
+        """
+        is_close = 0.8 * timeout <= self._timeout <= timeout + SLACK_S
+        if not is_close or not self._is_bounded:
+            self._timeout = timeout
+            self._is_bounded = bounded(self.socket, timeout, timeout)
+            if not self._is_bounded and self.socket.gettimeout() != timeout:
+                self.socket.settimeout(timeout)
+        elif self.socket.gettimeout() is not None:  # a long message was sent or received
+            self.socket.settimeout(None)
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self.socket.close()
+
+
 class Connections:
     """Sends requests to workers by their URLs. Thread-safe."""
 
@@ -54,7 +86,7 @@ class Connections:
         self._ca = ca
         self._encrypted = encrypted
         self._unencrypted = RateLimitedLog(_log, SystemClock())
-        self._idle: dict[str, list[socket.socket]] = {}
+        self._idle: dict[str, list[WorkerConnection]] = {}
         self._lock = threading.Lock()
         self._closed = False
         self._pid = os.getpid()
@@ -98,32 +130,31 @@ class Connections:
             connection.close()
 
     def _answered(
-        self, url: str, connection: socket.socket, request: Request, kind: Any, timeout: float
+        self, url: str, connection: WorkerConnection, request: Request, kind: Any, timeout: float
     ) -> Any:
         answer = _exchange(url, connection, request, kind, timeout)
         self._keep(url, connection)
         return _answer_or_raise(answer)
 
-    def _connect(self, url: str, timeout: float) -> socket.socket:
+    def _connect(self, url: str, timeout: float) -> WorkerConnection:
         try:
-            connection = sockets.connect(url, timeout, self._ca)
+            connection = WorkerConnection(sockets.connect(url, timeout, self._ca), timeout)
         except OSError as error:
             raise OwnerUnavailable(f"cannot connect to the worker at {url}: {error}") from error
         try:
-            connection.settimeout(timeout)
             self._greet(url, connection, timeout)
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _greet(self, url: str, connection: socket.socket, timeout: float) -> None:
+    def _greet(self, url: str, connection: WorkerConnection, timeout: float) -> None:
         """Compare versions; over TCP, both sides first prove that they know the token.
 
         Raises Unauthenticated, and the errors of `_exchange` and of the worker.
         """
         if not url.startswith(sockets.UNIX):
-            self._authenticate(url, connection, timeout)
+            self._authenticate(url, connection.socket, timeout)
         hello = QueryHello(WIRE_VERSION)
         _answer_or_raise(_exchange(url, connection, hello, QueryWelcome, timeout))
 
@@ -138,12 +169,12 @@ class Connections:
         except OSError as error:
             raise OwnerUnavailable(f"{worker} does not answer: {error}") from error
 
-    def _take(self, url: str) -> socket.socket | None:
+    def _take(self, url: str) -> WorkerConnection | None:
         with self._lock:
             kept = self._idle.get(url)
             return kept.pop() if kept else None
 
-    def _keep(self, url: str, connection: socket.socket) -> None:
+    def _keep(self, url: str, connection: WorkerConnection) -> None:
         with self._lock:
             kept = self._idle.setdefault(url, [])
             if len(kept) < MAX_IDLE_CONNECTIONS and not self._closed:
@@ -160,21 +191,20 @@ class Connections:
 
 
 def _exchange(
-    url: str, connection: socket.socket, request: QueryMessage, kind: Any, timeout: float
+    url: str, connection: WorkerConnection, request: QueryMessage, kind: Any, timeout: float
 ) -> Any:
     """Send a request and return its answer; close the connection if that fails."""
     try:
-        if connection.gettimeout() != timeout:
-            connection.settimeout(timeout)
+        connection.limit(timeout)
         data = encode(request)
-        sent = connection.send(data)
+        sent = connection.socket.send(data)
         if sent < len(data):
-            send_all(connection, data[sent:], Deadline(timeout))
-        frame = read_frame(connection, MAX_ANSWER_BYTES, idle_s=timeout)
+            send_all(connection.socket, data[sent:], Deadline(timeout))
+        frame = read_frame(connection.socket, MAX_ANSWER_BYTES, idle_s=timeout)
         if frame is None:
             raise OwnerUnavailable(f"the worker at {url} closed the connection")
         return decode(frame, _or_failure(kind))
-    except TimeoutError as error:
+    except (TimeoutError, BlockingIOError) as error:  # Python's timeout, or the kernel's
         connection.close()
         raise RequestTimedOut(f"no answer from the worker at {url} in {timeout:.1f} s") from error
     except OSError as error:

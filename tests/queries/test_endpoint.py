@@ -10,6 +10,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -275,6 +276,35 @@ def test_a_connection_closed_by_the_worker_is_replaced(
     for client in list(endpoint._listeners[0]._clients):
         client.shutdown(socket.SHUT_RDWR)
     assert clients.ask(url, CountKeys("x", [2]), KeyCounts, 10.0) == KeyCounts({2: 1})
+    clients.close()
+
+
+@pytest.mark.parametrize("timeout", [0.05, 0.2])
+def test_a_worker_that_does_not_answer_is_given_up_after_the_timeout_of_the_request(
+    endpoint: QueryEndpoint, timeout: float
+) -> None:
+    clients, ended = Connections(), threading.Event()
+    clients.ask(endpoint.urls[0], CountKeys("x", [1]), KeyCounts, 10.0)  # a connection to reuse
+    endpoint._listeners[0]._answer = lambda request: ended.wait(30) and answer(request)
+    started = time.monotonic()
+    with pytest.raises(RequestTimedOut, match=f"no answer from the worker .* in {timeout:.1f} s"):
+        clients.ask(endpoint.urls[0], CountKeys("x", [1]), KeyCounts, timeout)
+    assert 0.7 * timeout < time.monotonic() - started < 10
+    ended.set()
+    assert clients.ask(endpoint.urls[0], CountKeys("x", [2]), KeyCounts, 10.0) == KeyCounts({2: 1})
+    clients.close()
+
+
+def test_a_connection_is_used_again_after_a_long_answer(endpoint: QueryEndpoint) -> None:
+    clients = Connections()
+    long = KeyCounts(dict.fromkeys(range(200_000), 1))
+    endpoint._listeners[0]._answer = lambda request: long
+    for _ in range(3):
+        assert clients.ask(endpoint.urls[0], CountKeys("x", [1]), KeyCounts, 10.0) == long
+    [kept] = clients._idle[endpoint.urls[0]]
+    endpoint._listeners[0]._answer = answer
+    clients.ask(endpoint.urls[0], CountKeys("x", [1]), KeyCounts, 10.0)
+    assert kept.socket.gettimeout() is None  # the kernel enforces it again
     clients.close()
 
 
