@@ -67,6 +67,11 @@ class TaskSpec:
             raise InvalidConfig(
                 f"task {self.name!r}: window_ms= needs a class with a method window(self)"
             )
+        if self.window_ms is None and self.is_class and hasattr(self.handler, "window"):
+            raise InvalidConfig(
+                f"task {self.name!r}: its class has a method window(self), which would never be "
+                "called; say how often by window_ms=, or rename the method"
+            )
         check_number(f"task {self.name!r}: concurrency", self.concurrency, 1, MAX_CONCURRENCY)
         if self.concurrency > 1 and not self.is_async:
             raise InvalidConfig(

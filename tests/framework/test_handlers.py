@@ -112,6 +112,13 @@ def test_an_async_method_next_to_a_plain_process_is_refused(method: str) -> None
         app.task(app.topic("in"))(type("Task", (), methods))
 
 
+def test_a_class_whose_window_would_never_be_called_is_refused() -> None:
+    app = sl.App("app")
+    methods = {"process": lambda self, record: None, "window": lambda self: None}
+    with pytest.raises(sl.InvalidConfig, match="window.* would never be called; .*window_ms="):
+        app.task(app.topic("in"))(type("Task", (), methods))
+
+
 @pytest.mark.parametrize("handler", [coroutine, generator, AsyncCallable([])])
 def test_a_timer_function_that_would_not_run_is_refused(handler: Any) -> None:
     app = sl.App("app")
