@@ -275,7 +275,7 @@ def out_of_memory(error: MemoryError, doing: str) -> OutOfMemory:
     said = f" ({error})" if str(error) else ""
     return OutOfMemory(
         f"no memory to {doing}{said}; raise this process's limit, or let it take less at a time "
-        f"(fetch_bytes, commit_records, max.message.bytes)"
+        f"(memory= and commit_records= of an app, max.message.bytes of a topic)"
     )
 
 
