@@ -44,7 +44,7 @@ from benchmarks.harness import Figure, compare, folder, of_pairs, report
 from benchmarks.kafka_cleaner import DEDUPE_BUFFER, KafkaCleaner, kafka_cleaner
 from benchmarks.keyed_records import KeyedRecords
 from strandline.changelog.clock import SystemClock
-from strandline.changelog.embedded.cleaning.offset_map import OVERHEAD
+from strandline.changelog.embedded.cleaning.offset_map import OVERHEAD_BYTES
 
 FASTER_THAN_KAFKA = 4.0
 SLOWER_WHEN_LARGE = 1.25
@@ -240,7 +240,7 @@ def _times(once: KeyedRecords, size: int) -> KeyedRecords:
 
 def _room(records: KeyedRecords) -> int:
     """Return a dedupe buffer with room for all keys, Kafka's default at least."""
-    return max(DEDUPE_BUFFER, OVERHEAD + (records.keys or records.count) * _ROOM_PER_KEY)
+    return max(DEDUPE_BUFFER, OVERHEAD_BYTES + (records.keys or records.count) * _ROOM_PER_KEY)
 
 
 # A log of ours -----------------------------------------------------------------------

@@ -25,7 +25,7 @@ from strandline.changelog.records import CommittedOffset, TopicPartition
 
 Assignor = Literal["cooperative-sticky", "range", "roundrobin"]
 
-MAX_METADATA = 32_768
+MAX_METADATA_CHARS = 32_768
 """Maximum number of characters of the metadata of a committed offset."""
 _MAX_OFFSET = 2**63 - 1
 MAX_STANDBY_REPLICAS = 100
@@ -124,9 +124,9 @@ def check_commit(group: str, offsets: Mapping[TopicPartition, CommittedOffset | 
             raise InvalidRequest(
                 f"an offset to commit is a number from 0 to {_MAX_OFFSET}, got {offset.offset} for {tp}"
             )
-        if len(offset.metadata) > MAX_METADATA or not _is_text(offset.metadata):
+        if len(offset.metadata) > MAX_METADATA_CHARS or not _is_text(offset.metadata):
             raise InvalidRequest(
-                f"the metadata of an offset is text of at most {MAX_METADATA} characters, got "
+                f"the metadata of an offset is text of at most {MAX_METADATA_CHARS} characters, got "
                 f"{offset.metadata[:40]!r}… ({len(offset.metadata)} characters) for {tp}"
             )
 

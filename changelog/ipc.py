@@ -13,7 +13,7 @@ import struct
 
 import pyarrow as pa
 
-MAX_UNPACKED = 1 << 30
+MAX_UNPACKED_BYTES = 1 << 30
 """Maximum uncompressed bytes of all compressed buffers of a message."""
 
 
@@ -36,17 +36,17 @@ def read_batch(message: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def check_unpacked_size(message: pa.Message) -> None:
-    """Raise ArrowInvalid if the claimed uncompressed size is more than MAX_UNPACKED."""
+    """Raise ArrowInvalid if the claimed uncompressed size is more than MAX_UNPACKED_BYTES."""
     if message.type != "record batch":
         raise pa.ArrowInvalid(f"a record batch was expected, got a {message.type}")
     try:
         sizes = _unpacked_sizes(memoryview(message.metadata), memoryview(message.body))
     except struct.error as error:
         raise pa.ArrowInvalid(f"a message points out of its bytes: {error}") from error
-    if min(sizes, default=0) < 0 or sum(sizes) > MAX_UNPACKED:
+    if min(sizes, default=0) < 0 or sum(sizes) > MAX_UNPACKED_BYTES:
         raise pa.ArrowInvalid(
             f"a batch of {message.body.size:,} bytes claims to be {sum(sizes):,} bytes unpacked; at "
-            f"most {MAX_UNPACKED:,} are read"
+            f"most {MAX_UNPACKED_BYTES:,} are read"
         )
 
 

@@ -17,7 +17,7 @@ from strandline.changelog.clock import SystemClock
 
 SLACK_S = 0.05
 """Seconds by which one call may end after its deadline. A timeout this close is not set again."""
-AT_ONCE = 64 << 10
+AT_ONCE_BYTES = 64 << 10
 """Maximum number of bytes read or sent at a time."""
 
 
@@ -67,7 +67,7 @@ def receive(source: socket.socket, most: int, deadline: Deadline | None) -> byte
     """Return some bytes, at most `most`; none if the peer has closed. Raise OSError."""
     if deadline is not None:
         within(source, deadline)
-    return source.recv(min(most, AT_ONCE))
+    return source.recv(min(most, AT_ONCE_BYTES))
 
 
 def send_all(target: socket.socket, data: bytes, deadline: Deadline) -> None:
@@ -75,7 +75,7 @@ def send_all(target: socket.socket, data: bytes, deadline: Deadline) -> None:
     view = memoryview(data)
     while view:
         within(target, deadline)
-        view = view[target.send(view[:AT_ONCE]) :]
+        view = view[target.send(view[:AT_ONCE_BYTES]) :]
 
 
 class Admission:

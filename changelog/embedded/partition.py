@@ -65,7 +65,7 @@ MAX_SEGMENT_FRAMES = 10_000
 
 Recovery walks the active segment frame by frame, so this bounds recovery time when frames are
 small."""
-RESERVATION = 1 << 20
+RESERVED_OFFSETS = 1 << 20
 """Number of offsets reserved at a time in the manifest, used with durability "os" only.
 
 There an append is acknowledged without an fsync. After a power cut the log continues at the
@@ -381,7 +381,7 @@ class Partition:
 
     def _reserve(self, end: int) -> None:
         if end > self.manifest.reserved_end:
-            self._change_manifest(reserved_end=end + RESERVATION)
+            self._change_manifest(reserved_end=end + RESERVED_OFFSETS)
 
     def begin_epoch(self, start: int, *, reserve: bool = False) -> None:
         """Begin a leader epoch of this opening of the log at offset `start`, durably.
@@ -392,7 +392,7 @@ class Partition:
         epochs, oldest = self.manifest.epochs, self.segments[0].base_offset
         new = with_epoch(epochs, start, self.environment.incarnation, oldest)
         reserves = reserve and self.environment.durability == "os"
-        reserved_end = start + RESERVATION if reserves else 0
+        reserved_end = start + RESERVED_OFFSETS if reserves else 0
         self._change_manifest(
             epochs=new, reserved_end=max(reserved_end, self.manifest.reserved_end)
         )

@@ -28,7 +28,12 @@ from strandline.changelog.embedded.context import LogContext
 from strandline.changelog.embedded.format import unpack_marker
 from strandline.changelog.embedded.manifest import Manifest, SegmentEntry
 from strandline.changelog.embedded.partition import Partition
-from strandline.changelog.embedded.scanning import CHUNK, BrokenFrame, durable_end_behind, scan
+from strandline.changelog.embedded.scanning import (
+    CHUNK_BYTES,
+    BrokenFrame,
+    durable_end_behind,
+    scan,
+)
 from strandline.changelog.embedded.segment import LocatedFrame, Segment
 from strandline.changelog.embedded.side_files import load_aborted, load_producers, save_producers
 from strandline.changelog.errors import REPAIR, CorruptLog, FutureFormat, cause
@@ -219,7 +224,7 @@ def _recover_state(partition: Partition) -> None:
             producers = partition.producers.entries
             save_producers(storage, folder, segment.base_offset, producers, before=start)
         if segment.end_offset > start:
-            for frame in segment.frames(segment.index.position_of(start), CHUNK):
+            for frame in segment.frames(segment.index.position_of(start), CHUNK_BYTES):
                 if frame.header.base_offset >= start:
                     replay(frame, partition.producers, partition.aborted, now)
         if segment is not active and segment.base_offset >= start:

@@ -21,7 +21,7 @@ from strandline.changelog.embedded.format import (
 from strandline.changelog.embedded.segment import LocatedFrame, Segment
 from strandline.changelog.errors import REPAIR, CorruptLog, FutureFormat
 
-CHUNK = 4 << 20
+CHUNK_BYTES = 4 << 20
 """Number of bytes read at a time. A larger frame is read whole."""
 NO_LIMIT = 1 << 63
 """Offset above all others, for a segment without a successor."""
@@ -72,7 +72,7 @@ def scan(
     while position < end:
         found = _found_at(segment, data, start, position, end, bounds)
         if isinstance(found, int):
-            data, start = memoryview(segment.file.read(position, max(found, CHUNK))), position
+            data, start = memoryview(segment.file.read(position, max(found, CHUNK_BYTES))), position
             continue
         yield found
         if isinstance(found, WholeFrame):
@@ -146,15 +146,15 @@ def _next_position(segment: Segment, broken: BrokenFrame, end: int, bounds: Boun
 def _headers(segment: Segment, position: int, end: int) -> Iterator[tuple[int, FrameHeader]]:
     """Iterate over the valid headers at multiples of 64 from `position` on."""
     while position < end:
-        data = bytes(segment.file.read(position, min(CHUNK, end - position) + HEADER_SIZE))
+        data = bytes(segment.file.read(position, min(CHUNK_BYTES, end - position) + HEADER_SIZE))
         at = data.find(MAGIC)
-        while 0 <= at < CHUNK:
+        while 0 <= at < CHUNK_BYTES:
             if (position + at) % ALIGNMENT == 0:
                 header = _header(data, at, segment.path)
                 if header is not None:
                     yield position + at, header
             at = data.find(MAGIC, at + 1)
-        position += CHUNK
+        position += CHUNK_BYTES
 
 
 def _header(data: bytes, at: int, path: str) -> FrameHeader | None:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from strandline.changelog.clock import Clock
 from strandline.changelog.credentials import read_token, token_of
 from strandline.changelog.errors import InvalidConfig, from_os_error
-from strandline.changelog.flight.client import DEADLINE, FlightBroker
+from strandline.changelog.flight.client import DEADLINE_S, FlightBroker
 from strandline.changelog.flight.connection import ConnectionTarget
 from strandline.changelog.flight.failover import FailoverBroker, LogLink
 from strandline.changelog.flight.grants import Grants
@@ -67,7 +67,7 @@ def connect(
     url: str,
     *,
     token: str | None = None,
-    deadline: float = DEADLINE,
+    deadline: float = DEADLINE_S,
     clock: Clock | None = None,
 ) -> FailoverBroker:
     """Connect to the log at `url`; the broker reconnects when the connection is lost.

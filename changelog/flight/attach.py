@@ -23,7 +23,7 @@ from strandline.changelog.embedded import filesystem
 from strandline.changelog.errors import InvalidConfig, LogLocked, OwnerUnavailable, Unauthenticated
 from strandline.changelog.flight import background
 from strandline.changelog.flight import endpoint as endpoints
-from strandline.changelog.flight.client import DEADLINE, FlightBroker
+from strandline.changelog.flight.client import DEADLINE_S, FlightBroker
 from strandline.changelog.flight.connection import ConnectionTarget
 from strandline.changelog.flight.failover import FailoverBroker, LogLink
 from strandline.changelog.flight.owning import ServedOwner
@@ -43,8 +43,8 @@ def attach_or_own(
     role: Role = "own_or_attach",
     durability: Durability = "fsync",
     clock: Clock | None = None,
-    deadline: float = DEADLINE,
-    idle: float = background.IDLE,
+    deadline: float = DEADLINE_S,
+    idle: float = background.IDLE_S,
 ) -> FailoverBroker:
     """Open the log in the folder `path`, which is created if need be.
 

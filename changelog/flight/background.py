@@ -34,7 +34,7 @@ from strandline.changelog.lock import holder
 from strandline.changelog.storage import Durability, LocalStorage
 from strandline.changelog.trust import check_trusted
 
-IDLE = 10.0
+IDLE_S = 10.0
 """Seconds without a session after which a background owner exits."""
 BACKGROUND = "owner in the background"
 """Name of a background owner in the lock file."""
@@ -109,7 +109,7 @@ class Spawner:
             raise from_os_error(error, "start a background owner in", str(self._folder)) from error
 
 
-def run(folder: Path, *, idle: float = IDLE, durability: Durability = "fsync") -> int:
+def run(folder: Path, *, idle: float = IDLE_S, durability: Durability = "fsync") -> int:
     """Own `folder` until SIGTERM, or until it has had no session for `idle` seconds.
 
     Returns the exit status.
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m strandline.changelog.flight.background")
     parser.add_argument("folder", type=Path, help="the log's folder")
     parser.add_argument(
-        "--idle", type=float, default=IDLE, help="seconds without a client to leave after"
+        "--idle", type=float, default=IDLE_S, help="seconds without a client to leave after"
     )
     parser.add_argument("--durability", choices=["fsync", "os"], default="fsync")
     given = parser.parse_args(arguments)

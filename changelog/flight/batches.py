@@ -17,7 +17,7 @@ from pyarrow import flight
 
 from strandline.changelog.errors import InvalidRecord, InvalidRequest, RecordTooLarge
 from strandline.changelog.flight.messages import (
-    MAX_APPEND,
+    MAX_APPEND_BYTES,
     AppendHeader,
     FetchedHeader,
     FetchedState,
@@ -75,9 +75,9 @@ def read_appends(rows: Iterable[StreamMessage]) -> list[Append]:
         # The size of the columns counts and not that of the message, because columns may share
         # bytes of the message or be compressed in it.
         size += appends[-1].columns.nbytes
-        if size > MAX_APPEND:
+        if size > MAX_APPEND_BYTES:
             raise RecordTooLarge(
-                f"an append call has more than {MAX_APPEND:,} bytes; send its batches in several calls"
+                f"an append call has more than {MAX_APPEND_BYTES:,} bytes; send its batches in several calls"
             )
     return appends
 

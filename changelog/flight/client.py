@@ -32,7 +32,7 @@ from strandline.changelog.records import (
 )
 from strandline.changelog.storage import LocalStorage
 
-DEADLINE = 30.0
+DEADLINE_S = 30.0
 """Default seconds that a call may take, in addition to the timeout of a fetch."""
 
 
@@ -56,7 +56,7 @@ class FlightBroker(RequestBroker):
         self,
         target: ConnectionTarget,
         *,
-        deadline: float = DEADLINE,
+        deadline: float = DEADLINE_S,
         connect_within: float | None = None,
         clock: Clock | None = None,
         grants: Grants | None = None,

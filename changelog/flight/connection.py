@@ -40,7 +40,7 @@ from strandline.changelog.flight.grants import (
     producers_of,
     subjects_of,
 )
-from strandline.changelog.flight.limits import LARGE_APPEND_BYTES, MAX_REMOTE_APPEND
+from strandline.changelog.flight.limits import LARGE_APPEND_BYTES, MAX_REMOTE_APPEND_BYTES
 from strandline.changelog.flight.messages import (
     APPEND,
     GOODBYE,
@@ -188,9 +188,9 @@ class FlightConnection:
 
     def _append_over_tcp(self, appends: Sequence[Append], size: int) -> bytes:
         """Send batches over TCP in one message, because the server reads no streams of clients."""
-        if size > MAX_REMOTE_APPEND:
+        if size > MAX_REMOTE_APPEND_BYTES:
             raise RecordTooLarge(
-                f"an append call over TCP has {size:,} bytes, the limit is {MAX_REMOTE_APPEND:,}; send "
+                f"an append call over TCP has {size:,} bytes, the limit is {MAX_REMOTE_APPEND_BYTES:,}; send "
                 "its batches in several calls"
             )
 

@@ -38,7 +38,7 @@ CONTROL_FRAMES = 1_000
 """Maximum number of pings and settings that a client may send at once."""
 CONTROL_FRAMES_PER_S = 100
 """Sustained number of pings and settings that a client may send per second."""
-MAX_REMOTE_APPEND = 120 << 20
+MAX_REMOTE_APPEND_BYTES = 120 << 20
 """Maximum bytes of one append call over TCP, compressed and decompressed.
 
 By default a batch has at most 100 MiB.

@@ -44,7 +44,7 @@ from strandline.changelog.schema import read_schema
 WIRE_VERSION = 2
 MAX_MESSAGE_BYTES = 16 << 20
 """Maximum number of bytes of one encoded request, ticket or header."""
-MAX_APPEND = 1 << 30
+MAX_APPEND_BYTES = 1 << 30
 """Maximum number of bytes of all batches of one append call."""
 MAX_FETCH_BYTES = 256 << 20
 """Maximum number of bytes of one fetch; a single larger batch is sent whole nevertheless."""

@@ -14,7 +14,7 @@ from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.flight.address import DEFAULT_PORT
 from strandline.changelog.flight.attach import attach_or_own
 from strandline.changelog.flight.authority import TokenAuthority
-from strandline.changelog.flight.client import DEADLINE
+from strandline.changelog.flight.client import DEADLINE_S
 from strandline.changelog.flight.failover import FailoverBroker
 from strandline.changelog.flight.limits import ListenerLimits, limits_from
 from strandline.changelog.flight.metrics import CLIENTS
@@ -108,7 +108,7 @@ def serve(
         raise InvalidConfig(f"the token has {len(token)} characters; use {MIN_TOKEN} or more")
     shown = token or secrets.token_urlsafe(32)
     allowed = limits or limits_from()
-    broker = attach_or_own(path, durability=durability, clock=clock, deadline=DEADLINE)
+    broker = attach_or_own(path, durability=durability, clock=clock, deadline=DEADLINE_S)
     try:
         authority = TokenAuthority(LocalStorage(path), shown)
         endpoint = RemoteEndpoint(

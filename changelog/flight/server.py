@@ -45,7 +45,7 @@ from strandline.changelog.flight.batches import (
 from strandline.changelog.flight.budgets import Budgets
 from strandline.changelog.flight.clients import Client, Clients
 from strandline.changelog.flight.grants import GRANTS_HEADER, Granting, presented_in
-from strandline.changelog.flight.limits import MAX_REMOTE_APPEND, ListenerLimits
+from strandline.changelog.flight.limits import MAX_REMOTE_APPEND_BYTES, ListenerLimits
 from strandline.changelog.flight.messages import (
     APPEND,
     GOODBYE,
@@ -243,7 +243,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
                 sent: SmallAppend = decode(action.body, SmallAppend)
                 return [encode(self._append_from(caller, session, sent))]
             if action.type == REMOTE_APPEND and caller.client is not None:
-                sent = decode(action.body, SmallAppend, MAX_REMOTE_APPEND + MAX_MESSAGE_BYTES)
+                sent = decode(action.body, SmallAppend, MAX_REMOTE_APPEND_BYTES + MAX_MESSAGE_BYTES)
                 return [encode(self._append_from(caller, session, sent))]
             if action.type == LOCATE and self._locate is not None:
                 wanted: FetchRequest = decode(action.body, FetchRequest)

@@ -15,7 +15,7 @@ import typer
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import InvalidConfig, LogLocked
 from strandline.changelog.flight import background
-from strandline.changelog.flight.background import IDLE
+from strandline.changelog.flight.background import IDLE_S
 from strandline.changelog.layout import CATALOG, FOLDER_META, LOCK, TOPICS
 from strandline.changelog.storage import LocalStorage, Lock
 from strandline.framework.cli import output
@@ -65,7 +65,7 @@ def when_unlocked(take: Callable[[], T]) -> T:
 
     Raises LogLocked if the owner stays too long, or another process has the log open.
     """
-    return _taken(take, in_background=IDLE + CLOSE_TIMEOUT_S, others=0.0)
+    return _taken(take, in_background=IDLE_S + CLOSE_TIMEOUT_S, others=0.0)
 
 
 def taking_over(folder: Path, take: Callable[[], T], *, seconds: float, others: float) -> T:

@@ -47,7 +47,7 @@ V = TypeVar("V")
 D = TypeVar("D")
 T = TypeVar("T")
 
-DEADLINE = 10.0
+DEADLINE_S = 10.0
 """Default seconds that a query waits for a partition that no worker owns at the moment."""
 _NATIVE = (bytes, bytearray)
 """Types of values that stay as they are in Arrow columns."""
@@ -59,7 +59,7 @@ def connect(
     log: str | os.PathLike[str] | Log | Broker,
     *,
     token: str | None = None,
-    deadline: float = DEADLINE,
+    deadline: float = DEADLINE_S,
     clock: Clock | None = None,
 ) -> Connection:
     """Connect to a log in order to read the stores of its apps.
@@ -125,7 +125,7 @@ class Connection:
         self,
         broker: Broker,
         connections: Connections,
-        deadline: float = DEADLINE,
+        deadline: float = DEADLINE_S,
         clock: Clock | None = None,
         close: Callable[[], None] = lambda: None,
     ) -> None:

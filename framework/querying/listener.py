@@ -26,7 +26,14 @@ from strandline.changelog.flight import hello
 from strandline.changelog.flight.clients import Principal
 from strandline.changelog.flight.greeting import Greeting
 from strandline.changelog.flight.messages import failure_of
-from strandline.framework.peers import AT_ONCE, Admission, Deadline, SharedBudget, bounded, send_all
+from strandline.framework.peers import (
+    AT_ONCE_BYTES,
+    Admission,
+    Deadline,
+    SharedBudget,
+    bounded,
+    send_all,
+)
 from strandline.framework.querying import sockets
 from strandline.framework.querying.messages import (
     MAX_HELLO_BYTES,
@@ -279,7 +286,7 @@ class Listener:
             return
         try:
             answer = encode(self._answered(frame))
-            if len(answer) <= AT_ONCE:
+            if len(answer) <= AT_ONCE_BYTES:
                 sent = client.send(answer)
                 if sent < len(answer):
                     _send_bytes(client, answer[sent:])

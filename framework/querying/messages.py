@@ -20,7 +20,7 @@ from strandline.changelog.decoding import msgpack_decoder
 from strandline.changelog.depth import check_msgpack
 from strandline.changelog.errors import UNREADABLE, InvalidRequest
 from strandline.changelog.history import UNKNOWN_EPOCH
-from strandline.framework.peers import AT_ONCE, Deadline, receive
+from strandline.framework.peers import AT_ONCE_BYTES, Deadline, receive
 
 WIRE_VERSION = 3
 HEAD_BYTES = 4
@@ -219,7 +219,7 @@ def read_frame(
     if idle_s is not None:
         if source.gettimeout() not in (None, idle_s):
             source.settimeout(idle_s)  # without a timeout, the kernel enforces it (`bounded`)
-        first = source.recv(AT_ONCE)
+        first = source.recv(AT_ONCE_BYTES)
         if (
             HEAD_BYTES
             <= len(first)
@@ -229,9 +229,9 @@ def read_frame(
             return first[HEAD_BYTES:]  # the usual case: the whole frame arrives at once
         deadline = Deadline(REQUEST_SECONDS)
     else:
-        first = receive(source, AT_ONCE, deadline)  # usually the whole frame
+        first = receive(source, AT_ONCE_BYTES, deadline)  # usually the whole frame
     while 0 < len(first) < HEAD_BYTES:
-        more = receive(source, AT_ONCE, deadline)
+        more = receive(source, AT_ONCE_BYTES, deadline)
         first = first + more if more else b""
     if not first:
         return None

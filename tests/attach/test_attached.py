@@ -435,7 +435,7 @@ def test_small_appends_are_checked_like_large_ones(columns):
 
 
 def test_too_much_in_one_call_is_refused(columns, monkeypatch):
-    monkeypatch.setattr(batches, "MAX_APPEND", 1_000)
+    monkeypatch.setattr(batches, "MAX_APPEND_BYTES", 1_000)
     rows = batches.append_rows([Append("t", 0, columns(1_000), None, 0)])
     with pytest.raises(RecordTooLarge, match="several calls"):
         batches.read_appends(rows)

@@ -16,7 +16,7 @@ from strandline.changelog.embedded.scanning import BrokenFrame, scan
 from strandline.changelog.embedded.segment import Segment
 from strandline.changelog.errors import CorruptLog, RecordTooLarge
 from strandline.changelog.flight import messages, requests
-from strandline.changelog.ipc import MAX_UNPACKED
+from strandline.changelog.ipc import MAX_UNPACKED_BYTES
 from strandline.changelog.layout import SegmentName
 from strandline.changelog.storage import LocalStorage, MemoryStorage
 from strandline.statestore.serdes import MessagePack
@@ -45,7 +45,7 @@ def read_frame(content: bytes) -> pa.RecordBatch:
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
 @pytest.mark.parametrize(
     "claim",
-    [lambda _: 1 << 40, lambda _: MAX_UNPACKED, lambda _: -5, lambda _: (1 << 63) - 1],
+    [lambda _: 1 << 40, lambda _: MAX_UNPACKED_BYTES, lambda _: -5, lambda _: (1 << 63) - 1],
     ids=["a TiB", "a GiB each", "less than nothing", "overflowing"],
 )
 def test_a_compressed_frame_that_claims_to_be_huge_is_damage(compression: str, claim) -> None:  # type: ignore[no-untyped-def]
@@ -69,7 +69,7 @@ def test_a_compressed_frame_that_claims_a_slightly_wrong_size_is_damage(compress
 def test_a_batch_that_unpacks_to_too_much_is_refused_when_it_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("strandline.changelog.ipc.MAX_UNPACKED", 1000)
+    monkeypatch.setattr("strandline.changelog.ipc.MAX_UNPACKED_BYTES", 1000)
     with pytest.raises(RecordTooLarge, match="send smaller batches"):
         encode(batch(), compression="lz4")
     assert encode(batch(), compression="none").record_count == 100

@@ -102,7 +102,7 @@ def test_a_batch_of_many_columns_in_few_bytes_is_refused(
     stranger: Stranger, producer: ProducerIdentity, send: Send, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The unpacked size counts, not the size that was sent."""
-    monkeypatch.setattr(batches, "MAX_APPEND", 1_000_000)
+    monkeypatch.setattr(batches, "MAX_APPEND_BYTES", 1_000_000)
     column = pa.array([b"x" * 1000] * 100, pa.binary())
     records = pa.record_batch([column] * 50, names=[str(n) for n in range(50)])
     message = sharing(records.serialize().to_pybytes())

@@ -11,7 +11,7 @@ from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.embedded.folder import CLEAN_KIND, CONFIG_KIND
 from strandline.changelog.embedded.frame import encode, encode_marker, frame_parts
 from strandline.changelog.embedded.manifest import Manifest
-from strandline.changelog.embedded.scanning import CHUNK
+from strandline.changelog.embedded.scanning import CHUNK_BYTES
 from strandline.changelog.embedded.topic import COPY_KIND, TopicMeta
 from strandline.changelog.embedded.topic import KIND as CATALOG_KIND
 from strandline.changelog.embedded.transaction_log import TransactionRecord
@@ -130,7 +130,7 @@ def test_reads_of_a_check_are_bounded() -> None:
     log_file(world)[positions(log_file(world))[2] + 50] ^= 1
     storage.largest = 0
     check_log(storage, clock=world.clock)
-    assert 1 << 20 < storage.largest <= CHUNK + 200
+    assert 1 << 20 < storage.largest <= CHUNK_BYTES + 200
 
 
 def test_progress_ends_when_everything_was_read() -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from strandline.changelog.config import TopicConfig
 from strandline.changelog.embedded.format import FrameHeader
 from strandline.changelog.embedded.manifest import STILL_OPEN, Manifest, SegmentEntry
-from strandline.changelog.embedded.partition import RESERVATION
+from strandline.changelog.embedded.partition import RESERVED_OFFSETS
 from strandline.changelog.embedded.scanning import WholeFrame, scan
 from strandline.changelog.embedded.segment import Segment
 from strandline.changelog.embedded.topic import TopicMeta
@@ -67,7 +67,7 @@ def rebuilt_manifest(
         topic_id=meta.topic_id,
         partition=number,
         log_start=spans[0].name.base_offset if spans else 0,
-        reserved_end=end + RESERVATION,
+        reserved_end=end + RESERVED_OFFSETS,
         next_generation=next_generation,
         epochs=epochs,
         segments=[one.entry(last=one is spans[-1]) for one in spans],

@@ -9,7 +9,7 @@ from strandline.changelog.embedded.aborted import AbortedTransactions
 from strandline.changelog.embedded.batches import batch_of
 from strandline.changelog.embedded.format import FrameHeader
 from strandline.changelog.embedded.manifest import STILL_OPEN, Manifest, SegmentEntry
-from strandline.changelog.embedded.scanning import CHUNK, NO_LIMIT, BrokenFrame
+from strandline.changelog.embedded.scanning import CHUNK_BYTES, NO_LIMIT, BrokenFrame
 from strandline.changelog.embedded.segment import LocatedFrame, Segment
 from strandline.changelog.embedded.topic import TopicMeta
 from strandline.changelog.layout import partition_folder
@@ -181,7 +181,7 @@ class ScannedPartition:
         for scanned in self.segments:
             if scanned.segment is not None:
                 for start, end in scanned.pieces:
-                    yield from scanned.segment.frames(start, CHUNK, end=end)
+                    yield from scanned.segment.frames(start, CHUNK_BYTES, end=end)
 
     def committed(self, end: int | None = None) -> Iterator[Batch]:
         """Yield the committed batches before `end`, by default all. Raises CorruptLog."""

@@ -27,7 +27,7 @@ _Relative = npt.NDArray[np.uint32]
 _Order = npt.NDArray[np.int64]
 _T = TypeVar("_T", np.uint64, np.uint32)
 
-OVERHEAD = 48 << 20
+OVERHEAD_BYTES = 48 << 20
 """Bytes of the cleaner's memory kept for buffers, and for what allocators do not return."""
 ENTRY_BYTES = 24
 """Bytes of an entry: two hashes and an offset, and an offset in `LatestOffsets`."""
@@ -285,7 +285,7 @@ class LatestOffsets:
 
 def key_memory(memory: int) -> int:
     """Return the bytes for keys in `memory` bytes; the rest is for buffers."""
-    return max(memory // 2, memory - OVERHEAD)
+    return max(memory // 2, memory - OVERHEAD_BYTES)
 
 
 def last_entries(entries: HashedKeys) -> HashedKeys:

@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from strandline.changelog.clock import Clock
-from strandline.changelog.embedded.scanning import CHUNK
+from strandline.changelog.embedded.scanning import CHUNK_BYTES
 from strandline.changelog.layout import REPAIRED
 from strandline.changelog.storage import Storage
 
@@ -68,7 +68,7 @@ def copy(storage: Storage, source: str, target: str) -> None:
     storage.make_dir(folder)
     with closing(storage.open(source)) as old, closing(storage.create(target)) as new:
         position = 0
-        while data := old.read(position, CHUNK):
+        while data := old.read(position, CHUNK_BYTES):
             new.append(data)
             position += len(data)
         new.sync()

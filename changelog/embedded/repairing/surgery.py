@@ -24,9 +24,9 @@ from strandline.changelog.embedded.checking.scanned import (
 )
 from strandline.changelog.embedded.frame import FramePayload, encode_marker, frame_parts
 from strandline.changelog.embedded.manifest import STILL_OPEN, SegmentEntry
-from strandline.changelog.embedded.partition import RESERVATION
+from strandline.changelog.embedded.partition import RESERVED_OFFSETS
 from strandline.changelog.embedded.repairing.plan import RepairPlan, remove
-from strandline.changelog.embedded.scanning import CHUNK
+from strandline.changelog.embedded.scanning import CHUNK_BYTES
 from strandline.changelog.embedded.segment import Segment
 from strandline.changelog.history import LOST, epoch_of, with_epoch
 from strandline.changelog.layout import MANIFEST, SegmentName, segment_of
@@ -79,14 +79,14 @@ class Surgery:
         """Base offset of the new active segment, if the tail is lost.
 
         It is larger than every offset mentioned anywhere, by a margin for lost records that are
-        not mentioned: `RESERVATION` offsets, or one for each missing byte if that is more.
+        not mentioned: `RESERVED_OFFSETS` offsets, or one for each missing byte if that is more.
         """
         scanned = self.scanned
         headers = [header for gap in scanned.gaps for header in gap.headers]
         seen = [max(header.last_offset + 1, header.durable_end) for header in headers]
         highest = max([scanned.next_offset, self.reach, *seen])
         missing = sum(gap.missing_bytes for gap in scanned.gaps if gap.until is None)
-        return highest + max(RESERVATION, missing)
+        return highest + max(RESERVED_OFFSETS, missing)
 
     def add_to(self, plan: RepairPlan, clock: Clock) -> None:
         """Add the repair as one step to a plan."""
@@ -186,7 +186,7 @@ class _Operation:
         pending = list(markers)
         for start, end in one.pieces:
             assert one.segment is not None
-            for frame in one.segment.frames(start, CHUNK, end=end):
+            for frame in one.segment.frames(start, CHUNK_BYTES, end=end):
                 header = frame.header
                 while pending and pending[0][0] < header.base_offset:
                     self._write_marker(target, *pending.pop(0))
@@ -236,7 +236,7 @@ class _Operation:
         """Return the entry of the formerly active segment, now closed; none if it is empty."""
         name, folder = entry.name, self._folder
         segment = Segment.open(self._storage, folder, name, entry.created_ms, writable=False)
-        for frame in segment.frames(0, CHUNK, end=segment.file.size()):
+        for frame in segment.frames(0, CHUNK_BYTES, end=segment.file.size()):
             segment.noted(frame.header, _NO_INDEX)
         if segment.size == 0:
             return []
