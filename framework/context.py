@@ -35,7 +35,10 @@ class TaskContext:
         ending: True while a timer or window is called because `run(until="end")` ends the input.
     """
 
-    __slots__ = ("app", "ending", "infos", "partition", "record", "stream_time", "task", "timers")
+    __slots__ = (
+        *("app", "ending", "infos", "late", "partition", "record", "stream_time", "task"),
+        *("timers", "watermark"),
+    )
 
     def __init__(self, app: str, task: str, partition: int, timers: Timers | None = None) -> None:
         self.app = app
@@ -56,6 +59,10 @@ class TaskContext:
         """Timers of the instance; None if the task has no timer handler."""
         self.ending = False
         """True while a timer or window is called because `run(until="end")` ends the input."""
+        self.late = 0
+        """Number of rows of streams since the last commit that came after their windows."""
+        self.watermark: int | None = None
+        """Watermark of a stage of streams, in ms since the epoch; None if there is none."""
         self.infos: Mapping[str, TopicInfo] = {}
         """Descriptions of the app's topics, by name."""
 

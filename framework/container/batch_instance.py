@@ -7,9 +7,11 @@ log2(n) calls; it is handled by the task's `on_error` policy, and all others as 
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
+from strandline.changelog.rate_limited_log import RateLimitedLog
 from strandline.changelog.records import Batch as StoredBatch
 from strandline.framework.batch import Batch, BatchHandler
 from strandline.framework.container.batch_queue import BatchQueue, TakenBatch, without_tombstones
@@ -23,8 +25,12 @@ from strandline.framework.placing import Placed
 from strandline.framework.record import Record
 from strandline.framework.trial import Trial
 
+_log = logging.getLogger("strandline")
+
 FIRST_BATCH_RECORDS = 4_096
 """Number of records in the first batch."""
+LATE_LOG_S = 60.0
+"""Seconds between two messages about late rows."""
 MAX_BATCH_RECORDS = 262_144
 """Maximum number of records in a batch, which bounds the memory of a step."""
 
@@ -37,6 +43,7 @@ class BatchInstance(TaskInstance):
     ) -> None:
         super().__init__(container, parts, placed, trial)
         self._batches = BatchQueue(self.inputs)
+        self._late_log = RateLimitedLog(_log, container.clock, LATE_LOG_S)
         self.size = FIRST_BATCH_RECORDS
         """Number of records that take about as long as a slice."""
 
@@ -55,6 +62,24 @@ class BatchInstance(TaskInstance):
             fitting = int(handled * SLICE_SECONDS / max(seconds, 1e-9))
             self.size = max(1, min(fitting, 4 * self.size, MAX_BATCH_RECORDS))
         return handled
+
+    def rewind(self) -> None:
+        """Undo everything since the last commit; see `TaskInstance.rewind`."""
+        self.context.late = 0
+        super().rewind()
+
+    def after_commit(self) -> None:
+        """Count late rows; see `TaskInstance.after_commit`."""
+        super().after_commit()
+        late, self.context.late = self.context.late, 0
+        if late:
+            self.counters.late += late
+            self._late_log.note(
+                f"task {self.spec.name}: {late:,} rows came after their windows were closed; with "
+                "app.stream(…, late=topic) their records are kept",
+                task=self.spec.name,
+                partition=self.partition,
+            )
 
     def restored(self, *, window_pending: bool | None = None) -> None:
         """Let the handler forget what it keeps in memory; see `TaskInstance.restored`."""

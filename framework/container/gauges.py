@@ -38,6 +38,12 @@ RUNNING = Metric(
     "Records whose async handlers have begun, or wait for one of the same key.",
     TASK,
 )
+WATERMARK = Metric(
+    "strandline_watermark_seconds",
+    "gauge",
+    "Watermark of a stage of streams, in seconds since the epoch.",
+    ("app", "task", "partition"),
+)
 LAG = Metric(
     "strandline_lag_records",
     "gauge",
@@ -78,7 +84,8 @@ MEMORY = Metric(
     "strandline_memory_budget_bytes", "gauge", "Bytes of memory that the app may use.", ("app",)
 )
 METRICS = (
-    *(PARTITIONS, UNREAD, FAILED, RUNNING, LAG, STANDBY_LAG, REMAINING, WAITING),
+    *(PARTITIONS, UNREAD, FAILED, RUNNING, WATERMARK),
+    *(LAG, STANDBY_LAG, REMAINING, WAITING),
     *(MEMORY, ENTRIES, DISK, UNCOMMITTED, PENDING, CACHED),
 )
 
@@ -137,6 +144,9 @@ def gauges(app: str, tasks: TaskManager, ends: StableEnds) -> Iterator[MetricRea
     yield from _lags(app, tasks, ends)
     for instance in instances:
         yield from _sizes(app, instance)
+        if (watermark := instance.context.watermark) is not None:
+            labels = (app, instance.spec.name, str(instance.partition))
+            yield MetricReading(WATERMARK, labels, watermark / 1_000)
 
 
 def _lags(app: str, tasks: TaskManager, ends: StableEnds) -> Iterator[MetricReading]:

@@ -38,6 +38,12 @@ DEAD_LETTERED = Metric(
     "Records sent to the dead-letter topic because their handler raised.",
     TASK,
 )
+LATE = Metric(
+    "strandline_late_records_total",
+    "counter",
+    "Rows of streams that came after their windows were closed.",
+    TASK,
+)
 HANDLER = Metric(
     "strandline_handler_seconds", "histogram", "How long handling a record took.", TASK
 )
@@ -99,7 +105,8 @@ CHECKPOINT = Metric(
     "strandline_store_checkpoint_seconds", "histogram", "How long checkpoints took.", STORE
 )
 METRICS = (
-    *(HANDLED, SKIPPED, DEAD_LETTERED, HANDLER, REPEATED, COMMITS, ABORTED, COMMIT, RECENT),
+    *(HANDLED, SKIPPED, DEAD_LETTERED, LATE, HANDLER, REPEATED),
+    *(COMMITS, ABORTED, COMMIT, RECENT),
     *(FENCES, REBALANCES, RESTORE, RESTORED, CHANGES, MISSES),
     *(SAMPLED_HITS, SAMPLED_MISSES, CHECKPOINT),
 )
@@ -115,6 +122,7 @@ class TaskCounters:
         self.handled = 0
         self.skipped = 0
         self.dead_lettered = 0
+        self.late = 0
         self.repeated = 0
         self.handler = Histogram(PER_RECORD)
 
@@ -183,5 +191,6 @@ def _of_task(labels: tuple[str, str], task: TaskCounters) -> Iterator[MetricRead
     yield MetricReading(HANDLED, labels, task.handled)
     yield MetricReading(SKIPPED, labels, task.skipped)
     yield MetricReading(DEAD_LETTERED, labels, task.dead_lettered)
+    yield MetricReading(LATE, labels, task.late)
     yield MetricReading(HANDLER, labels, task.handler.read())
     yield MetricReading(REPEATED, labels, task.repeated)

@@ -101,8 +101,6 @@ class StagePlan:
         )
         """Store of the watermarks."""
         self._readers = {topic_of(source): self._reader(source) for source in stage.sources}
-        self.late_rows = 0
-        """Number of late rows so far, in all partitions of this process."""
 
     # Reading and writing -----------------------------------------------------------------------
 
@@ -124,10 +122,6 @@ class StagePlan:
         """Return the topic for late records of a topic; None if they are only counted."""
         found = [s for s in self.stage.sources if topic_of(s) == topic]
         return found[0].options.late if isinstance(found[0], TopicSource) else None
-
-    def count_late(self, rows: int) -> None:
-        """Count late rows."""
-        self.late_rows += rows
 
     def sources(self, partition: int, infos: Mapping[str, TopicInfo]) -> list[str]:
         """Return the sources of a partition: its topics, and the stages before internal topics.

@@ -53,6 +53,8 @@ class StageTask(BatchHandler):
         """Time in ms of the wall clock at which the partition began."""
         self._batch: Batch | None = None
         """Batch being handled, for late records."""
+        self._late = 0
+        """Number of late rows of the batch so far."""
         self._marked: dict[Repartition, int] = {}
         """Watermark of the last mark to each internal topic."""
         self._last_active: dict[str, int] = {}
@@ -74,11 +76,12 @@ class StageTask(BatchHandler):
                 self._write(self._executor.run({batch.topic: frame}))
             self._advance()
             self.time.write()
+            self._note_time()
         except BaseException:
             self.restored()
             raise
         finally:
-            self._batch = None
+            self._batch, self._late = None, 0
 
     def before_commit(self) -> None:
         """Send the results of keys that changed."""
@@ -145,9 +148,15 @@ class StageTask(BatchHandler):
                 self.time.reached(source, watermark)
         return rows.drop(SOURCE)
 
+    def _note_time(self) -> None:
+        """Let the task instance know the watermark and the number of late rows, for metrics."""
+        context, watermark = current_task(), self.time.watermark
+        context.late += self._late
+        context.watermark = watermark if watermark > NO_WATERMARK else None
+
     def _note_late(self, rows: pl.DataFrame) -> None:
         """Count late rows, and send the records that they come from to the topic for them."""
-        self.plan.count_late(len(rows))
+        self._late += len(rows)
         topic = None if self._batch is None else self.plan.late_topic(self._batch.topic)
         if topic is None or ROW not in rows.columns or self._batch is None:
             return
