@@ -74,6 +74,9 @@ class WholeCommand(ErrorGuardedGroup, LazyGroup):
             *("describe", "describe"),
             "Show an app's tasks, streams, topics and stores, or the apps and topics of a log.",
         ),
+        "plan": LazyCommand(
+            *("plan", "plan"), "Compare the state that an app declares with what its log has."
+        ),
         "move": LazyCommand(
             *("move", "move"),
             "Move topics and the offsets of their groups to another log, so that apps can continue "
@@ -105,12 +108,13 @@ def strandline() -> typer.Typer:
 
 def strandline_of(app: App) -> typer.Typer:
     """Return the commands of one app."""
-    from strandline.framework.cli import describe, reset, run
+    from strandline.framework.cli import describe, plan, reset, run
 
     application = _typer(f"The app {app.name!r}.")
     application.callback()(_options)
     application.command("run")(run.command_of(app))
     application.command("describe")(describe.command_of(app))
+    application.command("plan")(plan.command_of(app))
     application.command("reset")(reset.command_of(app))
     return application
 

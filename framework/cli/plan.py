@@ -1,0 +1,137 @@
+"""`strandline plan MODULE:APP`: the declared state of an app, compared with what is deployed.
+
+new        the log has no state of this name
+same       the state is as declared
+extended   the state is readable, and its declaration becomes wider at the next run
+rewritten  values are converted at the next run, by the store's `upgrade`
+changed    the app is refused: the reasons are given
+orphaned   the log has state or an internal topic that the app does not declare
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import SystemClock
+from strandline.framework.cli import output
+from strandline.framework.cli.loading import load_app, opened
+from strandline.framework.cli.options import JsonOption, LogOption, YesOption, confirmed
+from strandline.framework.cli.reset import internal_topics
+from strandline.framework.container.running import check_at_rest
+from strandline.statestore.declaration import Declaration, compare, declaration_of
+from strandline.statestore.recorded import DeclarationLog, declarations_topic
+from strandline.statestore.spec import AnySpec
+
+if TYPE_CHECKING:
+    from strandline.framework.app import App
+
+Verdict = Literal["new", "same", "extended", "rewritten", "changed", "orphaned"]
+_VERDICTS: dict[str, Verdict] = {
+    "same": "same",
+    "wider": "extended",
+    "rewrite": "rewritten",
+    "refused": "changed",
+}
+
+DropOption = Annotated[
+    bool, typer.Option("--drop-orphans", help="Delete the topics of orphaned state, for good.")
+]
+
+
+@dataclass(frozen=True)
+class PlanLine:
+    """One store or internal topic, and what becomes of it."""
+
+    name: str
+    """Name of the store, or of the topic if no store is declared for it."""
+    verdict: Verdict
+    reasons: str
+    topic: str
+    """Changelog, or internal topic."""
+
+
+def plan(
+    target: Annotated[str, typer.Argument(metavar="MODULE:APP", help="The app's code.")],
+    drop_orphans: DropOption = False,
+    yes: YesOption = False,
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Compare the state that an app declares with what its log has.
+
+    Nothing is changed unless `--drop-orphans` is given. The exit code is 1 if the app would be
+    refused.
+    """
+    show(load_app(target), log, drop_orphans=drop_orphans, yes=yes, json=json)
+
+
+def show(app: App, log: str | None, *, drop_orphans: bool, yes: bool, json: bool) -> None:
+    """Print the comparison, and delete the orphans if that is asked for; see `plan`."""
+    with opened(log if log is not None else str(app.log)) as where:
+        lines = compared(app, where.broker)
+        if json:
+            output.document({"app": app.name, "state": [asdict(line) for line in lines]})
+        else:
+            columns = ("name", "verdict", "reasons", "topic")
+            rows = ([asdict(line)[c] for c in columns] for line in lines)
+            output.table(f"state of app {app.name}", columns, rows)
+        if drop_orphans:
+            _drop(app, where.broker, lines, yes=yes)
+    if any(line.verdict == "changed" for line in lines):
+        raise typer.Exit(1)
+
+
+def command_of(app: App) -> Callable[..., None]:
+    """Return the command `plan` of one app."""
+
+    def plan_app(
+        drop_orphans: DropOption = False,
+        yes: YesOption = False,
+        log: LogOption = None,
+        json: JsonOption = False,
+    ) -> None:
+        """Compare the state that the app declares with what its log has."""
+        show(app, log, drop_orphans=drop_orphans, yes=yes, json=json)
+
+    return plan_app
+
+
+def compared(app: App, broker: Broker) -> list[PlanLine]:
+    """Return the declared stores of an app and the orphans of its log, with their verdicts."""
+    specs = {
+        spec.changelog_topic(app.name): spec
+        for task in app.declared.tasks.values()
+        for spec in task.all_stores
+    }
+    recorded = DeclarationLog(broker, app.name, SystemClock()).read().stores
+    found = [_line(topic, spec, recorded.get(topic)) for topic, spec in specs.items()]
+    kept = {*specs, *app.declared.topics, declarations_topic(app.name)}
+    orphans = [topic for topic in internal_topics(broker, app.name) if topic not in kept]
+    return [*found, *(PlanLine(topic, "orphaned", "", topic) for topic in sorted(orphans))]
+
+
+def _line(topic: str, spec: AnySpec, stored: Declaration | None) -> PlanLine:
+    if stored is None:
+        return PlanLine(spec.name, "new", "", topic)
+    change = compare(stored, declaration_of(spec), can_upgrade=spec.upgrade is not None)
+    return PlanLine(spec.name, _VERDICTS[change.kind], "; ".join(change.reasons), topic)
+
+
+def _drop(app: App, broker: Broker, lines: list[PlanLine], *, yes: bool) -> None:
+    """Delete the topics of orphans, after the user has agreed."""
+    orphans = [line.topic for line in lines if line.verdict == "orphaned"]
+    if not orphans:
+        return
+    check_at_rest(broker, app.name)
+    if not confirmed(f"delete {', '.join(orphans)} for good?", yes=yes):
+        return
+    for topic in orphans:
+        broker.delete_topic(topic)
+    log = DeclarationLog(broker, app.name, SystemClock())
+    log.change(lambda recorded: {t: None for t in orphans if t in recorded.stores})
+    output.line(f"deleted {len(orphans)} topics")

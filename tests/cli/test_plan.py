@@ -1,0 +1,101 @@
+"""`plan`: the declared state of an app, compared with what its log has."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from tests.cli.conftest import Command
+
+CODE = """
+import pyarrow as pa
+import strandline as sl
+
+app = sl.App("airport", log={log!r})
+flights = app.topic("flights", value=pa.schema([("origin", pa.string()), ("delay", pa.int64())]))
+stream = app.stream(flights)
+{streams}
+"""
+COUNTS = 'stream.group_by("origin").agg(n=sl.count(), name="counts").to("counts")'
+HOURLY = (
+    'stream.group_by("origin").window(sl.tumbling("{size}")).agg(n=sl.count(), name="hourly")'
+    '.to("hourly")'
+)
+
+NUMBERS = count()
+"""Numbers of modules, because Python imports each name once."""
+
+
+class Deployed:
+    """A log, and versions of an app on it."""
+
+    def __init__(self, folder: Path, strandline: Command) -> None:
+        self.log = str(folder / "log")
+        self._folder = folder
+        self._strandline = strandline
+
+    def version(self, *streams: str) -> str:
+        """Write a version of the app; return its module and name."""
+        module = f"airport_{next(NUMBERS)}"
+        code = CODE.format(log=self.log, streams="\n".join(streams))
+        (self._folder / f"{module}.py").write_text(code)
+        return f"{module}:app"
+
+    def run(self, *streams: str) -> None:
+        target = self.version(*streams)
+        outcome = self._strandline("run", target, "--log", self.log, "--until", "idle")
+        assert outcome.code == 0, outcome.err
+
+    def plan(self, *streams: str, options: tuple[str, ...] = ()) -> Any:
+        target = self.version(*streams)
+        return self._strandline("plan", target, "--log", self.log, "--json", *options)
+
+
+@pytest.fixture
+def deployed(tmp_path: Path, strandline: Command, monkeypatch: pytest.MonkeyPatch) -> Deployed:
+    monkeypatch.syspath_prepend(tmp_path)
+    made = Deployed(tmp_path, strandline)
+    with sl.App("producer", log=made.log) as app:
+        import pyarrow as pa
+
+        schema = pa.schema([("origin", pa.string()), ("delay", pa.int64())])
+        flights = app.topic("flights", value=schema)
+        flights.append(pa.table({"origin": ["JFK"], "delay": [1]}))
+    made.run(COUNTS, HOURLY.format(size="1h"))
+    return made
+
+
+def verdicts(outcome: Any) -> dict[str, str]:
+    return {line["name"]: line["verdict"] for line in outcome.json["state"]}
+
+
+def test_what_is_deployed_as_declared_is_the_same(deployed: Deployed) -> None:
+    outcome = deployed.plan(COUNTS, HOURLY.format(size="60m"))
+    assert outcome.code == 0
+    assert set(verdicts(outcome).values()) == {"same"}
+    assert {"counts", "hourly"} <= set(verdicts(outcome))
+
+
+def test_a_changed_operator_is_named_with_the_difference(deployed: Deployed) -> None:
+    outcome = deployed.plan(COUNTS, HOURLY.format(size="2h"))
+    assert outcome.code == 1
+    assert verdicts(outcome)["hourly"] == "changed"
+    [line] = [line for line in outcome.json["state"] if line["name"] == "hourly"]
+    assert '"size":"1h"' in line["reasons"]
+    assert '"size":"2h"' in line["reasons"]
+
+
+def test_new_and_orphaned_state_is_listed_and_orphans_can_be_dropped(deployed: Deployed) -> None:
+    new = 'stream.group_by("origin").agg(most=sl.max("delay"), name="most").to("most")'
+    outcome = deployed.plan(COUNTS, new)
+    found = verdicts(outcome)
+    assert (outcome.code, found["counts"], found["most"]) == (0, "same", "new")
+    assert found["airport-hourly-changelog"] == "orphaned"
+    deployed.plan(COUNTS, new, options=("--drop-orphans", "--yes"))
+    assert "orphaned" not in verdicts(deployed.plan(COUNTS, new)).values()
+    deployed.run(COUNTS, new)
+    assert set(verdicts(deployed.plan(COUNTS, new)).values()) == {"same"}
