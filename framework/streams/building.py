@@ -37,6 +37,8 @@ from strandline.framework.streams.schemas import (
     polars_schema,
     row_kind,
 )
+from strandline.framework.streams.stateful import emission_of, window_of
+from strandline.framework.streams.windows import SessionWindow
 
 if TYPE_CHECKING:
     import narwhals as nw
@@ -182,8 +184,9 @@ def check_flat_function(function: Any) -> None:
         )
 
 
-def checked_emit(emit: Any, default: Emit | None, operator: str) -> Emit | None:
-    """Return the results that an end takes. Raise InvalidConfig if there are none such."""
+def checked_emit(emit: Any, node: Node, operator: str) -> Emit | None:
+    """Return the results that an end after `node` takes. Raise InvalidConfig if there are none."""
+    default = emission_of(node)
     if emit not in (None, "update", "final"):
         raise refusal(operator, f'emit={emit!r} is neither "update" nor "final"')
     if emit is not None and default is None:
@@ -195,6 +198,12 @@ def checked_emit(emit: Any, default: Emit | None, operator: str) -> Emit | None:
             operator,
             "emit='final' needs windows, because a group without one can always get another row;"
             ' add .window(…) before .agg(…), or use emit="update"',
+        )
+    if emit == "update" and isinstance(window_of(node), SessionWindow):
+        raise refusal(
+            operator,
+            "emit='update' of sessions would leave the results of sessions that were merged into"
+            ' others later; use emit="final"',
         )
     return emit or default
 

@@ -157,14 +157,28 @@ def window_fields(window: Window | None) -> dict[str, pl.DataType]:
     return {WINDOW_START: dtype, WINDOW_END: dtype}
 
 
+def aggregation_of(node: Node) -> GroupAggregate | None:
+    """Return the aggregation whose results a node gives; None if it gives rows."""
+    if isinstance(node, GroupAggregate):
+        return node
+    if isinstance(node, StatefulNode | Repartition | OutputNode):
+        return None
+    found = [aggregation_of(source) for source in node.inputs]
+    return found[0] if found else None
+
+
+def window_of(node: Node) -> Window | None:
+    """Return the windows whose results a node gives; None if there are none."""
+    found = aggregation_of(node)
+    return None if found is None else found.window
+
+
 def emission_of(node: Node) -> Emit | None:
     """Return the results that a consumer takes of the aggregation before it, by default.
 
     None if the rows before it are no results. Final results if there are windows, else updates.
     """
-    if isinstance(node, GroupAggregate):
-        return "update" if node.window is None else "final"
-    if isinstance(node, StatefulNode | Repartition | OutputNode):
+    found = aggregation_of(node)
+    if found is None:
         return None
-    found = [emission_of(source) for source in node.inputs]
-    return found[0] if found else None
+    return "update" if found.window is None else "final"

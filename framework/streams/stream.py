@@ -435,7 +435,7 @@ class Stream:
     ) -> OutputNode:
         operator = "to" if kind is TopicSink else "through"
         node = self.node
-        emit = building.checked_emit(emit, emission_of(node), operator)
+        emit = building.checked_emit(emit, node, operator)
         found = output(self.graph, node, to, settings, operator)
         schema, keying = node.schema, node.keying
         if kind is Through:

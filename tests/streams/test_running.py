@@ -277,6 +277,49 @@ def test_updates_of_windows_end_with_their_final_results(
     assert latest == found
 
 
+@PROPERTY
+@given(
+    events=EVENTS,
+    aborted=st.sets(st.integers(0, 8), max_size=4),
+    window=st.one_of(WINDOWS, st.integers(5, 60).map(lambda gap: sl.session(gap, grace=1_000))),
+)
+def test_an_aborted_commit_changes_no_result(
+    events: list[Event], aborted: set[int], window: Any
+) -> None:
+    def results(*, aborting: bool) -> Counter[Any]:
+        app, _, stream = app_of()
+        out = stream.group_by("kind").window(window).agg(**AGGREGATES, name="agg").to("out")
+        driver = TestDriver(app, now_ms=BASE + 10_000)
+        if aborting:
+            abort(driver, aborted)
+        driver.run(list(events)).end()
+        return windows_sent(driver, out, ["kind"])
+
+    assert results(aborting=True) == results(aborting=False)
+
+
+def abort(driver: TestDriver, numbers: set[int]) -> None:
+    """Let the commits of these numbers fail."""
+    session = driver.worker._session
+    commit, count = session.commit, iter(range(10_000))
+
+    def sometimes(instances: Any) -> None:
+        if next(count) in numbers:
+            for instance in instances:  # a commit may fail after it was prepared
+                instance.before_commit()
+            raise sl.TransactionAborted("as the test asks for")
+        commit(instances)
+
+    session.commit = sometimes  # type: ignore[method-assign]
+
+
+def test_updates_of_sessions_are_refused() -> None:
+    _, _, stream = app_of()
+    sessions = stream.group_by("user").window(sl.session(10)).agg(n=sl.count(), name="agg")
+    with pytest.raises(sl.InvalidConfig, match="sessions that were merged"):
+        sessions.to("out", emit="update")
+
+
 # Other operators ----------------------------------------------------------------------
 
 
