@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from strandline.changelog.clock import Clock
-from strandline.statestore.column_store import open_column_store
 from strandline.statestore.counters import StoreCounters
 from strandline.statestore.memory import MemoryBudget
 from strandline.statestore.spec import AnySpec
@@ -54,8 +54,7 @@ class StoreFolders:
         if self.root is not None and spec.engine != "memory":
             folder = self.root / spec.name / str(partition)
             self.memory.share_engines()
-        open_one = open_column_store if columns else open_store
-        return open_one(
+        return _opener(columns=columns)(
             spec,
             folder,
             clock=self.clock,
@@ -73,3 +72,12 @@ class StoreFolders:
 
         engine = open_beside(self.root / spec.name / str(partition), self.clock)
         return open_store(spec, clock=self.clock, engine=engine, memory=self.memory)
+
+
+def _opener(*, columns: bool) -> Callable[..., AnyStore]:
+    """Return the function that opens a store, which is imported when it is first needed."""
+    if not columns:
+        return open_store
+    from strandline.statestore.column_store import open_column_store
+
+    return open_column_store
