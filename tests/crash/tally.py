@@ -203,6 +203,8 @@ class TwinFolders(StoreFolders):
         partition: int,
         lock_timeout: float = 0.0,
         expiry: Expiry | None = None,
+        *,
+        columns: bool = False,
     ) -> PartitionStore[Any, Any]:
         engine = SnapshotEngine(self.storage, f"{STATE}/{APP}/{spec.name}/{partition}")
         return open_store(spec, clock=self.clock, engine=engine, expiry=expiry)

@@ -16,8 +16,8 @@ BANNED_CALLS = {"eval", "exec", "compile", "__import__", "read_pickle", "to_pick
                 "unsafe_load"}  # fmt: skip
 BANNED_ARGUMENTS = {"allow_pickle", "shell"}
 
-ALLOWED = {("re", "compile")}
-"""Calls that only share a name with a forbidden one."""
+ALLOWED = {("re", "compile"), ("list", "eval")}
+"""Calls that only share a name with a forbidden one: patterns, and Polars' expressions of lists."""
 
 LOOKUPS = {"import_module", "find_spec", "load_module", "exec_module", "spec_from_file_location",
            "entry_points"}  # fmt: skip
@@ -85,6 +85,8 @@ def _of_call(func: ast.expr, keywords: list[ast.keyword]) -> Iterator[str]:
         case ast.Name(id=name) if name in BANNED_CALLS:
             yield name
         case ast.Attribute(value=ast.Name(id=owner), attr=name) if (owner, name) in ALLOWED:
+            pass
+        case ast.Attribute(value=ast.Attribute(attr=owner), attr=name) if (owner, name) in ALLOWED:
             pass
         case ast.Attribute(attr=name) if name in BANNED_CALLS:
             yield name
