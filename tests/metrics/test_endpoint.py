@@ -23,12 +23,13 @@ from strandline.changelog.embedded import metrics as of_the_log
 from strandline.changelog.embedded.cleaning import schedule
 from strandline.changelog.flight import metrics as of_the_part
 from strandline.changelog.flight.serve import serve
-from strandline.changelog.metrics import Metric, exposition
+from strandline.changelog.metrics import Metric, MetricReading, exposition
 from strandline.framework import metrics as endpoints
 from strandline.framework.container import gauges, metrics
 from strandline.framework.supervisor import metrics as of_workers
 from strandline.framework.supervisor.metrics import Workers
 from strandline.framework.supervisor.slots import WorkerRow
+from strandline.framework.testing import TestDriver
 from tests.metrics.running import running
 from tests.metrics.scraping import Family, parsed, scrape
 from tests.workers.processes import Process, ending
@@ -76,7 +77,7 @@ def test_exactly_the_documented_metrics_are_exported(
             eventually(partial(exports, 0, "strandline_standby_lag_records"))
         workers = Workers("words", 2)
         workers.note([WorkerRow(0, 1, "running", (), 1, 0.0, 1, {"words": 0}, 0, None)])
-        of_others = [*served.metrics(), *workers.metrics()]
+        of_others = [*served.metrics(), *workers.metrics(), *of_a_stream()]
         for seen in (one.scraped(), two.scraped(), parsed(exposition(of_others))):
             scraped |= seen.families
     page = documented()
@@ -85,6 +86,16 @@ def test_exactly_the_documented_metrics_are_exported(
     assert {n: f.labels() for n, f in scraped.items()} == {
         n: {labels} for n, (_, labels) in page.items()
     }
+
+
+def of_a_stream() -> list[MetricReading]:
+    """Return the metrics that only a stage of streams has."""
+    app = sl.App("windows")
+    words = app.stream(app.topic("words", value=str))
+    words.group_by("key").window(sl.tumbling("1m")).agg(n=sl.count(), name="counts")
+    with TestDriver(app) as driver:
+        driver.run([("a", "x")])
+        return [one for one in driver.worker.metrics() if one.metric is gauges.WATERMARK]
 
 
 # The endpoint of a run -------------------------------------------------------------------------
