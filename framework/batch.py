@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-class Batch:
+class TaskBatch:
     """Consecutive records of one partition of an input topic, as columns.
 
     A batch has at least one record. Its size depends on load and time, so a handler must give the
@@ -155,11 +155,15 @@ def _decoded(topic: TopicDeclaration, part: str, codec: Codec, stored: pa.Array)
         ) from error
 
 
+Batch = TaskBatch
+"""Name of `TaskBatch` for users: `sl.Batch`."""
+
+
 class BatchHandler(ABC):
     """Base of handlers of batches that keep facts about their stores in memory."""
 
     @abstractmethod
-    def process(self, batch: Batch) -> None:
+    def process(self, batch: TaskBatch) -> None:
         """Handle a batch. If it raises, the facts in memory must be as before."""
 
     @abstractmethod

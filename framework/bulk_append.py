@@ -50,7 +50,11 @@ def _append_table(topic: TopicDeclaration, data: Any, now: int) -> int:
 
 
 def stored_columns(
-    topic: TopicDeclaration, data: Any, now: int, schema: pa.Schema | None
+    topic: TopicDeclaration,
+    data: Any,
+    now: int,
+    schema: pa.Schema | None,
+    keys: pa.Array | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield a table as batches in the form in which the log holds the topic's records.
 
@@ -59,12 +63,15 @@ def stored_columns(
         data: Data frame or Arrow table, as `Topic.append` takes it.
         now: Time of records without one, in milliseconds since the epoch.
         schema: Columns that the value of a typed topic has; None if values are not typed.
+        keys: Keys in the form of the log; None takes them from a column of the table.
 
     Raises:
         SchemaMismatch: The columns do not fit those of the topic.
         InvalidRecord: A key or a value is not of the topic's type.
     """
-    table, keys = _with_own_keys(topic, _table(data))
+    table = _table(data)
+    if keys is None:
+        table, keys = _with_own_keys(topic, table)
     if topic.rows is None and "value" in table.column_names:
         at = table.schema.get_field_index("value")
         values = _stored(topic, "value", topic.values, table["value"])

@@ -103,7 +103,6 @@ class Topic(TopicDeclaration, Generic[K, V]):
         data: pa.Table | pa.RecordBatch | pl.DataFrame,
         *,
         timestamp: int | dt.datetime | None = None,
-        to_all: bool = False,
     ) -> int:
         """Send the rows of a table from inside a handler, as part of its transaction.
 
@@ -119,8 +118,6 @@ class Topic(TopicDeclaration, Generic[K, V]):
             timestamp: Time of the records that have none: milliseconds since the epoch, or a
                 datetime. By default it is the time of the record being handled; of a batch the
                 greatest one.
-            to_all: True to send each row to every partition of the topic. By default each row goes
-                to the partition of its key.
 
         Returns:
             Number of records sent.
@@ -130,25 +127,27 @@ class Topic(TopicDeclaration, Generic[K, V]):
             SchemaMismatch: The columns do not fit those of the topic. It is an InvalidRecord.
             InvalidRecord: A key or a value is not of the topic's type.
         """
-        box = self._bound.get(None)
-        if box is None:
-            raise self._not_in_task()
-        from strandline.framework.bulk_append import stored_columns
-
+        box = self._box()
         now = box.context.record.timestamp
         now = now if timestamp is None else to_ms(timestamp, now)
-        total = 0
-        for columns in stored_columns(self, data, now, self.schema):
-            box.put_columns(self, columns, to_all=to_all)
-            total += len(columns)
-        return total
+        return self._send_table(box, data, now, None)
 
     def send_stored(self, columns: pa.RecordBatch) -> None:
         """Send records in the form of the log, as another topic of the same types has them."""
-        box = self._bound.get(None)
-        if box is None:
-            raise self._not_in_task()
-        box.put_columns(self, columns)
+        self._box().put_columns(self, columns)
+
+    def send_rows(
+        self, data: pa.Table, keys: pa.Array | None = None, *, to_all: bool = False
+    ) -> None:
+        """Send the rows of a table, as `send_batch` does.
+
+        Args:
+            data: Columns of the value, and `timestamp`.
+            keys: Keys in the form of the log; None takes them from a column of the table.
+            to_all: True to send each row to every partition, and not to that of its key.
+        """
+        box = self._box()
+        self._send_table(box, data, box.context.record.timestamp, keys, to_all=to_all)
 
     def append(
         self,
@@ -211,6 +210,23 @@ class Topic(TopicDeclaration, Generic[K, V]):
     def bind(self, box: Outbox | None) -> None:
         """Let `send` write to `box` in this thread or asyncio task; None unbinds it."""
         self._bound.set(box)
+
+    def _box(self) -> Outbox:
+        box = self._bound.get(None)
+        if box is None:
+            raise self._not_in_task()
+        return box
+
+    def _send_table(
+        self, box: Outbox, data: Any, now: int, keys: pa.Array | None, *, to_all: bool = False
+    ) -> int:
+        from strandline.framework.bulk_append import stored_columns
+
+        total = 0
+        for columns in stored_columns(self, data, now, self.schema, keys):
+            box.put_columns(self, columns, to_all=to_all)
+            total += len(columns)
+        return total
 
     def _send_checked(
         self,

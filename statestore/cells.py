@@ -1,7 +1,7 @@
 """Byte strings of many rows, written and read one part of all rows at a time.
 
-`Part` is a part of each row, at most a few bytes long: a matrix with one line for each row, of which
-a row uses the first bytes. `joined` puts parts side by side. `Reader` goes through the rows of a
+`CellPart` is a part of each row, at most a few bytes long: a matrix with one line for each row, of which
+a row uses the first bytes. `joined` puts parts side by side. `CellReader` goes through the rows of a
 column from the left, and every call of it handles all rows.
 """
 
@@ -27,7 +27,7 @@ JOINED_ROWS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CellPart:
     """Part of each row."""
 
     cells: ByteArray
@@ -42,25 +42,25 @@ class Part:
             return cells, np.ones(cells.shape, np.bool_)
         return cells, np.arange(cells.shape[1]) < self.sizes[rows, None]
 
-    def trimmed(self) -> Part:
+    def trimmed(self) -> CellPart:
         """Return the part without the columns that no row uses."""
         if self.sizes is None or not len(self.sizes):
             return self
         longest = int(self.sizes.max())
         is_even = int(self.sizes.min()) == longest
-        return Part(self.cells[:, :longest], None if is_even else self.sizes)
+        return CellPart(self.cells[:, :longest], None if is_even else self.sizes)
 
 
-def constant(data: bytes, rows: int) -> Part:
+def constant(data: bytes, rows: int) -> CellPart:
     """Return the part that has the bytes `data` in each row.
 
     >>> joined([constant(b"a", 2)]).to_pylist()
     [b'a', b'a']
     """
-    return Part(np.broadcast_to(np.frombuffer(data, np.uint8), (rows, len(data))))
+    return CellPart(np.broadcast_to(np.frombuffer(data, np.uint8), (rows, len(data))))
 
 
-def numbers(words: Words, sizes: Sizes | None = None) -> Part:
+def numbers(words: Words, sizes: Sizes | None = None) -> CellPart:
     """Return the part with the low bytes of numbers, the most significant byte first.
 
     Args:
@@ -73,19 +73,19 @@ def numbers(words: Words, sizes: Sizes | None = None) -> Part:
     if sizes is not None:
         # A shift by the whole width is undefined; numbers without bytes are shifted by less.
         words = words << np.minimum(8 * (WORD - sizes), 63).astype(np.uint64)
-    return Part(_big_endian(words), sizes)
+    return CellPart(_big_endian(words), sizes)
 
 
-def tagged(tags: ByteArray, words: Words, sizes: Sizes | None = None) -> Part:
+def tagged(tags: ByteArray, words: Words, sizes: Sizes | None = None) -> CellPart:
     """Return the part with a byte and the low bytes of a number, as `numbers` does."""
     number = numbers(words, sizes)
     cells = np.empty((len(tags), 1 + WORD), np.uint8)
     cells[:, 0] = tags
     cells[:, 1:] = number.cells
-    return Part(cells, None if sizes is None else sizes + 1)
+    return CellPart(cells, None if sizes is None else sizes + 1)
 
 
-def joined(parts: Sequence[Part]) -> pa.Array:
+def joined(parts: Sequence[CellPart]) -> pa.Array:
     """Return the column whose rows have the parts side by side. Raises OverflowError above 2 GiB.
 
     >>> counts = numbers(np.array([7, 0], np.uint64), np.array([1, 0]))
@@ -105,7 +105,7 @@ def joined(parts: Sequence[Part]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), count, buffers)
 
 
-def _lengths(parts: Sequence[Part], count: int) -> Sizes:
+def _lengths(parts: Sequence[CellPart], count: int) -> Sizes:
     fixed = sum(part.cells.shape[1] for part in parts if part.sizes is None)
     lengths = np.full(count, fixed, np.int64)
     for part in parts:
@@ -114,7 +114,7 @@ def _lengths(parts: Sequence[Part], count: int) -> Sizes:
     return lengths
 
 
-def _joined(parts: Sequence[Part], rows: slice) -> ByteArray:
+def _joined(parts: Sequence[CellPart], rows: slice) -> ByteArray:
     if all(part.sizes is None for part in parts):
         return np.concatenate([part.cells[rows] for part in parts], axis=1).ravel()
     lines, used = zip(*[part.lines(rows) for part in parts], strict=True)
@@ -130,7 +130,7 @@ class Unexpected(ValueError):
     """Raised for rows with a form that only a slower decoder can read, or none."""
 
 
-class Reader:
+class CellReader:
     """Place in each row of a column, from which the next bytes are read.
 
     A call may read beyond the end of a row, which then shows in `check_end`.

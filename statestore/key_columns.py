@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.changelog.errors import InvalidRecord
-from strandline.statestore.cells import Part, Reader, Unexpected, as_numpy, constant, joined
+from strandline.statestore.cells import CellPart, CellReader, Unexpected, as_numpy, constant, joined
 from strandline.statestore.key_elements import ELEMENTS, TAG_NONE, Element, with_nulls
 from strandline.statestore.keys import KeyCodec
 from strandline.statestore.ordered import TAG_TUPLE
@@ -140,7 +140,7 @@ class _Numbers:
 
     def decode(self, names: pa.Array) -> pa.Array:
         assert self._element.read is not None
-        reader = Reader(names)
+        reader = CellReader(names)
         found = self._element.read(reader)
         reader.check_end()
         return found
@@ -180,7 +180,7 @@ class _Tuples:
         return DistinctKeys(self._encoded(columns), _codes(combined))
 
     def decode(self, names: pa.Array) -> pa.Array:
-        reader = Reader(names)
+        reader = CellReader(names)
         reader.skip_constant(bytes((TAG_TUPLE,)))
         columns = [self._read(reader, element) for element, _ in self._elements]
         reader.check_end()
@@ -212,7 +212,7 @@ class _Tuples:
         return _side_by_side(pieces)
 
     @staticmethod
-    def _read(reader: Reader, element: Element) -> pa.Array:
+    def _read(reader: CellReader, element: Element) -> pa.Array:
         # Rows with None take the slow path of `KeyColumns.decode`.
         return element.read_terminated(reader) if element.read is None else element.read(reader)
 
@@ -270,7 +270,7 @@ def _element_admitted(element: Element, may_be_none: bool, column: pa.Array) -> 
         raise InvalidRecord(f"has an element that {error}") from error
 
 
-def _part(element: Element, column: pa.Array) -> Part:
+def _part(element: Element, column: pa.Array) -> CellPart:
     assert element.part is not None
     if not column.null_count:
         return element.part(column)

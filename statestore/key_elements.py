@@ -19,9 +19,9 @@ from strandline.changelog.errors import InvalidRecord
 from strandline.statestore.cells import (
     WORD,
     ByteArray,
+    CellPart,
+    CellReader,
     Mask,
-    Part,
-    Reader,
     Sizes,
     Unexpected,
     Words,
@@ -53,9 +53,9 @@ class Element:
     """Type of the column."""
     accepts: Callable[[pa.DataType], bool]
     """Returns True for the types of columns that can be cast to `arrow` without changing a key."""
-    part: Callable[[pa.Array], Part] | None
+    part: Callable[[pa.Array], CellPart] | None
     """Encodes a column without nulls; None for text, whose length has no limit."""
-    read: Callable[[Reader], pa.Array] | None
+    read: Callable[[CellReader], pa.Array] | None
     """Reads the next element of each row. Raises Unexpected."""
     check: Callable[[pa.Array], pa.Array] = lambda column: column
     """Returns a column of `arrow` with equal keys made the same. Raises InvalidRecord."""
@@ -89,11 +89,11 @@ class Element:
 
     def read_whole(self, names: pa.Array) -> pa.Array:
         """Return the texts of whole keys. Raises Unexpected."""
-        reader = Reader(names)
+        reader = CellReader(names)
         reader.skip_constant(bytes((self.tag,)))
         return self._texts(slices(reader.data, reader.at, reader.ends))
 
-    def read_terminated(self, reader: Reader) -> pa.Array:
+    def read_terminated(self, reader: CellReader) -> pa.Array:
         """Read the next text of each row, an element of a tuple. Raises Unexpected."""
         reader.skip_constant(bytes((self.tag,)))
         ends = _terminators(reader)
@@ -110,18 +110,18 @@ class Element:
             raise Unexpected("a text is not UTF-8") from error
 
 
-def with_nulls(part: Part, valid: Mask) -> Part:
+def with_nulls(part: CellPart, valid: Mask) -> CellPart:
     """Return a part of a tuple's element with None in the rows that are not valid."""
     cells = part.cells.copy()
     cells[~valid, 0] = TAG_NONE
     whole = np.full(len(valid), cells.shape[1], np.int64) if part.sizes is None else part.sizes
-    return Part(cells, np.where(valid, whole, 1))
+    return CellPart(cells, np.where(valid, whole, 1))
 
 
 # Encoding -----------------------------------------------------------------------------
 
 
-def _ints(column: pa.Array) -> Part:
+def _ints(column: pa.Array) -> CellPart:
     values = as_numpy(column).astype(np.int64, copy=False)
     is_negative = values < 0
     # ~v + 1 instead of -v, which overflows for the least number.
@@ -132,26 +132,26 @@ def _ints(column: pa.Array) -> Part:
     return tagged(tags, payloads, sizes)
 
 
-def _floats(column: pa.Array) -> Part:
+def _floats(column: pa.Array) -> CellPart:
     bits = np.ascontiguousarray(as_numpy(column)).view(np.uint64)
     return _of_tag(TAG_FLOAT, bits ^ np.where(bits & _TOP, _ALL, _TOP))
 
 
-def _bools(column: pa.Array) -> Part:
-    return Part((TAG_FALSE + as_numpy(column).astype(np.uint8)).reshape(-1, 1))
+def _bools(column: pa.Array) -> CellPart:
+    return CellPart((TAG_FALSE + as_numpy(column).astype(np.uint8)).reshape(-1, 1))
 
 
-def _dates(column: pa.Array) -> Part:
+def _dates(column: pa.Array) -> CellPart:
     days = as_numpy(column.cast(pa.int32())).astype(np.int64) + _UNIX_ORDINAL
     part = _of_tag(TAG_DATE, days.view(np.uint64) << np.uint64(32))
-    return Part(part.cells[:, :5])
+    return CellPart(part.cells[:, :5])
 
 
-def _datetimes(column: pa.Array) -> Part:
+def _datetimes(column: pa.Array) -> CellPart:
     return _of_tag(TAG_DATETIME, as_numpy(column.cast(pa.int64())).view(np.uint64) ^ _TOP)
 
 
-def _of_tag(tag: int, words: Words) -> Part:
+def _of_tag(tag: int, words: Words) -> CellPart:
     return tagged(np.full(len(words), tag, np.uint8), words)
 
 
@@ -198,7 +198,7 @@ def _within(least: Any, greatest: Any) -> Callable[[pa.Array], pa.Array]:
 # Decoding -----------------------------------------------------------------------------
 
 
-def _read_ints(reader: Reader) -> pa.Array:
+def _read_ints(reader: CellReader) -> pa.Array:
     tags = reader.byte().astype(np.int64)
     sizes = np.abs(tags - TAG_ZERO)
     if (sizes > WORD).any():
@@ -213,12 +213,12 @@ def _read_ints(reader: Reader) -> pa.Array:
     return pa.array(values.view(np.int64))
 
 
-def _read_floats(reader: Reader) -> pa.Array:
+def _read_floats(reader: CellReader) -> pa.Array:
     bits = _read_tagged(reader, TAG_FLOAT)
     return pa.array((bits ^ np.where(bits & _TOP, _TOP, _ALL)).view(np.float64))
 
 
-def _read_bools(reader: Reader) -> pa.Array:
+def _read_bools(reader: CellReader) -> pa.Array:
     tags = reader.byte()
     if ((tags != TAG_FALSE) & (tags != TAG_FALSE + 1)).any():
         raise Unexpected("a bool is missing")
@@ -226,14 +226,14 @@ def _read_bools(reader: Reader) -> pa.Array:
     return pa.array(tags == TAG_FALSE + 1)
 
 
-def _read_dates(reader: Reader) -> pa.Array:
+def _read_dates(reader: CellReader) -> pa.Array:
     days = (_read_tagged(reader, TAG_DATE, 4) >> np.uint64(32)).astype(np.int64)
     if ((days < 1) | (days > date.max.toordinal())).any():
         raise Unexpected("a date is outside of the years 1 to 9999")
     return pa.array((days - _UNIX_ORDINAL).astype(np.int32)).cast(pa.date32())
 
 
-def _read_datetimes(reader: Reader) -> pa.Array:
+def _read_datetimes(reader: CellReader) -> pa.Array:
     micros = pa.array((_read_tagged(reader, TAG_DATETIME) ^ _TOP).view(np.int64))
     try:
         return _check_datetimes(micros.cast(_MICROS))
@@ -241,14 +241,14 @@ def _read_datetimes(reader: Reader) -> pa.Array:
         raise Unexpected("a datetime is outside of the years 1 to 9999") from error
 
 
-def _read_tagged(reader: Reader, tag: int, size: int = WORD) -> Words:
+def _read_tagged(reader: CellReader, tag: int, size: int = WORD) -> Words:
     reader.skip_constant(bytes((tag,)))
     words = reader.word()
     reader.skip(size)
     return words
 
 
-def _terminators(reader: Reader) -> Sizes:
+def _terminators(reader: CellReader) -> Sizes:
     """Return the place of the zero that ends the next text of each row."""
     data: ByteArray = reader.data
     zeros = np.flatnonzero(data[:-1] == 0)

@@ -17,8 +17,8 @@ import pyarrow as pa
 from strandline.statestore.cells import (
     WORD,
     ByteArray,
-    Part,
-    Reader,
+    CellPart,
+    CellReader,
     Sizes,
     Unexpected,
     high_bits,
@@ -97,7 +97,7 @@ def of_objects(items: list[Any]) -> Scalars:
 # MessagePack --------------------------------------------------------------------------
 
 
-def packed(column: Scalars) -> Part:
+def packed(column: Scalars) -> CellPart:
     """Return the MessagePack of each row; nothing for str and bytes."""
     kinds, numbers = column.kinds, column.bits
     form = np.searchsorted(_INT_BOUNDS, numbers, "right")
@@ -108,7 +108,7 @@ def packed(column: Scalars) -> Part:
         tags = np.where(kinds == INT, tags, _TAGS[kinds] + np.where(is_bool, numbers, 0))
         sizes = np.where(kinds == INT, sizes, _SIZES[kinds])
     part = tagged(tags.astype(np.uint8), numbers.view(np.uint64), np.maximum(sizes - 1, 0))
-    return Part(part.cells, sizes)
+    return CellPart(part.cells, sizes)
 
 
 def packed_texts(column: Scalars) -> pa.Array:
@@ -119,7 +119,7 @@ def packed_texts(column: Scalars) -> pa.Array:
     return pa.array([_pack(text) if has else b"" for text, has in rows], pa.binary())
 
 
-def read_scalars(reader: Reader) -> Scalars:
+def read_scalars(reader: CellReader) -> Scalars:
     """Read the next MessagePack scalar of each row. Raises Unexpected for anything else."""
     tags = reader.byte()
     kinds = _KIND_OF_TAG[tags]
@@ -138,7 +138,7 @@ def read_scalars(reader: Reader) -> Scalars:
     return Scalars(kinds, np.where(is_text, 0, numbers), texts)
 
 
-def _numbers(reader: Reader, tags: ByteArray, sizes: Sizes) -> Bits:
+def _numbers(reader: CellReader, tags: ByteArray, sizes: Sizes) -> Bits:
     """Return the number after each tag, or in it."""
     words = reader.word(1)
     unsigned = high_bits(words, sizes).view(np.int64)
@@ -150,7 +150,7 @@ def _numbers(reader: Reader, tags: ByteArray, sizes: Sizes) -> Bits:
     return np.where(tags == _TRUE, 1, numbers)
 
 
-def _texts(reader: Reader, kinds: ByteArray, starts: Sizes, ends: Sizes) -> Objects:
+def _texts(reader: CellReader, kinds: ByteArray, starts: Sizes, ends: Sizes) -> Objects:
     texts = np.empty(len(kinds), np.object_)
     for kind, arrow in ((TEXT, pa.string()), (BYTES, pa.binary())):
         rows = np.flatnonzero(kinds == kind)

@@ -27,9 +27,9 @@ from msgspec import inspect
 
 from strandline.changelog.errors import CorruptLog, InvalidRecord
 from strandline.statestore.cells import (
+    CellPart,
+    CellReader,
     Mask,
-    Part,
-    Reader,
     Unexpected,
     as_numpy,
     constant,
@@ -147,7 +147,7 @@ class NumberValues:
 
     def decode(self, data: pa.Array) -> Block:
         try:
-            reader = Reader(data)
+            reader = CellReader(data)
             found = read_scalars(reader)
             reader.check_end()
             if (found.kinds != self._kind).any():
@@ -233,7 +233,7 @@ class ObjectValues:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class ScalarField:
     """Field of a struct of scalars."""
 
     name: str
@@ -267,7 +267,7 @@ class Field:
 class StructValues:
     """Columns of a msgspec.Struct or a dataclass whose fields are scalars."""
 
-    def __init__(self, codec: ValueCodec, declared: Any, fields: Sequence[Field]) -> None:
+    def __init__(self, codec: ValueCodec, declared: Any, fields: Sequence[ScalarField]) -> None:
         self._codec = codec
         self._declared = declared
         self._fields = fields
@@ -296,7 +296,7 @@ class StructValues:
     def encode(self, block: Block) -> pa.Array:
         rows = len(block[0])
         pieces: list[pa.Array] = []
-        parts: list[Part] = [constant(self._header, rows)]
+        parts: list[CellPart] = [constant(self._header, rows)]
         for field, scalars in zip(self._fields, self._split(block), strict=True):
             parts += [constant(field.encoded_name, rows), packed(scalars)]
             if scalars.has_texts:
@@ -308,7 +308,7 @@ class StructValues:
 
     def decode(self, data: pa.Array) -> Block:
         try:
-            return self._read(Reader(data))
+            return self._read(CellReader(data))
         except Unexpected:
             items = _objects(self._codec, data)
         try:
@@ -320,7 +320,7 @@ class StructValues:
         pairs = zip(self._fields, self._split(block), strict=True)
         return self._declared(**{field.name: scalars.item(row) for field, scalars in pairs})
 
-    def _read(self, reader: Reader) -> Block:
+    def _read(self, reader: CellReader) -> Block:
         """Read values that have all fields in the declared order. Raises Unexpected for others."""
         reader.skip_constant(self._header)
         columns = []
@@ -356,7 +356,7 @@ class StructValues:
 # Structs ------------------------------------------------------------------------------
 
 
-def _fields(declared: Any) -> list[Field] | None:
+def _fields(declared: Any) -> list[ScalarField] | None:
     """Return the fields of a class of scalars; None for any other type."""
     info = inspect.type_info(declared)
     if not isinstance(info, inspect.StructType | inspect.DataclassType) or not info.fields:
@@ -372,13 +372,13 @@ def _fields(declared: Any) -> list[Field] | None:
     return None if None in found else [each for each in found if each is not None]
 
 
-def _field(field: Any) -> Field | None:
+def _field(field: Any) -> ScalarField | None:
     info = field.type
     kinds = [_kind(each) for each in getattr(info, "types", (info,))]
     if None in kinds:
         return None
     allowed = frozenset(kind for kind in kinds if kind is not None)
-    return Field(field.name, msgspec.msgpack.encode(field.encode_name), allowed)
+    return ScalarField(field.name, msgspec.msgpack.encode(field.encode_name), allowed)
 
 
 def _kind(info: Any) -> int | None:
@@ -402,7 +402,7 @@ def _map_header(count: int) -> bytes:
     return empty[:1] if count < 16 else empty[:3]
 
 
-def _scalars(codec: ValueCodec, field: Field, column: pa.Array) -> Scalars:
+def _scalars(codec: ValueCodec, field: ScalarField, column: pa.Array) -> Scalars:
     """Return the column of a field. Raises InvalidRecord."""
     if column.null_count and NULL not in field.kinds:
         raise _refusal(codec, f"field {field.name!r} has a null, and is not declared so")
@@ -422,7 +422,7 @@ def _scalars(codec: ValueCodec, field: Field, column: pa.Array) -> Scalars:
     return Scalars(kinds, filled.astype(np.int64) if kind == BOOL else filled.view(np.int64))
 
 
-def _kind_for(codec: ValueCodec, field: Field, arrow: pa.DataType) -> int:
+def _kind_for(codec: ValueCodec, field: ScalarField, arrow: pa.DataType) -> int:
     """Return the kind of a field as which its column is taken."""
     kind = _kind_of_arrow(arrow)
     if kind == NULL:
@@ -434,7 +434,7 @@ def _kind_for(codec: ValueCodec, field: Field, arrow: pa.DataType) -> int:
     return kind
 
 
-def _as_arrow(field: Field, column: Scalars) -> pa.Array:
+def _as_arrow(field: ScalarField, column: Scalars) -> pa.Array:
     found = [kind for kind in np.unique(column.kinds).tolist() if kind != NULL]
     single = field.kinds - {NULL}
     kinds = found or (list(single) if len(single) == 1 else [])

@@ -129,7 +129,8 @@ class Select(ExpressionNode):
     @property
     def detail(self) -> str:
         """Expressions as a user would write them."""
-        return ", ".join(map(shown, self.expressions))
+        texts = map(shown, self.expressions)
+        return ", ".join(text for text in texts if not text.startswith(f"col({INTERNAL}"))
 
     def lazily(self, frame: pl.LazyFrame) -> pl.LazyFrame:
         """Return the chosen columns, in the order of the schema."""

@@ -89,7 +89,7 @@ def merge_sessions(
 
 
 @dataclass(frozen=True)
-class _Found:
+class _SessionBounds:
     """Sessions with a record: one entry each, and the number of the session of each interval."""
 
     first: Numbers
@@ -100,11 +100,11 @@ class _Found:
     """Number of the session of each interval; -1 for those without a record."""
 
 
-def _sessions(key: Numbers, starts: Numbers, ends: Numbers, records: int) -> _Found:
+def _sessions(key: Numbers, starts: Numbers, ends: Numbers, records: int) -> _SessionBounds:
     """Return the sessions of intervals, of which the first `records` are records."""
     if not records:
         none = np.zeros(0, dtype=np.int64)
-        return _Found(none, none, none, np.full(len(starts), -1))
+        return _SessionBounds(none, none, none, np.full(len(starts), -1))
     order = _order(key, starts)
     key, sorted_ends = key[order], ends[order]
     is_new_key = np.concatenate([[True], key[1:] != key[:-1]])
@@ -118,7 +118,7 @@ def _sessions(key: Numbers, starts: Numbers, ends: Numbers, records: int) -> _Fo
     numbers[order] = np.repeat(number, np.diff(first, append=len(order)))
     latest = np.maximum.reduceat(sorted_ends, first)
     first = order[first[has_record]]
-    return _Found(first, starts[first], latest[has_record], numbers)
+    return _SessionBounds(first, starts[first], latest[has_record], numbers)
 
 
 def _key_numbers(keys: pl.DataFrame, rows: int) -> Numbers:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from strandline.changelog.errors import InvalidRecord
 from strandline.framework.batch import Batch
 from strandline.framework.declarations import KEEP_FOREVER
+from strandline.framework.formats.codecs import from_column
 from strandline.framework.session import Session
 from strandline.framework.streams.operators.group_keys import GroupKeys
 from strandline.framework.streams.schemas import (
@@ -123,7 +124,7 @@ class InternalTopic:
 
         keys = self._keys.encoded(rows)
         unmarked = rows.with_columns(pl.lit(None, pl.String).alias(SOURCE))
-        self.topic.send_batch(self._table(unmarked).append_column(KEY, keys))
+        self.topic.send_rows(self._table(unmarked), keys)
 
     def send_mark(self, source: str, watermark: int | None, time: int) -> None:
         """Tell each partition how far a source has come; None says that it is idle."""
@@ -137,8 +138,7 @@ class InternalTopic:
             pl.lit(watermark, pl.Int64).alias(WATERMARK),
             pl.lit(max(0, time), pl.Int64).alias(TIME),
         )
-        table = self._table(mark).append_column(KEY, pa.nulls(1, pa.binary()))
-        self.topic.send_batch(table, to_all=True)
+        self.topic.send_rows(self._table(mark), pa.nulls(1, pa.binary()), to_all=True)
 
     def frame(self, batch: Batch) -> pl.DataFrame:
         """Return the records of a batch as rows and marks, with a column for the key's absence."""
@@ -184,20 +184,18 @@ def write(node: OutputNode, rows: pl.DataFrame) -> None:
     table = rows.select(fields.values()).to_arrow().rename_columns(list(fields))
     if topic.timestamp_column is None:
         table = table.append_column(TIME, rows[TIME].to_arrow()) if TIME not in fields else table
-    if topic.key_column is None:
-        table = table.append_column(KEY, _keys(topic, node.key, rows))
-    topic.send_batch(table)
+    topic.send_rows(table, None if topic.key_column else _keys(topic, node.key, rows))
 
 
 def _keys(topic: Topic[Any, Any], columns: tuple[str, ...], rows: pl.DataFrame) -> pa.Array:
-    """Return the keys of rows; of several columns as the topic stores them."""
+    """Return the keys of rows as the topic stores them. Raises InvalidRecord."""
     if any(rows[name].null_count() for name in columns):
         raise InvalidRecord(
             f"a row for topic {topic.name!r} has no key: a column of {list(columns)} is null; "
             "filter such rows out, or give them a value with fill_null"
         )
     if len(columns) == 1:
-        return rows[columns[0]].to_arrow()
+        return from_column(topic.keys, rows[columns[0]].to_arrow())
     items = [topic.keys.item(key) for key in rows.select(columns).rows()]
     return topic.keys.encode(items)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Part:
+class AggregatePart:
     """One aggregate of several, and its columns."""
 
     name: str
@@ -38,7 +38,7 @@ class Part:
         return [pl.col(prefix + name) for name in self.fields]
 
 
-Layout = Sequence[Part]
+Layout = Sequence[AggregatePart]
 
 OLD = "__old:"
 """Prefix of the columns of earlier states while states are merged."""
@@ -47,7 +47,7 @@ OLD = "__old:"
 def layout(aggregates: Mapping[str, Aggregate]) -> Layout:
     """Return the layout of aggregates."""
     return [
-        Part(name, one, tuple(name + field.suffix for field in one.stored))
+        AggregatePart(name, one, tuple(name + field.suffix for field in one.stored))
         for name, one in aggregates.items()
     ]
 
@@ -83,7 +83,7 @@ def advance(
     merging = [part for part in parts if part.aggregate.can_merge]
     batch = ColumnBatch(frame, by, time)
 
-    def fields(part: Part) -> Sequence[pl.Expr]:
+    def fields(part: AggregatePart) -> Sequence[pl.Expr]:
         one = part.aggregate
         return (
             [one.rows(batch)] if isinstance(one, Reducer) and part in stuck else one.partial(batch)
@@ -166,7 +166,7 @@ def from_struct(parts: Layout, states: pa.StructArray) -> pl.DataFrame:
 
 
 def _aggregated(
-    parts: Layout, batch: ColumnBatch, fields: Callable[[Part], Sequence[pl.Expr]]
+    parts: Layout, batch: ColumnBatch, fields: Callable[[AggregatePart], Sequence[pl.Expr]]
 ) -> pl.DataFrame:
     """Return the columns of the key, and the stored fields of each group of a batch."""
     found: list[pl.Expr] = []
@@ -185,7 +185,7 @@ def _aggregated(
     return groups.select(*batch.by, *found)
 
 
-def _advanced(part: Part, old: pl.DataFrame, new: pl.DataFrame) -> pl.Series:
+def _advanced(part: AggregatePart, old: pl.DataFrame, new: pl.DataFrame) -> pl.Series:
     """Return the states of a reducer, from its earlier states and lists of rows."""
     import polars as pl
 

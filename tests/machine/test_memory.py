@@ -14,7 +14,8 @@ import pytest
 import strandline as sl
 from strandline.changelog.errors import CorruptLog, OutOfMemory
 from strandline.changelog.storage import LocalStorage
-from strandline.framework.container import commit, decoding
+from strandline.framework import decoding
+from strandline.framework.container import commit
 from strandline.framework.testing import TestDriver
 from tests.exactly_once.apps import expected, running_totals, totals_sent
 from tests.exactly_once.flaky import Flaky

@@ -373,6 +373,16 @@ def test_final_results_can_be_grouped_again_by_another_key() -> None:
     assert Counter(row["users"] for row in rows) == {10: 4}
 
 
+def test_a_group_by_the_key_of_the_record_may_have_windows() -> None:
+    app = sl.App("app")
+    stream = app.stream(app.topic("words", key=str, value=int))
+    out = stream.group_by("key").window(sl.tumbling(10)).agg(n=sl.count(), name="agg").to("out")
+    driver = TestDriver(app).run([("a", 1, BASE), ("a", 2, BASE + 5), ("b", 3, BASE)]).end()
+    found = {record.value["key"]: (record.key, record.value["n"]) for record in driver.output(out)}
+    assert {key: n for key, (_, n) in found.items()} == {"a": 2, "b": 1}
+    assert [next(iter(key)) for key, _ in found.values()] == [*found]
+
+
 def test_a_row_without_a_key_is_one_dead_letter() -> None:
     app, _, stream = app_of(on_error="dead_letter")
     stream.group_by("amount").agg(n=sl.count(), name="agg").to("out")
