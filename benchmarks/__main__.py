@@ -30,6 +30,7 @@ WORKLOADS = (
     "deleted_range",
     "async_calls",
     "timers",
+    "streams",
     "serdes",
     "moving",
 )
