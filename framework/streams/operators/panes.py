@@ -155,14 +155,8 @@ class TumblingOperator(PaneOperator):
         return self._window.closed_at(pane)
 
 
-class HoppingOperator(PaneOperator):
-    """Aggregates of windows that overlap, merged from their panes when they are emitted."""
-
-    def __init__(
-        self, node: GroupAggregate, window: HoppingWindow, store: Store[Any, Any], late: LateRows
-    ) -> None:
-        super().__init__(node, window, store, late)
-        self._window = window
+class OverlappingOperator(PaneOperator):
+    """Aggregates of windows that share panes, which are merged when the windows are emitted."""
 
     def advance(self, watermark: int) -> pl.DataFrame | None:
         """Close the windows that the watermark has passed; return their results."""
@@ -172,14 +166,37 @@ class HoppingOperator(PaneOperator):
         first = self._first_pane()
         if watermark <= NO_WATERMARK or first is None:
             return None
-        last = self._window.last_closed(watermark)
-        done = NO_WATERMARK if before <= NO_WATERMARK else self._window.last_closed(before)
-        if last == done or last + self._window.size_ms <= first:
+        last = self._last_closed(watermark)
+        done = NO_WATERMARK if before <= NO_WATERMARK else self._last_closed(before)
+        needed_end, kept_from = self._panes_of(last)
+        if last == done or needed_end <= first:
             return None
-        panes = self._taken(last + self._window.size_ms)
-        states = self._merged(panes, (pl.col(PANE) <= last) & (pl.col(PANE) > done))
-        self._delete(last + self._window.every_ms)
+        closed = (pl.col(PANE) <= last) & (pl.col(PANE) > done)
+        states = self._merged(self._taken(needed_end), closed)
+        self._delete(kept_from)
         return None if states.is_empty() else self._windows(states, before)
+
+    def _last_closed(self, watermark: int) -> int:
+        """Return what identifies the last window that a watermark closes, in ms."""
+        raise NotImplementedError
+
+    def _panes_of(self, last: int) -> tuple[int, int]:
+        """Return the end of the panes that windows up to `last` have, and the first kept after."""
+        raise NotImplementedError
+
+    def _merged(self, panes: pl.DataFrame, wanted: pl.Expr | None) -> pl.DataFrame:
+        """Return the states of the wanted windows of panes, by start (in PANE) and key."""
+        raise NotImplementedError
+
+
+class HoppingOperator(OverlappingOperator):
+    """Aggregates of windows that overlap, merged from their panes when they are emitted."""
+
+    def __init__(
+        self, node: GroupAggregate, window: HoppingWindow, store: Store[Any, Any], late: LateRows
+    ) -> None:
+        super().__init__(node, window, store, late)
+        self._window = window
 
     def updates(self) -> pl.DataFrame | None:
         """Return the results of the windows with a pane that changed since the last commit."""
@@ -194,11 +211,16 @@ class HoppingOperator(PaneOperator):
         return self._windows(affected, self.watermark)
 
     def _merged(self, panes: pl.DataFrame, wanted: pl.Expr | None) -> pl.DataFrame:
-        """Return the states of the wanted windows of panes, by start (in PANE) and key."""
         expanded = self._expanded(panes)
         if wanted is not None:
             expanded = expanded.filter(wanted)
         return self._node.aggregates.combine(expanded, [PANE, *self._node.keys])
+
+    def _last_closed(self, watermark: int) -> int:
+        return self._window.last_closed(watermark)
+
+    def _panes_of(self, last: int) -> tuple[int, int]:
+        return last + self._window.size_ms, last + self._window.every_ms
 
     def _expanded(self, panes: pl.DataFrame) -> pl.DataFrame:
         """Return a row for each window of each pane, with the start of the window in PANE."""
@@ -216,7 +238,7 @@ class HoppingOperator(PaneOperator):
         return self._window.closed_at(self._window.last_window(pane))
 
 
-class SlidingOperator(PaneOperator):
+class SlidingOperator(OverlappingOperator):
     """Aggregates of the records up to a time before each record, and of itself.
 
     The records of one time are a pane. It counts for the windows of the times from `SINCE` on, and
@@ -228,23 +250,6 @@ class SlidingOperator(PaneOperator):
     ) -> None:
         super().__init__(node, window, store, late)
         self._window = window
-
-    def advance(self, watermark: int) -> pl.DataFrame | None:
-        """Close the windows of the times that the watermark has passed; return their results."""
-        import polars as pl
-
-        before, self.watermark = self.watermark, watermark
-        first = self._first_pane()
-        if watermark <= NO_WATERMARK or first is None:
-            return None
-        last = self._window.last_closed(watermark)
-        done = NO_WATERMARK if before <= NO_WATERMARK else self._window.last_closed(before)
-        if last == done or last < first:
-            return None
-        panes = self._taken(last + 1)
-        states = self._merged(panes, (pl.col(PANE) <= last) & (pl.col(PANE) > done))
-        self._delete(last - self._window.size_ms + 1)
-        return None if states.is_empty() else self._windows(states, before)
 
     def updates(self) -> pl.DataFrame | None:
         """Return the results of the windows with a pane that changed since the last commit."""
@@ -259,19 +264,23 @@ class SlidingOperator(PaneOperator):
         pairs = panes.join(times, on=list(self._node.keys), nulls_equal=True)
         near = pairs.filter((pl.col(PANE) - pl.col(_CHANGED)).is_between(0, size))
         wanted = pl.col(PANE).is_in(near[PANE].unique().implode())
-        states = self._merged(panes, wanted & (pl.col(PANE) > self._last_closed()))
+        if self.watermark > NO_WATERMARK:
+            wanted &= pl.col(PANE) > self._last_closed(self.watermark)
+        states = self._merged(panes, wanted)
         return None if states.is_empty() else self._windows(states, self.watermark)
 
-    def _last_closed(self) -> int:
-        now = self.watermark
-        return now if now <= NO_WATERMARK else self._window.last_closed(now)
+    def _last_closed(self, watermark: int) -> int:
+        return self._window.last_closed(watermark)
 
-    def _merged(self, panes: pl.DataFrame, wanted: pl.Expr) -> pl.DataFrame:
-        """Return the states of the wanted windows, by start (in PANE) and key."""
+    def _panes_of(self, last: int) -> tuple[int, int]:
+        return last + 1, last - self._window.size_ms + 1
+
+    def _merged(self, panes: pl.DataFrame, wanted: pl.Expr | None) -> pl.DataFrame:
         import polars as pl
 
         keys, size = list(self._node.keys), self._window.size_ms
-        own = panes.filter((pl.col(SINCE) == pl.col(PANE)) & wanted)
+        own = panes.filter(pl.col(SINCE) == pl.col(PANE))
+        own = own if wanted is None else own.filter(wanted)
         windows = own.select(pl.col(PANE).alias(_TIME_OF), *keys)
         pairs = windows.join(panes, on=keys, maintain_order="left_right")
         counting = pairs.filter(
