@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
+from strandline.changelog.errors import InvalidRecord
 from strandline.framework.context import current_task
 from strandline.framework.given_columns import as_frame
 from strandline.framework.parts import Merge
@@ -12,6 +15,7 @@ from strandline.framework.session import Session
 from strandline.framework.store import Store
 from strandline.statestore.aggregates import Aggregates, counter_spec
 from strandline.statestore.aggregates.group import TIMESTAMP
+from strandline.statestore.aggregates.stored_states import stored_type
 from strandline.statestore.spec import UNSET
 
 if TYPE_CHECKING:
@@ -136,9 +140,10 @@ class Grouped(Store[K, Any]):
         keyed = keyed.with_columns(given)
         aggregates = self.aggregates
         distinct = given.unique(maintain_order=True)
-        old = aggregates.from_struct(store.get_batch(distinct.to_arrow()))
+        types = self._storable(keyed.schema)
+        old = aggregates.from_values(store.get_batch(distinct.to_arrow()), types)
         new = aggregates.advance(old, keyed, [_KEY], time)
-        store.put_batch(distinct.to_arrow(), aggregates.to_struct(new))
+        store.put_batch(distinct.to_arrow(), aggregates.to_values(new))
         return new.select(pl.col(_KEY).alias("key")).hstack(aggregates.results(new))
 
     def get_batch(self, keys: Any) -> pl.DataFrame:
@@ -155,7 +160,12 @@ class Grouped(Store[K, Any]):
             InvalidRequest: The task handles single records.
             InvalidRecord: A key is null or not of the declared type.
         """
+        import polars as pl
+
         states = self.columns().get_batch(self._key_column(keys))
+        if isinstance(states, list):
+            found = [msgspec.structs.asdict(self.aggregates.result(state)) for state in states]
+            return pl.DataFrame(found, infer_schema_length=None)
         return self.aggregates.results(self.aggregates.from_struct(states))
 
     def __getitem__(self, key: K) -> Any:
@@ -195,6 +205,21 @@ class Grouped(Store[K, Any]):
     def shown(self, value: Any) -> Any:
         """Return the figures of a stored state."""
         return self.aggregates.result(value)
+
+    def _storable(self, schema: Mapping[str, pl.DataType]) -> pl.Schema:
+        """Return the types of the states of rows. Raises InvalidRecord if a store cannot keep one.
+
+        Times are refused, because readers of the store would get them as numbers.
+        """
+        self.aggregates.check_storable(schema)
+        types = self.aggregates.state_schema(schema)
+        for name, dtype in types.items():
+            if stored_type(dtype) != dtype:
+                raise InvalidRecord(
+                    f"store {self.name!r}: the state of {name!r} would be {dtype}; aggregates of a"
+                    " store hold numbers and text, so cast the column first"
+                )
+        return types
 
     def _figures(self, entries: Iterator[tuple[K, Any]]) -> Iterator[tuple[K, Any]]:
         return ((key, self.aggregates.result(state)) for key, state in entries)

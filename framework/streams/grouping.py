@@ -68,6 +68,7 @@ class Groups:
         figures = _checked_aggregates(kinds, window)
         try:
             results = figures.result_schema(node.schema)
+            figures.check_storable(node.schema)
         except InvalidConfig as error:
             raise refusal("agg", str(error)) from None
         fields = window_fields(window)

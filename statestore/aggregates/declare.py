@@ -140,8 +140,8 @@ def first(column: str) -> Aggregate:
     Records are ordered by their timestamps; of equal ones the first to arrive counts.
 
     Args:
-        column: Name of the column, whose values are numbers, text or bools; in streams of
-            any type.
+        column: Name of the column, whose values are numbers, text or bools; in streams also
+            times.
 
     Returns:
         The aggregate, to be declared for a store or stream. Its result is None without values.
@@ -155,8 +155,8 @@ def last(column: str) -> Aggregate:
     Records are ordered by their timestamps; of equal ones the last to arrive counts.
 
     Args:
-        column: Name of the column, whose values are numbers, text or bools; in streams of
-            any type.
+        column: Name of the column, whose values are numbers, text or bools; in streams also
+            times.
 
     Returns:
         The aggregate, to be declared for a store or stream. Its result is None without values.
@@ -168,8 +168,8 @@ def any(column: str) -> Aggregate:  # noqa: A001
     """Declare an aggregate that keeps some value in a column, for columns that do not vary.
 
     Args:
-        column: Name of the column, whose values are numbers, text or bools; in streams of
-            any type.
+        column: Name of the column, whose values are numbers, text or bools; in streams also
+            times.
 
     Returns:
         The aggregate, to be declared for a store or stream. Its result is None without values.
@@ -239,8 +239,8 @@ def collect(column: str, *, limit: int = 1000) -> Aggregate:
     Values are ordered by the timestamps of their records, equal ones by arrival.
 
     Args:
-        column: Name of the column, whose values are numbers, text or bools; in streams of
-            any type.
+        column: Name of the column, whose values are numbers, text or bools; in streams also
+            times.
         limit: Maximum number of values; later ones are left out. By default 1000, because the list
             is stored anew with each change.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from strandline.changelog.errors import InvalidConfig, InvalidRecord
-from strandline.statestore.aggregates import columns
+from strandline.statestore.aggregates import columns, stored_states
 from strandline.statestore.aggregates.aggregate import Aggregate, Figures, Row
 from strandline.statestore.spec import UNSET, StoreSpec
 
@@ -245,6 +245,41 @@ class Aggregates:
     def from_struct(self, states: pa.StructArray) -> pl.DataFrame:
         """Return an Arrow array of states as a frame; a row of nulls for each null."""
         return columns.from_struct(self._layout, states)
+
+    def to_values(self, states: pl.DataFrame) -> pa.StructArray | list[Any]:
+        """Return a frame of states as a store takes them: one Arrow array, or objects for lists."""
+        names = [name for part in self._layout for name in part.fields]
+        stored = stored_states.as_stored(states.select(names))
+        if stored_states.has_lists(stored.dtypes):
+            return stored_states.objects(self.state, stored)
+        return self.to_struct(stored)
+
+    def from_values(
+        self, values: pa.StructArray | list[Any], types: Mapping[str, pl.DataType]
+    ) -> pl.DataFrame:
+        """Return states that a store has returned as a frame; a row of nulls for each null.
+
+        Args:
+            values: Column of the store.
+            types: Types of the stored fields, as `state_schema` returns them.
+
+        Raises:
+            InvalidRecord: A state is of another type.
+        """
+        if isinstance(values, list):
+            return stored_states.frame_of_objects(values, types)
+        return self.from_struct(values).cast(dict(types))  # type: ignore[arg-type]
+
+    def check_storable(self, schema: Mapping[str, pl.DataType]) -> None:
+        """Raise InvalidConfig if a store cannot keep the states of rows of these types."""
+        types = self.state_schema(schema)
+        for part in self._layout:
+            for field, name in zip(part.aggregate.stored, part.fields, strict=True):
+                if not stored_states.can_store(field, types[name]):
+                    raise InvalidConfig(
+                        f"{part.name}={part.aggregate}: its state would be {types[name]}; state "
+                        "holds numbers, text, bools and times, so select or cast the values before"
+                    )
 
     # ---------------------------------------------------------------------------------------
 

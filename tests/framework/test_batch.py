@@ -528,6 +528,38 @@ def test_counters_and_aggregates_take_whole_columns() -> None:
     assert (result.n, result.total, result.mean) == (8, sum(mine), sum(mine) / 8)
 
 
+def test_aggregates_that_are_lists_take_whole_columns() -> None:
+    app = sl.App("app")
+    words = app.topic("words", key=str, value=int, partitions=2)
+    distinct, most, every = sl.n_unique("value"), sl.top("value", 2), sl.collect("value", limit=3)
+    figures = app.aggregates("figures", distinct=distinct, most=most, every=every)
+
+    @app.task(words, stores=[figures], batch=True)
+    def count(batch: sl.Batch) -> None:
+        shown = figures.add_batch(batch.keys, batch.to_polars())
+        assert figures.get_batch(shown["key"]).to_dicts() == shown.drop("key").to_dicts()
+
+    driver = TestDriver(app).run([*rows(20), CRASH, *rows(20)])
+    mine = [n for n in range(20) if n % 5 == 2]
+    result = driver.store(figures)["k2"]
+    assert result.distinct == len(mine)
+    assert result.most == [max(mine)] * 2
+    assert result.every == mine[:3]
+
+
+def test_aggregates_of_a_store_refuse_times() -> None:
+    app = sl.App("app")
+    words = app.topic("words", key=str, value=int)
+    figures = app.aggregates("figures", latest=sl.max("timestamp"))
+
+    @app.task(words, stores=[figures], batch=True)
+    def count(batch: sl.Batch) -> None:
+        figures.add_batch(batch.keys, batch.to_polars())
+
+    with pytest.raises(sl.TaskFailed, match="hold numbers and text, so cast the column first"):
+        TestDriver(app).run([("a", 1)])
+
+
 def test_a_sum_that_exceeds_64_bits_is_one_dead_letter() -> None:
     app = sl.App("app")
     words = app.topic("words", key=str, value=int)

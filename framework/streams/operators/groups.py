@@ -26,6 +26,7 @@ class GroupState:
         self._keys = keys
         self._store = store
         self._aggregates = node.aggregates
+        self._types = node.aggregates.state_schema(node.inputs[0].schema)
 
     @property
     def columns(self) -> ColumnStore[Any, Any]:
@@ -37,7 +38,7 @@ class GroupState:
         by = list(self._keys.names)
         groups = rows.select(by).unique(maintain_order=True)
         keys = self._keys.keys(groups)
-        old = self._aggregates.from_struct(self.columns.get_batch(keys))
+        old = self._states(self.columns.get_batch(keys))
         self._put(keys, self._aggregates.advance(old, rows, by, TIME))
 
     def put(self, states: pl.DataFrame) -> None:
@@ -50,25 +51,30 @@ class GroupState:
 
     def states(self, groups: pl.DataFrame) -> pl.DataFrame:
         """Return the states of groups, in the same order; rows of nulls for those without."""
-        return self._aggregates.from_struct(self.columns.get_batch(self._keys.keys(groups)))
+        return self._states(self.columns.get_batch(self._keys.keys(groups)))
 
     def changed(self) -> pl.DataFrame:
         """Return the groups that changed since the last commit and exist, with their states."""
         keys, values = self.columns.changed_rows()
-        assert isinstance(values, pa.Array)
+        if isinstance(values, list):
+            exist = pa.array([value is not None for value in values], pa.bool_())
+            return self.framed(keys.filter(exist), [each for each in values if each is not None])
         exist = values.is_valid()
         return self.framed(keys.filter(exist), values.filter(exist))
 
     def framed(self, keys: pa.Array, values: Any) -> pl.DataFrame:
         """Return keys and values of the store as one frame: the key's columns, and the states."""
-        return self._keys.frame(keys).hstack(self._aggregates.from_struct(values))
+        return self._keys.frame(keys).hstack(self._states(values))
 
     def results(self, states: pl.DataFrame) -> pl.DataFrame:
         """Return the columns of the group's keys, and of the results, of a frame of states."""
         return states.select(self._node.keys).hstack(self._aggregates.results(states))
 
     def _put(self, keys: pa.Array, states: pl.DataFrame) -> None:
-        self.columns.put_batch(keys, self._aggregates.to_struct(states))
+        self.columns.put_batch(keys, self._aggregates.to_values(states))
+
+    def _states(self, values: Any) -> pl.DataFrame:
+        return self._aggregates.from_values(values, self._types)
 
 
 def as_results(node: GroupAggregate, frame: pl.DataFrame, watermark: int) -> pl.DataFrame:
