@@ -186,6 +186,9 @@ class StageTask(BatchHandler):
         for name, operator in self._operators.items():
             results = operator.advance(watermark - self.plan.lag_ms(name))
             self._emit(name, results, self.plan.final_of(name))
+            if self.plan.is_aggregate(name):
+                # The state is gone before the commit, which could not send its last update.
+                self._emit(name, results, "update")
         self._send_marks()
 
     def _send_marks(self) -> None:

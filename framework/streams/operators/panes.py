@@ -200,11 +200,18 @@ class HoppingOperator(OverlappingOperator):
 
     def updates(self) -> pl.DataFrame | None:
         """Return the results of the windows with a pane that changed since the last commit."""
+        import polars as pl
+
         changed = self._state.changed()
         if changed.is_empty():
             return None
         keys = list(self._node.keys)
         windows = self._expanded(changed).select(PANE, *keys).unique(maintain_order=True)
+        if self.watermark > NO_WATERMARK:
+            # Panes outlive their closed windows, of which some panes are gone.
+            windows = windows.filter(pl.col(PANE) > self._last_closed(self.watermark))
+        if windows.is_empty():
+            return None
         last = max(windows[PANE].to_list())
         states = self._merged(self._taken(last + self._window.size_ms), None)
         affected = windows.join(states, on=[PANE, *keys], maintain_order="left")
