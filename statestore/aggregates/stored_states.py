@@ -55,7 +55,7 @@ def can_store(field: StoredField, dtype: pl.DataType) -> bool:
         items = [f.dtype for f in inner.fields] if isinstance(inner, pl.Struct) else [inner]
         return all(_is_scalar(_instance(item)) for item in items)
     if dtype == pl.Binary:
-        return field.type == (bytes | None)
+        return bool(field.type == (bytes | None))
     return _is_scalar(dtype)
 
 
@@ -141,4 +141,5 @@ def _plain(value: Any, dtype: pl.DataType) -> Any:
 
 def _instance(dtype: Any) -> pl.DataType:
     """Return a type as an object; Polars also takes its class."""
-    return dtype() if isinstance(dtype, type) else dtype
+    found: pl.DataType = dtype() if isinstance(dtype, type) else dtype
+    return found
