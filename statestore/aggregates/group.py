@@ -260,7 +260,7 @@ class Aggregates:
         """Return states that a store has returned as a frame; a row of nulls for each null.
 
         Args:
-            values: Column of the store.
+            values: Column of the store, or list of objects; lists of a null state are empty.
             types: Types of the stored fields, as `state_schema` returns them.
 
         Raises:

@@ -12,7 +12,11 @@ The types of the rows decide which column a value is read back as.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, get_origin
+
+import numpy as np
+import pyarrow as pa
 
 from strandline.changelog.errors import InvalidRecord
 from strandline.statestore.aggregates.aggregate import StoredField
@@ -79,7 +83,7 @@ def objects(kind: type[Any], states: pl.DataFrame) -> list[Any]:
 
 
 def frame_of_objects(values: Sequence[Any], types: Mapping[str, pl.DataType]) -> pl.DataFrame:
-    """Return the states of objects as a frame; a row of nulls for each None.
+    """Return the states of objects as a frame; a row of nulls and empty lists for each None.
 
     Args:
         values: Objects whose attributes are called as the columns.
@@ -92,12 +96,9 @@ def frame_of_objects(values: Sequence[Any], types: Mapping[str, pl.DataType]) ->
 
     columns: list[pl.Series] = []
     for name, dtype in types.items():
-        stored = stored_type(dtype)
-        given = [
-            None if value is None else _plain(getattr(value, name), stored) for value in values
-        ]
+        given = [None if value is None else getattr(value, name) for value in values]
         try:
-            columns.append(pl.Series(name, given, dtype=stored).cast(dtype))
+            columns.append(_column(given, stored_type(dtype)).cast(dtype).alias(name))
         except (TypeError, pl.exceptions.PolarsError) as error:
             raise InvalidRecord(
                 f"the stored figures of {name!r} are not {dtype}, the type of the column now:"
@@ -129,14 +130,27 @@ def _items(column: pl.Series) -> list[Any]:
     return [tuple(tuple(item.values()) for item in items or ()) for items in found]
 
 
-def _plain(value: Any, dtype: pl.DataType) -> Any:
-    """Return a value of an object as Polars takes it for a column of a type."""
+def _column(given: list[Any], dtype: pl.DataType) -> pl.Series:
+    """Return values of objects as a column. Lists are laid out as one column of their items."""
     import polars as pl
 
-    if isinstance(dtype, pl.List) and isinstance(dtype.inner, pl.Struct):
-        names = [field.name for field in dtype.inner.fields]
-        return [dict(zip(names, item, strict=True)) for item in value]
-    return value
+    if not isinstance(dtype, pl.List):
+        return pl.Series(given, dtype=dtype)
+    inner, lists = _instance(dtype.inner), [each or () for each in given]
+    items = list(chain.from_iterable(lists))
+    if isinstance(inner, pl.Struct):
+        fields = list(zip(*items, strict=True)) if items else [()] * len(inner.fields)
+        pairs = zip(inner.fields, fields, strict=True)
+        flat = pl.DataFrame(
+            [_column(list(of), _instance(f.dtype)).alias(f.name) for f, of in pairs]
+        )
+        values = flat.to_struct().to_arrow()
+    else:
+        values = _column(items, inner).to_arrow()
+    ends = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+    found = pl.from_arrow(pa.LargeListArray.from_arrays(pa.array(ends), values))
+    assert isinstance(found, pl.Series)
+    return found
 
 
 def _instance(dtype: Any) -> pl.DataType:

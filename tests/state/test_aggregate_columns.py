@@ -305,6 +305,34 @@ def test_states_pass_through_an_arrow_array(rows: list[Row]) -> None:
     assert_frame_equal(EXACT.from_struct(array), partial.drop("key"))
 
 
+@settings(deadline=None, max_examples=50)
+@given(ROWS)
+def test_states_pass_through_the_values_of_a_store(rows: list[Row]) -> None:
+    partial = EXACT.partial(framed(rows), ["key"])
+    types = EXACT.state_schema(SCHEMA)
+    found = EXACT.from_values(EXACT.to_values(partial), types)
+    assert_frame_equal(found, partial.drop("key"))
+
+
+def test_lists_of_times_are_stored_as_numbers() -> None:
+    kept = Aggregates(days=sl.collect("day"), distinct=sl.n_unique("day"))
+    day = dt.date(1970, 1, 3)
+    frame = pl.DataFrame({"key": ["a", "a"], "day": [day, None], "timestamp": [5, 6]})
+    partial, types = kept.partial(frame, ["key"]), kept.state_schema(frame.schema)
+    [state] = values = kept.to_values(partial)
+    assert (state.days, state.distinct) == (((5, 2),), (2,))
+    read = kept.from_values([*values, None], types)
+    assert kept.results(read).rows() == [([day], 1), ([], 0)]
+
+
+def test_stored_lists_of_another_type_than_the_column_are_refused() -> None:
+    kept = Aggregates(names=sl.collect("name"))
+    state = kept.fold(kept.empty, {"name": "ann"}, time=1)
+    types = kept.state_schema({"name": pl.Int64(), "timestamp": pl.Int64()})
+    with pytest.raises(InvalidRecord, match="stored figures of 'names' are not List"):
+        kept.from_values([state], types)
+
+
 def test_a_null_in_an_arrow_array_is_no_state() -> None:
     kept = Aggregates(n=sl.count(), total=sl.sum("i"))
     array = pa.array(
