@@ -67,7 +67,8 @@ class Feeder:
         is_whole = room >= len(drained)
         if not is_whole:
             waiting = sorted(filter(None, by_instance), key=lambda inputs: inputs[0].asked)
-            count = max(room // max(len(inputs) for inputs in waiting), least)
+            largest = max(map(len, waiting), default=1)  # none waits if all that fit are pending
+            count = max(room // largest, least)
             drained = [source for inputs in waiting[:count] for source in inputs]
         self._round += 1
         for source in drained:

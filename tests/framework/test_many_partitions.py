@@ -127,6 +127,29 @@ def test_a_repeated_fetch_of_a_closed_log_is_refused() -> None:
         owner.fetch(at)
 
 
+def test_a_batch_task_goes_on_while_more_inputs_have_records_than_fit_into_memory() -> None:
+    """A fetch that brings too much lowers the number of inputs while records of all are pending."""
+    app = sl.App("app")
+    topic = app.topic("t", key=str, value=bytes, partitions=4)
+    seen: list[int] = []
+
+    @app.task(topic, batch=True)
+    def note(batch: sl.Batch) -> None:
+        seen.append(len(batch))
+
+    records = [(topic, str(number), bytes(1_000)) for number in range(400)]
+    with TestDriver(app) as driver:
+        driver.worker._tasks.memory.input_bytes = 2_000
+        cycle, driver.worker.cycle = driver.worker.cycle, lambda **_: 0  # type: ignore[method-assign]
+        driver._take(records)
+        driver.worker.cycle = cycle  # type: ignore[method-assign]
+        for instance in driver.worker.instances:
+            instance._size = 10
+        driver.settle()
+    assert sum(seen) == len(records)
+    assert len(seen) > 4
+
+
 @pytest.mark.parametrize("inputs", [1, 2])
 def test_large_records_of_many_partitions_are_fetched_in_turn(inputs: int) -> None:
     """And small ones of all partitions at the same time."""
