@@ -17,6 +17,7 @@ from strandline.statestore.aggregates import Aggregates, counter_spec
 from strandline.statestore.aggregates.group import TIMESTAMP
 from strandline.statestore.aggregates.stored_states import stored_type
 from strandline.statestore.spec import UNSET
+from strandline.statestore.value_columns import Column
 
 if TYPE_CHECKING:
     import polars as pl
@@ -139,11 +140,16 @@ class Grouped(Store[K, Any]):
         given = pl.Series(_KEY, pl.from_arrow(self._key_column(keys)))
         keyed = keyed.with_columns(given)
         aggregates = self.aggregates
-        distinct = given.unique(maintain_order=True)
         types = self._storable(keyed.schema)
-        old = aggregates.from_values(store.get_batch(distinct.to_arrow()), types)
-        new = aggregates.advance(old, keyed, [_KEY], time)
-        store.put_batch(distinct.to_arrow(), aggregates.to_values(new))
+        gathered = aggregates.gather(keyed, [_KEY], time)
+        new = gathered
+
+        def added(old: Column) -> Column:
+            nonlocal new
+            new = aggregates.add(aggregates.from_values(old, types), gathered)
+            return aggregates.to_values(new)
+
+        store.update_batch(gathered[_KEY].to_arrow(), added)
         return new.select(pl.col(_KEY).alias("key")).hstack(aggregates.results(new))
 
     def get_batch(self, keys: Any) -> pl.DataFrame:

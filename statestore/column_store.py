@@ -121,7 +121,8 @@ class ColumnStore(CommittingStore[K, V]):
         self.unchecked = Never
         self._key_columns = KeyColumns(types.keys, types.spec.name)
         self._stored_columns = StoredColumns(types.spec, types.values)
-        self._table = SlotTable(self._stored_columns.dtypes, types.spec.limits.cache_bytes)
+        limit = min(types.spec.limits.cache_bytes, self._share.cache_bytes)
+        self._table = SlotTable(self._stored_columns.dtypes, limit)
         self._changed = SlotChanges(self._table)
 
     # Columns ----------------------------------------------------------------------------
@@ -165,6 +166,37 @@ class ColumnStore(CommittingStore[K, V]):
             last = found.last_rows()
             rows = tuple(column[last] for column in rows)
         self._change_named(found.names, PRESENT, rows)
+
+    def update_batch(self, keys: pa.Array, update: Callable[[Column], Column]) -> None:
+        """Replace the values of distinct keys by what a function makes of them.
+
+        Keys are looked up once, which `get_batch` and `put_batch` would do twice.
+
+        Args:
+            keys: Column of keys without repetitions.
+            update: Called once with the values as `get_batch` returns them; returns the new values,
+                aligned with `keys`. It must not use the store.
+
+        Raises:
+            InvalidRecord: A key is null, not of the declared type, or there twice; or a new value
+                is null or not of the declared type. Nothing is changed then.
+
+        >>> store = open_column_store(StoreSpec("n", key=str, value=int, engine="memory"))
+        >>> store.update_batch(pa.array(["LHR"]), lambda old: old.fill_null(5))
+        >>> store["LHR"]
+        5
+        """
+        self._writable()
+        found = self._key_columns.distinct(keys)
+        if not found.are_rows:
+            raise InvalidRecord(
+                f"store {self.spec.name!r}: {len(keys)} keys are {len(found.names)} distinct ones; "
+                "update_batch() needs each key once"
+            )
+        slots = self._load_all(found.names)
+        values = update(self._stored_columns.column(*self._read(slots)))
+        self._check_lengths(keys, values, "values")
+        self._change(slots, PRESENT, self._stored_columns.block(values))
 
     def delete_batch(self, keys: pa.Array) -> None:
         """Remove keys, as far as they exist.
@@ -371,6 +403,9 @@ class ColumnStore(CommittingStore[K, V]):
     def _fill(self, slots: SlotArray) -> None:
         """Read the committed values of slots."""
         if self._committed.finds_nothing:
+            # Whatever is committed from now on has a slot, until slots are freed.
+            self._table.is_complete = True
+        if self._table.is_complete:
             self._table.assign(slots, ABSENT, None)
             return
         data = self._committed.get_many(self._table.names(slots).to_pylist())

@@ -150,6 +150,7 @@ class SlotTable:
         self._index.remove(slots)
         self.assign(slots, UNKNOWN, None)
         self._taken[slots] = False
+        self.is_complete = False
         self._free = np.concatenate([self._free, slots])
         self._single.clear()
 
@@ -163,6 +164,8 @@ class SlotTable:
 
     def _start_over(self) -> None:
         self._index = NameIndex()
+        self.is_complete = False
+        """True if all keys that have a committed value have a slot with it."""
         self._single: dict[bytes, int] = {}
         """Slots of keys that were looked up alone, which is faster the next time."""
         self._free = np.empty(0, np.int64)

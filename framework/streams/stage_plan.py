@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from strandline.changelog.records import TopicInfo
+from strandline.changelog.settings import LONG_MAX
 from strandline.framework.session import Session
 from strandline.framework.store import Store
 from strandline.framework.streams.fingerprints import fingerprint
@@ -47,11 +48,13 @@ from strandline.framework.streams.windows import (
 )
 from strandline.framework.topic import Topic
 from strandline.statestore.aggregates import counter_spec
-from strandline.statestore.spec import AnySpec, StoreSpec
+from strandline.statestore.spec import AnySpec, StoreLimits, StoreSpec
 
 if TYPE_CHECKING:
     import polars as pl
 
+BY_MEMORY = StoreLimits(cache_bytes=LONG_MAX, dirty_bytes=LONG_MAX, overlay_bytes=LONG_MAX)
+"""Limits of an operator's store: only the app's memory, because users cannot declare others."""
 SECOND_MS = 1_000
 DAY_MS = 24 * 3_600 * SECOND_MS
 
@@ -236,9 +239,15 @@ def _specs(node: StatefulNode) -> list[AnySpec]:
     definition = _definition(node)
     if isinstance(node, DropDuplicates):
         key = duplicate_keys(node).declared
-        return [StoreSpec(node.name, key=key, value=int, definition=definition)]
+        return [StoreSpec(node.name, key=key, value=int, definition=definition, limits=BY_MEMORY)]
     assert isinstance(node, GroupAggregate)
-    kept = node.aggregates.spec(node.name, _group_keys(node).declared, definition=definition)
+    kept = node.aggregates.spec(
+        node.name,
+        _group_keys(node).declared,
+        rows=node.inputs[0].schema,
+        definition=definition,
+        limits=BY_MEMORY,
+    )
     if isinstance(node.window, CountWindow):
         keys = GroupKeys(node.keys, node.inputs[0].schema, node.name)
         return [kept, counter_spec(_counts_of(node), keys.declared)]

@@ -74,7 +74,7 @@ class TopicRows:
             else:
                 names = [field.name for field in values.type]
                 columns = dict(zip(names, values.flatten(), strict=True))
-                found |= {at: columns[field] for field, at in self._fields.items()}
+                found |= {at: columns[f] for f, at in self._fields.items() if at in self._used}
         frame = pl.from_arrow(pa.table({**found, TIME: batch.timestamps}))
         assert isinstance(frame, pl.DataFrame)
         return frame.select(

@@ -150,6 +150,16 @@ class Aggregate:
         """Return the stored fields of merged states; the rows of `old` arrived first."""
         raise NotImplementedError
 
+    def gather(self, batch: ColumnBatch) -> Sequence[pl.Expr]:
+        """Register aggregations of a batch, and return what `add_columns` takes of it."""
+        return self.partial(batch)
+
+    def add_columns(
+        self, old: Sequence[pl.Expr], gathered: Sequence[pl.Expr], checks: MergeChecks
+    ) -> Sequence[pl.Expr]:
+        """Return the stored fields of states with what `gather` has returned added to them."""
+        return self.merge_columns(old, gathered, checks)
+
     def results(self, state: Sequence[pl.Expr]) -> pl.Expr:
         """Return the aggregates of a column of states."""
         return state[0]

@@ -14,7 +14,7 @@ import numpy as np
 from strandline.changelog.errors import InvalidConfig, InvalidRecord
 from strandline.statestore.aggregates.aggregate import Aggregate
 from strandline.statestore.aggregates.batch import ColumnBatch, MergeChecks, Refusals
-from strandline.statestore.aggregates.reducer import CANNOT_MERGE, Reducer
+from strandline.statestore.aggregates.reducer import CANNOT_MERGE
 
 if TYPE_CHECKING:
     import polars as pl
@@ -75,43 +75,22 @@ def partial(parts: Layout, frame: pl.DataFrame, by: Sequence[str], time: str) ->
     return _aggregated(parts, batch, lambda part: part.aggregate.partial(batch))
 
 
-def advance(
-    parts: Layout, old: pl.DataFrame, frame: pl.DataFrame, by: Sequence[str], time: str
-) -> pl.DataFrame:
-    """Return the state of each group, beginning with those of `old`. Raises InvalidRecord."""
-    stuck = [part for part in parts if not part.aggregate.can_merge]
-    merging = [part for part in parts if part.aggregate.can_merge]
+def gather(parts: Layout, frame: pl.DataFrame, by: Sequence[str], time: str) -> pl.DataFrame:
+    """Return what each group of rows adds to its state. Raises InvalidRecord, InvalidConfig."""
     batch = ColumnBatch(frame, by, time)
+    return _aggregated(parts, batch, lambda part: part.aggregate.gather(batch))
 
-    def fields(part: AggregatePart) -> Sequence[pl.Expr]:
-        one = part.aggregate
-        return (
-            [one.rows(batch)] if isinstance(one, Reducer) and part in stuck else one.partial(batch)
-        )
 
-    new = _aggregated(parts, batch, fields)
-    merged = merge(merging, old, new) if merging else new
-    return merged.with_columns(_advanced(part, old, new) for part in stuck)
+def add(parts: Layout, old: pl.DataFrame, gathered: pl.DataFrame) -> pl.DataFrame:
+    """Return the states of `old` with what `gather` returned. Raises InvalidRecord."""
+    return _combined(parts, old, gathered, lambda part: part.aggregate.add_columns)
 
 
 def merge(parts: Layout, old: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
     """Return the states of the rows of two states each. Raises InvalidRecord, InvalidConfig."""
     if not all(part.aggregate.can_merge for part in parts):
         raise InvalidConfig(CANNOT_MERGE)
-    names = [name for part in parts for name in part.fields]
-    both = new.hstack(old.select(names).rename(OLD.__add__))
-    refusals, of_merged = Refusals(), Refusals()
-    merged: list[pl.Expr] = []
-    for part in parts:
-        types = [new.schema[name] for name in part.fields]
-        checks = MergeChecks(part.name, types, refusals, of_merged)
-        found = part.aggregate.merge_columns(part.columns(OLD), part.columns(), checks)
-        merged += [one.alias(name) for one, name in zip(found, part.fields, strict=True)]
-    keys = [name for name in new.columns if name not in names]
-    refusals.check(both, keys)
-    states = both.with_columns(merged).select(new.columns)
-    of_merged.check(states, keys)
-    return states
+    return _combined(parts, old, new, lambda part: part.aggregate.merge_columns)
 
 
 def combine(parts: Layout, states: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
@@ -185,15 +164,27 @@ def _aggregated(
     return groups.select(*batch.by, *found)
 
 
-def _advanced(part: AggregatePart, old: pl.DataFrame, new: pl.DataFrame) -> pl.Series:
-    """Return the states of a reducer, from its earlier states and lists of rows."""
-    import polars as pl
-
-    assert isinstance(part.aggregate, Reducer)
-    [name] = part.fields
-    both = pl.DataFrame([old[name].alias("old"), new[name].alias("rows")])
-    made = part.aggregate.advanced(pl.col("old"), pl.col("rows"))
-    return both.select(made.alias(name)).to_series()
+def _combined(
+    parts: Layout,
+    old: pl.DataFrame,
+    new: pl.DataFrame,
+    method: Callable[[AggregatePart], Callable[..., Sequence[pl.Expr]]],
+) -> pl.DataFrame:
+    """Return the states that a method of each aggregate makes of two rows of columns."""
+    names = [name for part in parts for name in part.fields]
+    both = new.hstack(old.select(names).rename(OLD.__add__))
+    refusals, of_states = Refusals(), Refusals()
+    found: list[pl.Expr] = []
+    for part in parts:
+        types = [new.schema[name] for name in part.fields]
+        checks = MergeChecks(part.name, types, refusals, of_states)
+        made = method(part)(part.columns(OLD), part.columns(), checks)
+        found += [one.alias(name) for one, name in zip(made, part.fields, strict=True)]
+    keys = [name for name in new.columns if name not in names]
+    refusals.check(both, keys)
+    states = both.with_columns(found).select(new.columns)
+    of_states.check(states, keys)
+    return states
 
 
 def _group_numbers(states: pl.DataFrame, by: Sequence[str]) -> np.ndarray[Any, Any]:

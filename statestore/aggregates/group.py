@@ -16,6 +16,7 @@ import msgspec
 from strandline.changelog.errors import InvalidConfig, InvalidRecord
 from strandline.statestore.aggregates import columns, stored_states
 from strandline.statestore.aggregates.aggregate import Aggregate, Figures, Row
+from strandline.statestore.aggregates.values import COMPARABLE, SCALAR
 from strandline.statestore.spec import UNSET, StoreSpec
 
 if TYPE_CHECKING:
@@ -186,31 +187,42 @@ class Aggregates:
 
         Raises:
             InvalidRecord: A sum of integers exceeds 64 bits, or there are too many distinct values.
-            InvalidConfig: An aggregate cannot merge states; see `can_merge`, and use `advance`.
+            InvalidConfig: An aggregate cannot merge states; see `can_merge`, and use `add`.
         """
         return columns.merge(self._layout, old, new)
 
-    def advance(
-        self, old: pl.DataFrame, frame: pl.DataFrame, by: Sequence[str], time: str = TIMESTAMP
-    ) -> pl.DataFrame:
-        """Return the states of the groups of a batch, with its rows added to earlier states.
-
-        It is `partial` and `merge_columns` in one, and also works for a reducer without merge=.
+    def gather(self, frame: pl.DataFrame, by: Sequence[str], time: str = TIMESTAMP) -> pl.DataFrame:
+        """Return what the rows of each group of a batch add to its state, for `add`.
 
         Args:
-            old: States so far, one row for each group of the batch in the order of first
-                appearance; a row of nulls for a group without a state.
             frame: Rows, in the order of their arrival.
             by: Names of the columns that identify a group.
             time: Name of the column of timestamps.
 
         Returns:
-            One row for each group: the columns of the key, then the stored fields.
+            One row for each group, in the order of first appearance: the columns of the key, then
+            the stored fields, of which one of a reducer without merge= is the list of rows.
 
         Raises:
             InvalidRecord: A sum of integers exceeds 64 bits, or there are too many distinct values.
         """
-        return columns.advance(self._layout, old, frame, by, time)
+        return columns.gather(self._layout, frame, by, time)
+
+    def add(self, old: pl.DataFrame, gathered: pl.DataFrame) -> pl.DataFrame:
+        """Return earlier states with what `gather` returned added to them.
+
+        Args:
+            old: States so far, one row for each row of `gathered`; a row of nulls for a group
+                without a state.
+            gathered: Rows of the groups.
+
+        Returns:
+            The columns of `gathered`, with the states.
+
+        Raises:
+            InvalidRecord: A sum of integers exceeds 64 bits, or there are too many distinct values.
+        """
+        return columns.add(self._layout, old, gathered)
 
     def combine(self, states: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
         """Return one state for each group of states, such as the panes of a window.
@@ -283,14 +295,39 @@ class Aggregates:
 
     # ---------------------------------------------------------------------------------------
 
-    def spec(self, name: str, key: Any = str, **settings: Any) -> StoreSpec[Any, Any]:
-        """Return the spec of a store for these aggregates; `settings` are those of `StoreSpec`."""
+    def spec(
+        self,
+        name: str,
+        key: Any = str,
+        *,
+        rows: Mapping[str, pl.DataType] | None = None,
+        **settings: Any,
+    ) -> StoreSpec[Any, Any]:
+        """Return the spec of a store for these aggregates.
+
+        Args:
+            name: Name of the store.
+            key: Type of the keys.
+            rows: Names and types of the columns of the rows, if they are known. States of numbers
+                are then declared as such, so that a store of columns needs no objects for them.
+            settings: Further arguments of `StoreSpec`.
+
+        Raises:
+            InvalidConfig: A column of `rows` is missing, or of a type that cannot be aggregated.
+        """
+        state = self.state if rows is None else self._state_for(self.state_schema(rows))
         figures = tuple(
             (name, (one.described, one.column)) for name, one in self.aggregates.items()
         )
-        return StoreSpec(
-            name, key=key, value=self.state, default=self.empty, figures=figures, **settings
-        )
+        return StoreSpec(name, key=key, value=state, default=state(), figures=figures, **settings)
+
+    def _state_for(self, schema: pl.Schema) -> type[msgspec.Struct]:
+        """Return the type of stored values whose fields have the types of columns."""
+        fields = [
+            (name, _narrowed(declared, schema[name]), default)
+            for name, declared, default in _stored(self.aggregates)
+        ]
+        return msgspec.defstruct("State", fields, frozen=True)
 
 
 def _check(name: str, one: Any) -> None:
@@ -320,6 +357,21 @@ def _stored(aggregates: Mapping[str, Aggregate]) -> Iterator[tuple[str, Any, Any
     for name, one in aggregates.items():
         for field in one.stored:
             yield name + field.suffix, field.type, field.default
+
+
+def _narrowed(declared: Any, dtype: pl.DataType) -> Any:
+    """Return the type of a field of scalars that has numbers only; any other type as it is.
+
+    A column of ints in a store has 64 bits with a sign, so it cannot keep all of UInt64.
+    """
+    import polars as pl
+
+    if declared not in (COMPARABLE, SCALAR) or dtype in (pl.UInt64, pl.Int128):
+        return declared
+    stored = stored_states.stored_type(dtype)
+    if stored.is_integer():
+        return int | None
+    return float | None if stored.is_float() else declared
 
 
 def _parts(aggregates: Mapping[str, Aggregate]) -> Iterator[tuple[Aggregate, slice]]:

@@ -105,30 +105,23 @@ class Reducer(Aggregate):
             )
         return plain[kind]
 
-    def rows(self, batch: ColumnBatch) -> pl.Expr:
-        """Register the lists of rows of each group."""
-        import polars as pl
-
-        return batch.aggregate("rows", "", pl.struct(*batch.schema))
-
     def partial(self, batch: ColumnBatch) -> Sequence[pl.Expr]:
         """Fold the rows of each group, one at a time."""
         import polars as pl
 
-        empty = pl.lit(None, dtype=pl.Binary)
-        return [self.advanced(empty, self.rows(batch))]
+        return [self._with_rows(pl.lit(None, dtype=pl.Binary), _rows(batch))]
 
-    def advanced(self, old: pl.Expr, rows: pl.Expr) -> pl.Expr:
-        """Return states with lists of rows folded in."""
-        import polars as pl
+    def gather(self, batch: ColumnBatch) -> Sequence[pl.Expr]:
+        """Return states, or without `merge_states` the lists of rows."""
+        return self.partial(batch) if self.can_merge else [_rows(batch)]
 
-        def folded(pair: Sequence[pl.Series]) -> pl.Series:
-            states, lists = pair
-            before = states.to_list() * (len(lists) if len(states) != len(lists) else 1)
-            made = [self._folded(a, b) for a, b in zip(before, lists.to_list(), strict=True)]
-            return pl.Series(made, dtype=pl.Binary)
-
-        return pl.map_batches([old, rows], folded, return_dtype=pl.Binary)
+    def add_columns(
+        self, old: Sequence[pl.Expr], gathered: Sequence[pl.Expr], checks: MergeChecks
+    ) -> Sequence[pl.Expr]:
+        """Return states with states merged in, or without `merge_states` with lists of rows."""
+        if self.can_merge:
+            return self.merge_columns(old, gathered, checks)
+        return [self._with_rows(old[0], gathered[0])]
 
     def merge_columns(
         self, old: Sequence[pl.Expr], new: Sequence[pl.Expr], checks: MergeChecks
@@ -153,6 +146,18 @@ class Reducer(Aggregate):
 
         return state[0].map_batches(loaded, return_dtype=dtype)
 
+    def _with_rows(self, old: pl.Expr, rows: pl.Expr) -> pl.Expr:
+        """Return states with lists of rows folded in."""
+        import polars as pl
+
+        def folded(pair: Sequence[pl.Series]) -> pl.Series:
+            states, lists = pair
+            before = states.to_list() * (len(lists) if len(states) != len(lists) else 1)
+            made = [self._folded(a, b) for a, b in zip(before, lists.to_list(), strict=True)]
+            return pl.Series(made, dtype=pl.Binary)
+
+        return pl.map_batches([old, rows], folded, return_dtype=pl.Binary)
+
     def _folded(self, old: bytes | None, rows: Sequence[Any]) -> bytes:
         state = self.loaded(old)
         for row in rows:
@@ -169,3 +174,10 @@ CANNOT_MERGE = (
     "a reducer without merge= cannot merge states, as hopping windows, session windows and keys in "
     "several partitions need; give merge=, a function of two states"
 )
+
+
+def _rows(batch: ColumnBatch) -> pl.Expr:
+    """Register the lists of rows of each group."""
+    import polars as pl
+
+    return batch.aggregate("rows", "", pl.struct(*batch.schema))

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -20,6 +21,7 @@ from polars.testing import assert_frame_equal
 import strandline as sl
 from strandline.changelog.errors import CorruptLog, InvalidConfig, InvalidRecord, MissingDependency
 from strandline.statestore.aggregates import Aggregates, distinct, recorded, sketches
+from strandline.statestore.column_store import open_column_store
 from strandline.statestore.serdes import value_serde
 
 INT64_MAX = (1 << 63) - 1
@@ -272,7 +274,7 @@ def test_advancing_a_reducer_without_merge_folds_the_rows_in_order(
     for frame in batches(rows, cuts):
         keys = frame.select("key").unique(maintain_order=True)
         old = keys.join(states, on="key", how="left", nulls_equal=True, maintain_order="left")
-        new = kept.advance(old, frame, ["key"])
+        new = kept.add(old, kept.gather(frame, ["key"]))
         assert new["key"].to_list() == keys["key"].to_list()
         states = pl.concat([states.join(new, on="key", how="anti", nulls_equal=True), new])
     folded = folded_by_key(kept, rows)
@@ -681,3 +683,16 @@ def test_the_variance_of_large_values_keeps_its_precision(xs: list[float], far: 
     whole = kept.results(merged_by_key(kept, [pl.concat(frames)])).item()
     assert merged == pytest.approx(expected, rel=1e-4)
     assert whole == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_objects"),
+    [(pl.Int64(), False), (pl.Float32(), False), (pl.Date(), False), (pl.String(), True)],
+)
+def test_a_store_for_rows_of_numbers_holds_no_objects(
+    dtype: pl.DataType, has_objects: bool
+) -> None:
+    kept = Aggregates(n=sl.count(), most=sl.max("x"), first=sl.first("x"))
+    spec = kept.spec("s", rows={"x": dtype, "timestamp": pl.Int64()}, engine="memory")
+    dtypes = open_column_store(spec)._stored_columns.dtypes
+    assert (np.object_ in dtypes) is has_objects

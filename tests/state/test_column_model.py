@@ -6,10 +6,12 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
+from strandline.changelog.errors import InvalidRecord
 from strandline.statestore import StoreLimits, StoreSpec
 from strandline.statestore.column_store import ColumnStore
 from tests.state.test_model import KEYS, VALUES, StoreMachine
@@ -45,6 +47,20 @@ class ColumnMachine(StoreMachine):
         keys, values = [key for key, _ in entries], [value for _, value in entries]
         self.store.put_batch(pa.array(keys, pa.string()), self.column(values))
         self.model |= dict(entries)
+
+    @rule(values=st.dictionaries(KEYS, VALUES, max_size=5))
+    def update_batch(self, values: dict[str, Any]) -> None:
+        def update(old: Any) -> Any:
+            assert self.plain(old) == [self.model.get(key) for key in values]
+            return self.column(list(values.values()))
+
+        self.store.update_batch(pa.array(list(values), pa.string()), update)
+        self.model |= values
+
+    @rule(keys=st.lists(KEYS, min_size=1, max_size=5))
+    def update_batch_refuses_a_repeated_key(self, keys: list[str]) -> None:
+        with pytest.raises(InvalidRecord, match="each key once"):
+            self.store.update_batch(pa.array([*keys, keys[0]], pa.string()), lambda old: old)
 
     @rule(keys=st.lists(KEYS, max_size=5))
     def delete_batch(self, keys: list[str]) -> None:
@@ -125,8 +141,16 @@ class FigureMachine(ColumnMachine):
         return [None if row is None else Figures(**row) for row in column.to_pylist()]
 
 
+class RoomyMachine(ColumnMachine):
+    """A store that never has to free a slot, so that it knows which keys are new."""
+
+    spec = StoreSpec("s")
+
+
 TestColumns = ColumnMachine.TestCase
 TestColumns.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestRoomy = RoomyMachine.TestCase
+TestRoomy.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 TestInts = IntMachine.TestCase
 TestInts.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestFigures = FigureMachine.TestCase

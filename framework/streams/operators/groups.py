@@ -13,6 +13,7 @@ from strandline.framework.streams.operators.operator import StageOperator
 from strandline.framework.streams.schemas import TIME, WATERMARK
 from strandline.framework.streams.stateful import GroupAggregate
 from strandline.statestore.column_store import ColumnStore
+from strandline.statestore.value_columns import Column
 
 if TYPE_CHECKING:
     import polars as pl
@@ -35,11 +36,13 @@ class GroupState:
 
     def add(self, rows: pl.DataFrame) -> None:
         """Add rows, which have the columns of the key, to the states of their groups."""
-        by = list(self._keys.names)
-        groups = rows.select(by).unique(maintain_order=True)
-        keys = self._keys.keys(groups)
-        old = self._states(self.columns.get_batch(keys))
-        self._put(keys, self._aggregates.advance(old, rows, by, TIME))
+        aggregates = self._aggregates
+        gathered = aggregates.gather(rows, self._keys.names, TIME)
+
+        def added(old: Column) -> Column:
+            return aggregates.to_values(aggregates.add(self._states(old), gathered))
+
+        self.columns.update_batch(self._keys.keys(gathered), added)
 
     def put(self, states: pl.DataFrame) -> None:
         """Set the states of groups, given with the columns of the key."""

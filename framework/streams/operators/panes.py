@@ -105,7 +105,7 @@ class PaneOperator(StageOperator):
     def _delete(self, upper: int) -> None:
         """Delete the panes that begin before `upper` (ms)."""
         self._state.columns.delete_range(None, (upper,))
-        self._first = None
+        self._first = upper
 
     def _windows(self, states: pl.DataFrame, watermark: int) -> pl.DataFrame:
         """Return the results of states of whole windows, whose start is in PANE."""
