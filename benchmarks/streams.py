@@ -1,21 +1,23 @@
-"""Streams by columns, exactly once, with fsync, against bare loops and Polars.
+"""Streams and batch tasks, by columns: each beside the least program that does the same.
 
-standard job   1 M and 10 M records of 100,000 users, a count for each, updates written; the peer
-               is a loop over the log's own fetch and commit, which counts keys as columns and
-               writes the changed ones to an output and a changelog in one transaction
-batch task     the same, as a batch task with a counter
-flights        336,776 flights thirty times: delays above 15 minutes by origin and carrier, in
-               windows of an hour, final; the peer is one `group_by` of Polars in memory
-statistics     count, sum, mean, max and var of a million keys; the peer likewise
-forwarding     a batch task that only filters and sends; the peer fetches and appends the same
+- The standard job (`standard_job`), as a stream and as a batch task with a counter, beside a bare
+  loop over columns on the same log (`columns_loop`). The stream writes the keys that changed at
+  each commit, as the loop does; the batch task writes a record for each record it reads.
+- Late flights by hour, origin and carrier, written when their windows close; and five aggregates of
+  many keys, whose changes are written each second. Their peer is one group-by of Polars over the
+  same rows in memory, which keeps and writes nothing, and uses all cores.
+- A task that filters and sends; beside it the same batches, fetched and appended again.
+- A stream whose keys do not fit into the app's memory, beside one whose keys do.
+
+Each run begins with a copy of the same log. The time of an app includes its start, its commits with
+fsync, and the checkpoint at its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,327 +27,384 @@ import polars as pl
 import pyarrow as pa
 
 import strandline as sl
+from benchmarks.columns_loop import columns_loop
 from benchmarks.harness import Figure, Stopwatch, compare, folder
-from benchmarks.standard_job import PARTITIONS, USERS, fill
+from benchmarks.standard_job import PARTITIONS, fill
+from examples.flights.app import Flight
+from examples.flights.data import read_flights
 from strandline import changelog
 from strandline.changelog.client.producer import Producer
-from strandline.changelog.records import CommittedOffset, TopicPartition, columns_schema
-from strandline.framework.aggregates import Counter
-from strandline.statestore.packing import pack_ints
+from strandline.changelog.records import CommittedOffset, TopicPartition
 
-COMMIT_S = 0.1
-FETCH_BYTES = 16 << 20
-TIMES = 30
-"""Number of times that the flights are in the input."""
 LATE_MINUTES = 15
-STATISTICS = {
-    "n": sl.count(),
-    "total": sl.sum("x"),
-    "mean": sl.mean("x"),
-    "most": sl.max("x"),
-    "var": sl.var("x"),
-}
+"""Departure delay in minutes from which a flight is late."""
+RECORDS_A_TRANSACTION = 1_000_000
+"""Number of records that the loop of the filter's peer copies in one transaction."""
+LARGE_MEMORY_BYTES = 4 << 30
+"""Memory of the app whose many keys all fit into it."""
+SMALL_MEMORY_BYTES = 256 << 20
+"""Memory of the app whose keys do not fit into it."""
+NUMBERS = pa.schema([pa.field("user", pa.int64()), pa.field("x", pa.float64())])
+
+Job = Callable[[sl.App], Any]
+"""Declaration of topics and work in an app; returns what the check needs."""
 
 
-@dataclass(frozen=True)
-class Flight:
-    """A flight's departure delay."""
-
-    carrier: str
-    origin: str
-    dep_delay: int | None
-    at: datetime
-
-
-def run(*, quick: bool = False) -> list[Figure]:
-    """Measure all workloads; the targets hold for the full inputs."""
-    sizes = [200_000] if quick else [1_000_000, 10_000_000]
+def run(*, quick: bool = False) -> Iterator[Figure]:
+    """Measure records a second, and yield each figure when it is there."""
     rounds = 1 if quick else 3
-    figures = [figure for size in sizes for figure in _standard_job(size, rounds, quick=quick)]
-    figures.append(_flights(2 if quick else TIMES, rounds, quick=quick))
-    figures.append(_statistics(200_000 if quick else 10_000_000, rounds, quick=quick))
-    figures.append(_forwarding(200_000 if quick else 4_000_000, rounds, quick=quick))
-    return figures
+    yield from _standard([1_000_000] if quick else [1_000_000, 10_000_000], rounds)
+    yield from _flights(1 if quick else 30, rounds)
+    yield from _aggregates(*((500_000, 50_000) if quick else (10_000_000, 1_000_000)), rounds)
+    yield from _passing(1 if quick else 10, rounds)
+    yield from _large_state(*((500_000, 50_000) if quick else (10_000_000, 100_000)))
 
 
-# The standard job -------------------------------------------------------------------------------
+# The standard job ----------------------------------------------------------------------------
 
 
-def _standard_job(size: int, rounds: int, *, quick: bool) -> list[Figure]:
-    with folder() as path:
-        fill(path / "log", size)
-        numbers = iter(range(1_000))
-
-        def of(declare: Any) -> float:
-            name = f"job-{next(numbers)}"
-            with _app(name, path) as app:
-                views = app.topic("views", key=str, value=int)
-                declare(app, views, name)
-                return _rate(app, size, until="idle")
-
-        return [
-            compare(
-                f"standard job by columns, {size:,} records, {what}",
-                partial(of, declare),
-                lambda: _bare_loop(path, f"bare-{next(numbers)}", size),
-                peer_name="a bare loop over columns",
-                unit="records/s",
-                target=None if quick else 0.57,
-                rounds=rounds,
-            )
-            for what, declare in (("a stream", _as_stream), ("a batch task", _as_batch_task))
-        ]
-
-
-def _as_stream(app: sl.App, views: Any, name: str) -> None:
-    counted = app.stream(views).group_by("key").agg(n=sl.count(), name="n")
-    counted.to(f"{name}-counts", partitions=PARTITIONS)
-
-
-def _as_batch_task(app: sl.App, views: Any, name: str) -> None:
-    counts = app.topic(f"{name}-counts", key=str, value=int, partitions=PARTITIONS)
-    seen: Counter[str] = app.counter("seen")
-
-    @app.task(views, stores=[seen], batch=True)
-    def count(batch: sl.Batch) -> None:
-        frame = pl.DataFrame({"key": batch.keys, "value": seen.add_batch(batch.keys)})
-        counts.send_batch(frame.unique("key", keep="last", maintain_order=True))
-
-
-def _bare_loop(path: Path, name: str, size: int) -> float:
-    """Count keys by columns, with the log's own fetch and commit; return records a second."""
-    with changelog.open(path / "log") as log:
-        for topic in (f"{name}-out", f"{name}-changelog"):
-            log.create_topic(topic, PARTITIONS)
-        broker, producer = log.broker, Producer(log.broker, transactional_id=name)
-        places = [TopicPartition("views", number) for number in range(PARTITIONS)]
-        ends = {tp: found.last_stable_offset for tp, found in broker.offsets(places).items()}
-        states = [_BareState() for _ in places]
-        at = dict.fromkeys(places, 0)
-
-        def commit() -> None:
-            batches = [
-                (TopicPartition(f"{name}-{topic}", number), columns, 0)
-                for number, state in enumerate(states)
-                if (columns := state.changed()) is not None
-                for topic in ("out", "changelog")
-            ]
-            for state in states:
-                state.dirty.clear()
-            producer.begin_transaction()
-            producer.append_batches(batches)
-            offsets = {tp: CommittedOffset(offset) for tp, offset in at.items()}
-            producer.send_offsets_to_transaction(offsets, name)
-            producer.commit_transaction()
-
-        watch, last = Stopwatch(), Stopwatch()
-        while waiting := {tp: offset for tp, offset in at.items() if offset < ends[tp]}:
-            for tp, fetched in broker.fetch(waiting, max_bytes=FETCH_BYTES).items():
-                for batch in fetched.batches:
-                    states[tp.partition].add(batch.columns.column("key"))
-                at[tp] = fetched.next_offset
-            if last.seconds > COMMIT_S:
-                commit()
-                last = Stopwatch()
-        commit()
-        seconds = watch.seconds
-        assert sum(int(state.counts.sum()) for state in states) == size
-        return size / seconds
-
-
-class _BareState:
-    """Counts of one partition: keys map to slots, and an array has the counts."""
-
-    def __init__(self) -> None:
-        self.slots: dict[bytes, int] = {}
-        self.names: list[bytes] = []
-        self.counts = np.zeros(1 << 17, np.int64)
-        self.dirty: list[Any] = []
-
-    def add(self, keys: pa.Array) -> None:
-        encoded = keys.dictionary_encode()
-        distinct = encoded.dictionary.to_pylist()
-        slots = np.empty(len(distinct), np.int64)
-        for index, key in enumerate(distinct):
-            slot = self.slots.get(key)
-            if slot is None:
-                slot = self.slots[key] = len(self.names)
-                self.names.append(key)
-            slots[index] = slot
-        self.counts[slots] += np.bincount(encoded.indices.to_numpy(), minlength=len(distinct))
-        self.dirty.append(slots)
-
-    def changed(self) -> pa.RecordBatch | None:
-        if not self.dirty:
-            return None
-        slots = np.unique(np.concatenate(self.dirty))
-        keys = pa.array([self.names[slot] for slot in slots.tolist()], pa.binary())
-        times = pa.array(np.full(len(slots), 1_700_000_000_000))
-        values = pack_ints(self.counts[slots].tolist())
-        schema = columns_schema(pa.binary(), headers=False)
-        return pa.RecordBatch.from_arrays([times, keys, values], schema=schema)
-
-
-# Windows and statistics ---------------------------------------------------------------------------
-
-
-def _flights(times: int, rounds: int, *, quick: bool) -> Figure:
-    from examples.flights.data import read_flights
-
-    once = read_flights().select("carrier", "origin", "dep_delay", at=pl.col("time_hour"))
-    year = timedelta(days=365)
-    frame = pl.concat(once.with_columns(pl.col("at") + number * year) for number in range(times))
-    with folder() as path:
-        _append(path, "flights", frame, Flight, key="carrier", timestamp="at")
-        numbers = iter(range(1_000))
-
-        def windows() -> float:
-            name = f"late-{next(numbers)}"
-            with _app(name, path) as app:
-                topic = app.topic("flights", value=Flight, key="carrier", timestamp="at")
-                out = (
-                    app.stream(topic)
-                    .filter(sl.col("dep_delay") > LATE_MINUTES)
-                    .group_by("origin", "carrier")
-                    .window(sl.tumbling("1h"))
-                    .agg(n=sl.count(), mean=sl.mean("dep_delay"), name="hourly")
-                    .to(name, partitions=PARTITIONS)
+def _standard(counts: list[int], rounds: int) -> Iterator[Figure]:
+    """Yield the standard job, as a stream and as a batch task (target: 0.57 of the loop)."""
+    for count in counts:
+        with folder() as source:
+            fill(source, count)
+            for name, job in (("a stream", _count_by_stream), ("a batch task", _count_by_batch)):
+                yield compare(
+                    f"standard job as {name}, {count:,} records",
+                    partial(_rate, source, job, count, check=partial(_check_counts, count)),
+                    partial(_loop_rate, source, count),
+                    peer_name="a bare loop over columns",
+                    unit="records/s",
+                    target=0.57,
+                    rounds=rounds,
                 )
-                rate = _rate(app, len(frame), until="end")
-                assert len(out.to_polars()) == len(_hourly(frame))
-                return rate
 
-        def polars() -> float:
-            watch = Stopwatch()
-            _hourly(frame)
-            return len(frame) / watch.seconds
 
-        return compare(
-            f"late flights by hour, origin and carrier, {len(frame):,} records",
-            windows,
-            polars,
-            peer_name="one group_by of Polars in memory",
-            unit="records/s",
-            target=None if quick else 0.5,
+def _count_by_stream(app: sl.App) -> sl.Topic[Any, Any]:
+    views = app.topic("views", key=str, value=int, partitions=PARTITIONS)
+    counts = app.stream(views).group_by("key").agg(n=sl.count(), name="per-user")
+    return counts.to("counts", partitions=PARTITIONS)
+
+
+def _count_by_batch(app: sl.App) -> sl.Topic[Any, Any]:
+    views = app.topic("views", key=str, value=int, partitions=PARTITIONS)
+    updates = app.topic("counts", key=str, value=int, partitions=PARTITIONS)
+    counts: sl.Counter[str] = app.counter("per-user", key=str)
+
+    @app.task(views, stores=[counts], batch=True)
+    def count(batch: sl.Batch) -> None:
+        seen = counts.add_batch(batch.keys)
+        updates.send_batch(pa.table({"key": batch.keys, "value": seen}))
+
+    return updates
+
+
+def _check_counts(count: int, counts: sl.Topic[Any, Any]) -> None:
+    last = counts.to_polars().group_by("key").last()
+    total = last["n" if "n" in last.columns else "value"].sum()
+    assert total == count, (total, count)
+
+
+def _loop_rate(source: Path, count: int) -> float:
+    with _copied(source) as path:
+        return columns_loop(path, count, PARTITIONS)
+
+
+# Flights -------------------------------------------------------------------------------------
+
+
+def _flights(times: int, rounds: int) -> Iterator[Figure]:
+    """Yield late flights by hour, origin and carrier (target: 0.5 of one group-by)."""
+    flights = _repeated(read_flights(), times)
+    with folder() as source:
+        _append(source, _flight_topic, flights)
+        yield compare(
+            f"late flights by hour, origin and carrier, {len(flights):,} flights",
+            partial(
+                _rate,
+                source,
+                _late_by_hour,
+                len(flights),
+                until="end",
+                check=partial(_check_late, _late_at_once(flights)),
+            ),
+            partial(_polars_rate, flights, _late_at_once),
+            peer_name="one group-by of Polars in memory",
+            unit="flights/s",
+            target=0.5,
             rounds=rounds,
         )
 
 
-def _hourly(frame: pl.DataFrame) -> pl.DataFrame:
-    hour = pl.col("at").dt.truncate("1h").alias("hour")
-    late = frame.filter(pl.col("dep_delay") > LATE_MINUTES)
-    return late.group_by("origin", "carrier", hour).agg(n=pl.len(), mean=pl.col("dep_delay").mean())
-
-
-def _statistics(size: int, rounds: int, *, quick: bool) -> Figure:
-    chance = np.random.default_rng(1)
-    keys = chance.integers(size // 10, size=size)
-    frame = pl.DataFrame({"key": keys, "x": chance.normal(size=size)})
-    schema = pa.schema([("key", pa.int64()), ("x", pa.float64())])
-    with folder() as path:
-        _append(path, "numbers", frame, schema, key="key")
-        numbers = iter(range(1_000))
-
-        def stream() -> float:
-            name = f"statistics-{next(numbers)}"
-            with _app(name, path) as app:
-                topic = app.topic("numbers", value=schema, key="key")
-                app.stream(topic).group_by("key").agg(**STATISTICS, name="figures")
-                return _rate(app, size, until="idle")
-
-        def polars() -> float:
-            x, watch = pl.col("x"), Stopwatch()
-            frame.group_by("key").agg(
-                n=pl.len(), total=x.sum(), mean=x.mean(), most=x.max(), var=x.var()
-            )
-            return size / watch.seconds
-
-        return compare(
-            f"count, sum, mean, max and var of {size // 10:,} keys, {size:,} records",
-            stream,
-            polars,
-            peer_name="one group_by of Polars in memory",
-            unit="records/s",
-            target=None if quick else 0.3,
-            rounds=rounds,
-        )
-
-
-def _forwarding(size: int, rounds: int, *, quick: bool) -> Figure:
-    schema = pa.schema([("key", pa.int64()), ("x", pa.float64())])
-    numbers_of = np.random.default_rng(1)
-    frame = pl.DataFrame(
-        {"key": numbers_of.integers(USERS, size=size), "x": numbers_of.normal(size=size)}
+def _flight_topic(app: sl.App) -> sl.Topic[Any, Any]:
+    return app.topic(
+        "flights", value=Flight, key="carrier", timestamp="time_hour", partitions=PARTITIONS
     )
-    with folder() as path:
-        _append(path, "numbers", frame, schema, key="key")
-        numbers = iter(range(1_000))
 
-        def task() -> float:
-            name = f"forward-{next(numbers)}"
-            with _app(name, path) as app:
-                topic = app.topic("numbers", value=schema, key="key")
-                out = app.topic(name, value=schema, key="key", partitions=PARTITIONS)
 
-                @app.task(topic, batch=True)
-                def forward(batch: sl.Batch) -> None:
-                    out.send_batch(batch.to_polars().filter(pl.col("x") > -9).select("key", "x"))
+def _late_by_hour(app: sl.App) -> sl.Topic[Any, Any]:
+    return (
+        app.stream(_flight_topic(app))
+        .filter(sl.col("dep_delay") > LATE_MINUTES)
+        .group_by("origin", "carrier")
+        .window(sl.tumbling("1h"))
+        .agg(
+            n=sl.count(),
+            mean=sl.mean("dep_delay"),
+            worst=sl.max("dep_delay"),
+            name="late-by-hour",
+        )
+        .to("late")
+    )
 
-                return _rate(app, size, until="idle")
 
-        return compare(
-            f"a batch task that filters and sends, {size:,} records",
-            task,
-            lambda: _copy(path, f"copy-{next(numbers)}", size),
-            peer_name="fetch and append of the same batches",
+def _late_at_once(flights: pl.DataFrame) -> pl.DataFrame:
+    hour = pl.col("time_hour").dt.truncate("1h").alias("window_start")
+    delay = pl.col("dep_delay")
+    return (
+        flights.lazy()
+        .filter(delay > LATE_MINUTES)
+        .group_by("origin", "carrier", hour)
+        .agg(n=pl.len().cast(pl.Int64), mean=delay.mean(), worst=delay.max())
+        .collect()
+    )
+
+
+def _check_late(expected: pl.DataFrame, late: sl.Topic[Any, Any]) -> None:
+    keys = ["origin", "carrier", "window_start"]
+    found = late.to_polars().select(expected.columns).cast(expected.schema)
+    assert _near(found.sort(keys), expected.sort(keys), [*keys, "n", "worst"])
+
+
+def _repeated(flights: pl.DataFrame, times: int) -> pl.DataFrame:
+    """Return each flight several times, one after the other, so that the order of time stays."""
+    return flights[np.repeat(np.arange(len(flights)), times)]
+
+
+# Aggregates of many keys ---------------------------------------------------------------------
+
+
+def _aggregates(count: int, keys: int, rounds: int) -> Iterator[Figure]:
+    """Yield five aggregates of many keys (target: 0.3 of one group-by)."""
+    numbers = _numbers(count, keys)
+    with folder() as source:
+        _append(source, _number_topic, numbers)
+        yield compare(
+            f"count, sum, mean, max and var of {keys:,} keys, {count:,} records",
+            partial(
+                _rate,
+                source,
+                _five,
+                count,
+                memory=LARGE_MEMORY_BYTES,
+                commit_interval_ms=1_000,
+                check=partial(_check_five, _five_at_once(numbers)),
+            ),
+            partial(_polars_rate, numbers, _five_at_once),
+            peer_name="one group-by of Polars in memory",
             unit="records/s",
-            target=None if quick else 0.5,
+            target=0.3,
+            rounds=min(rounds, 3),
+            warm_up=False,
+        )
+
+
+def _number_topic(app: sl.App) -> sl.Topic[Any, Any]:
+    return app.topic("numbers", value=NUMBERS, key="user", partitions=PARTITIONS)
+
+
+def _numbers(count: int, keys: int) -> pl.DataFrame:
+    chance = np.random.default_rng(0)
+    return pl.DataFrame({"user": chance.integers(0, keys, count), "x": chance.normal(size=count)})
+
+
+def _five(app: sl.App) -> sl.Topic[Any, Any]:
+    return (
+        app.stream(_number_topic(app))
+        .group_by("user")
+        .agg(
+            n=sl.count(),
+            total=sl.sum("x"),
+            mean=sl.mean("x"),
+            most=sl.max("x"),
+            var=sl.var("x"),
+            name="figures",
+        )
+        .to("figures")
+    )
+
+
+def _five_at_once(numbers: pl.DataFrame) -> pl.DataFrame:
+    x = pl.col("x")
+    return numbers.group_by("user").agg(
+        *(pl.len().cast(pl.Int64).alias("n"), x.sum().alias("total"), x.mean().alias("mean")),
+        *(x.max().alias("most"), x.var().alias("var")),
+    )
+
+
+def _check_five(expected: pl.DataFrame, figures: sl.Topic[Any, Any]) -> None:
+    last = figures.to_polars().group_by("user").last().select(expected.columns)
+    assert _near(last.sort("user"), expected.sort("user"), ["user", "n"])
+
+
+# A task that filters -------------------------------------------------------------------------
+
+
+def _passing(times: int, rounds: int) -> Iterator[Figure]:
+    """Yield a task that leaves out 2 % of the records (target: 0.5 of a copy)."""
+    flights = _repeated(read_flights(), times)
+    left = flights["dep_delay"].count()
+    with folder() as source:
+        _append(source, _flight_topic, flights)
+        yield compare(
+            f"a batch task that filters and sends, {len(flights):,} flights",
+            partial(_rate, source, _departed, len(flights), check=partial(_check_number, left)),
+            partial(_copy_rate, source, len(flights)),
+            peer_name="a copy of the same batches",
+            unit="flights/s",
+            target=0.5,
             rounds=rounds,
         )
 
 
-def _copy(path: Path, name: str, size: int) -> float:
-    """Fetch all batches of a topic and append them to another one; return records a second."""
-    with changelog.open(path / "log") as log:
-        schema = log.broker.topic("numbers").schema
-        log.create_topic(name, PARTITIONS, schema=schema)
-        producer = Producer(log.broker, transactional_id=name)
-        places = [TopicPartition("numbers", number) for number in range(PARTITIONS)]
-        ends = {tp: found.last_stable_offset for tp, found in log.broker.offsets(places).items()}
-        at = dict.fromkeys(places, 0)
+def _departed(app: sl.App) -> sl.Topic[Any, Any]:
+    departed = app.topic(
+        "departed", value=Flight, key="carrier", timestamp="time_hour", partitions=PARTITIONS
+    )
+
+    @app.task(_flight_topic(app), batch=True)
+    def forward(batch: sl.Batch) -> None:
+        flights = batch.values
+        departed.send_batch(_unnested(flights.filter(flights.field("dep_delay").is_valid())))
+
+    return departed
+
+
+def _unnested(column: pa.StructArray) -> pa.Table:
+    return pa.table(column.flatten(), names=[field.name for field in column.type])
+
+
+def _check_number(count: int, topic: sl.Topic[Any, Any]) -> None:
+    assert len(topic.to_polars()) == count
+
+
+def _copy_rate(source: Path, count: int) -> float:
+    """Return the records a second at which a loop fetches all flights and appends them."""
+    with _copied(source) as path, changelog.open(path) as log:
+        info = log.broker.topic("flights")
+        log.create_topic("copy", PARTITIONS, schema=info.schema)
+        schema_id = log.broker.topic("copy").schema_id
+        inputs = [TopicPartition("flights", number) for number in range(PARTITIONS)]
+        ends = {tp: each.last_stable_offset for tp, each in log.broker.offsets(inputs).items()}
+        positions = dict.fromkeys(inputs, 0)
+        with Producer(log.broker, transactional_id="copy") as producer:
+            watch = Stopwatch()
+            while left := {tp: at for tp, at in positions.items() if at < ends[tp]}:
+                producer.begin_transaction()
+                copied = 0
+                while left and copied < RECORDS_A_TRANSACTION:
+                    for tp, fetched in log.broker.fetch(left).items():
+                        to = TopicPartition("copy", tp.partition)
+                        producer.append_batches((to, b.columns, schema_id) for b in fetched.batches)
+                        copied += sum(map(len, fetched.batches))
+                        positions[tp] = fetched.next_offset
+                    left = {tp: at for tp, at in positions.items() if at < ends[tp]}
+                offsets = {tp: CommittedOffset(at) for tp, at in positions.items()}
+                producer.send_offsets_to_transaction(offsets, "copy")
+                producer.commit_transaction()
+            rate = count / watch.seconds
+        total = sum(each.last_stable_offset for each in log.offsets("copy").values())
+        assert total >= count, (total, count)
+        return rate
+
+
+# More keys than memory -----------------------------------------------------------------------
+
+
+def _large_state(count: int, few: int) -> Iterator[Figure]:
+    """Yield distinct keys with little memory (target: 0.25 of few keys)."""
+    with folder() as many_keys, folder() as few_keys:
+        distinct = pl.DataFrame({"user": np.random.default_rng(0).permutation(count)})
+        _append(many_keys, _number_topic, distinct.with_columns(x=pl.lit(1.0)))
+        _append(few_keys, _number_topic, _numbers(count, few))
+        yield compare(
+            f"counts of {count:,} distinct keys with {SMALL_MEMORY_BYTES >> 20} MiB",
+            partial(
+                _rate,
+                many_keys,
+                _count_users,
+                count,
+                memory=SMALL_MEMORY_BYTES,
+                check=partial(_check_users, count),
+            ),
+            partial(_rate, few_keys, _count_users, count, check=partial(_check_users, count)),
+            peer_name=f"of {few:,} keys",
+            unit="records/s",
+            target=0.25,
+            rounds=1,
+            warm_up=False,
+        )
+
+
+def _count_users(app: sl.App) -> sl.Topic[Any, Any]:
+    users = app.stream(_number_topic(app)).group_by("user").agg(n=sl.count(), name="per-user")
+    return users.to("users")
+
+
+def _check_users(count: int, users: sl.Topic[Any, Any]) -> None:
+    total = users.to_polars().group_by("user").last()["n"].sum()
+    assert total == count, (total, count)
+
+
+# What the jobs have in common ----------------------------------------------------------------
+
+
+def _rate(
+    source: Path,
+    job: Job,
+    count: int,
+    *,
+    check: Callable[[Any], None],
+    until: Any = "idle",
+    **settings: Any,
+) -> float:
+    """Return the records a second of an app on a copy of a log, after checking its results."""
+    with _copied(source) as path, sl.App("job", log=path, **settings) as app:
+        output = job(app)
         watch = Stopwatch()
-        while waiting := {tp: offset for tp, offset in at.items() if offset < ends[tp]}:
-            fetched = log.broker.fetch(waiting, max_bytes=FETCH_BYTES)
-            producer.begin_transaction()
-            producer.append_batches(
-                (TopicPartition(name, tp.partition), batch.columns, 1)
-                for tp, found in fetched.items()
-                for batch in found.batches
-            )
-            producer.commit_transaction()
-            at |= {tp: found.next_offset for tp, found in fetched.items()}
-        return size / watch.seconds
+        handled = app.run(until=until)
+        rate = count / watch.seconds
+        assert handled >= count, (handled, count)
+        check(output)
+    return rate
 
 
-# Shared parts -------------------------------------------------------------------------------------
+def _polars_rate(frame: pl.DataFrame, query: Callable[[pl.DataFrame], pl.DataFrame]) -> float:
+    watch = Stopwatch()
+    query(frame)
+    return len(frame) / watch.seconds
+
+
+def _append(path: Path, topic: Job, frame: pl.DataFrame) -> None:
+    with sl.App("producer", log=path) as app:
+        topic(app).append(frame)
 
 
 @contextmanager
-def _app(name: str, path: Path) -> Iterator[sl.App]:
-    with sl.App(name, log=str(path / "log")) as app:
-        yield app
+def _copied(source: Path) -> Iterator[Path]:
+    """Copy a log to a folder of its own, and open it once, because a copy gets a new id."""
+    with folder() as place:
+        path = place / "log"
+        shutil.copytree(source, path)
+        with changelog.open(path):
+            pass
+        yield path
 
 
-def _rate(app: sl.App, size: int, *, until: Any) -> float:
-    """Run an app; return records a second of its input."""
-    app.prepare()
-    watch = Stopwatch()
-    app.run(until=until, progress=False)
-    return size / watch.seconds
-
-
-def _append(path: Path, topic: str, frame: pl.DataFrame, value: Any, **settings: Any) -> None:
-    with _app("input", path) as app:
-        declared = app.topic(topic, value=value, partitions=PARTITIONS, **settings)
-        for start in range(0, len(frame), 500_000):
-            declared.append(frame[start : start + 500_000])
+def _near(found: pl.DataFrame, expected: pl.DataFrame, exact: list[str]) -> bool:
+    """Return True if columns are equal, and those that are not `exact` to the last digits."""
+    rest = [name for name in expected.columns if name not in exact]
+    return found.select(exact).equals(expected.select(exact)) and all(
+        np.allclose(found[name].cast(float), expected[name].cast(float), equal_nan=True)
+        for name in rest
+    )
