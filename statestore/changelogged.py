@@ -28,7 +28,7 @@ from strandline.statestore.cache import ENTRY_BYTES
 from strandline.statestore.counters import StoreCounters
 from strandline.statestore.engine import Column, Engine, Entry, StorePosition
 from strandline.statestore.gate import UseGate
-from strandline.statestore.layers import MISSING, Change, Layer, Layers, look_up, visible
+from strandline.statestore.layers import MISSING, Change, Layer, Layers, look_up_all, visible
 from strandline.statestore.ranges import NO_RANGES, DeletedRanges
 
 THIN_BYTES = 2 << 20
@@ -119,7 +119,7 @@ class Changelogged:
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values of keys as `get` does; the engine reads its keys in one call."""
-        found = [self._layers.find(key) for key in keys]
+        found = self._layers.find_all(keys)
         wanted = [key for key, value in zip(keys, found, strict=True) if value is MISSING]
         if not wanted:
             return found
@@ -133,7 +133,7 @@ class Changelogged:
             return [self.get(keys[0])]
         while True:
             before, layers = self._layers.hold_count, self._layers.seal()
-            found = [look_up(layers, key) for key in keys]
+            found = look_up_all(layers, keys)
             wanted = [key for key, value in zip(keys, found, strict=True) if value is MISSING]
             fetched = iter(self.engine.get_many(wanted) if wanted else ())
             # If a checkpoint has begun in between, newer commits may be in the engine: see `scan`.

@@ -223,6 +223,12 @@ class CommittingStore(TypedStore[K, V]):
             self._in_use_until = now + IN_USE_S
         return now < self._in_use_until
 
+    @property
+    def own_limits(self) -> StoreShare:
+        """Bytes that the store takes at most by its declaration."""
+        limits = self.spec.limits
+        return StoreShare(limits.cache_bytes, limits.overlay_bytes)
+
     def limit(self, share: StoreShare) -> None:
         """Keep to this share of the process's memory, and to the limits of the declaration."""
         self._share = share

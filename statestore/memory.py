@@ -10,14 +10,15 @@
     1/16                   RocksDB's memtables
 
 A store partition has the limits of its declaration (`StoreLimits`) as long as all of them together
-stay within the budget. Beyond that, the budget is divided evenly among those in use, and the others
-give their memory up. A process with thousands of partitions, of which a few have work, therefore
-uses its memory for those few.
+stay within the budget. Beyond that, the budget is divided evenly among those in use, except that a
+partition whose own limit is less leaves the rest to others; those not in use give their memory up.
+A process with thousands of partitions, of which a few have work, therefore uses its memory for
+those few.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from strandline.changelog.settings import LONG_MAX, check_number
@@ -49,6 +50,9 @@ class Sharing(Protocol):
 
     @property
     def pending_bytes(self) -> int: ...
+
+    @property
+    def own_limits(self) -> StoreShare: ...
 
     def is_in_use(self, now: float) -> bool: ...
 
@@ -115,14 +119,30 @@ class MemoryBudget:
             return
         self._divide_at = now + DIVIDE_INTERVAL_S
         in_use = [store for store in stores if store.is_in_use(now)]
-        share = self.share(len(in_use))
-        for store in in_use:
-            store.limit(share)
+        caches = divided(self.cache_bytes, [store.own_limits.cache_bytes for store in in_use])
+        overlays = divided(self.overlay_bytes, [store.own_limits.overlay_bytes for store in in_use])
+        for store, *share in zip(in_use, caches, overlays, strict=True):
+            store.limit(StoreShare(*share))
+        even = self.share(len(in_use))
         is_cache_full = sum(store.cached_bytes for store in stores) > self.cache_bytes
         is_overlay_full = sum(store.pending_bytes for store in stores) > self.overlay_bytes
         for store in set(stores).difference(in_use) if is_cache_full or is_overlay_full else ():
-            store.limit(
-                StoreShare(share.cache_bytes, 0 if is_overlay_full else share.overlay_bytes)
-            )
+            store.limit(StoreShare(even.cache_bytes, 0 if is_overlay_full else even.overlay_bytes))
             if is_cache_full:
                 store.shrink()
+
+
+def divided(total: int, limits: Sequence[int]) -> list[int]:
+    """Return equal parts of a total, except that no part is more than its limit.
+
+    What a part with a low limit leaves is divided among the others.
+
+    >>> divided(100, [1_000, 10, 1_000])
+    [45, 10, 45]
+    """
+    parts = [0] * len(limits)
+    ascending = sorted(range(len(limits)), key=limits.__getitem__)
+    for done, place in enumerate(ascending):
+        parts[place] = min(limits[place], total // (len(limits) - done))
+        total -= parts[place]
+    return parts

@@ -1,8 +1,8 @@
 """Keys of a store in memory, each with a slot, and columns with a value for each slot.
 
-A batch looks its keys up at once (`statestore.name_index`), and reads or writes the columns at their slots. Slots without
-uncommitted changes are a cache: those that were not used for the longest time are freed, many at
-once, so that each costs a constant time on average.
+A batch looks its keys up at once (`statestore.name_index`), and reads or writes the columns at
+their slots. Slots without uncommitted changes are a cache: those that were not used for the longest
+time are freed, many at once, so that each costs a constant time on average.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ States = npt.NDArray[np.uint8]
 UNKNOWN, ABSENT, PRESENT = range(3)
 """States of a slot: its committed value was not read, there is no value, there is one."""
 
-SLOT_BYTES = 200
-"""Approximate bytes of a slot, besides its encoded key, its text and its objects."""
+SLOT_BYTES = 100
+"""Approximate bytes of a slot in all arrays, besides its encoded key, its row and its objects."""
 MIN_SLOTS = 64
 
 
@@ -34,6 +34,7 @@ class SlotTable:
         self._dtypes = [np.dtype(dtype) for dtype in dtypes]
         self._cleared = [None if dtype == np.object_ else 0 for dtype in self._dtypes]
         self._has_objects = any(dtype == np.object_ for dtype in self._dtypes)
+        self._slot_bytes = SLOT_BYTES + sum(dtype.itemsize for dtype in self._dtypes)
         self._limit = limit_bytes
         self.additions = 0
         """Number of slots taken so far."""
@@ -49,7 +50,7 @@ class SlotTable:
     @property
     def nbytes(self) -> int:
         """Approximate bytes of all slots."""
-        return SLOT_BYTES * len(self._index) + self._index.nbytes + self._object_bytes
+        return self._slot_bytes * len(self._index) + self._index.nbytes + self._object_bytes
 
     # Look-ups ---------------------------------------------------------------------------
 

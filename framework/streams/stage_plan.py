@@ -53,6 +53,8 @@ from strandline.statestore.spec import AnySpec, StoreLimits, StoreSpec
 if TYPE_CHECKING:
     import polars as pl
 
+OF_WATERMARKS = StoreLimits(cache_bytes=1 << 20, overlay_bytes=1 << 20)
+"""Limits of a store of watermarks, so that it leaves its share of the memory to the operators."""
 BY_MEMORY = StoreLimits(cache_bytes=LONG_MAX, dirty_bytes=LONG_MAX, overlay_bytes=LONG_MAX)
 """Limits of an operator's store: only the app's memory, because users cannot declare others."""
 SECOND_MS = 1_000
@@ -100,7 +102,8 @@ class StagePlan:
         }
         """Stores of the operators, by name."""
         self.times: Store[str, int] = Store(
-            session, StoreSpec(f"{stage.name}-watermarks", key=str, value=int)
+            session,
+            StoreSpec(f"{stage.name}-watermarks", key=str, value=int, limits=OF_WATERMARKS),
         )
         """Store of the watermarks."""
         self._readers = {topic_of(source): self._reader(source) for source in stage.sources}
