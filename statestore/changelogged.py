@@ -21,6 +21,7 @@ from operator import or_
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from strandline.changelog.history import UNKNOWN_EPOCH, HistoryEpoch
 from strandline.changelog.records import columns_schema
@@ -34,9 +35,11 @@ from strandline.statestore.ranges import NO_RANGES, DeletedRanges
 THIN_BYTES = 2 << 20
 """Bytes of loose batches at which they are thinned for the first time."""
 LOOSE_BYTES = 8 << 20
-"""Maximum bytes of loose batches."""
+"""Maximum bytes of loose batches, unless the store above keeps more."""
 THIN_FACTOR = 4
-"""Growth factor since the last thinning at which loose batches are thinned again."""
+"""Growth factor since the last thinning at which small loose batches are thinned again."""
+LARGE_THIN_FACTOR = 2
+"""Growth factor of those above `LOOSE_BYTES`, whose doubles would take too much memory."""
 
 SortedChanges = tuple[Column[bytes], Column[bytes | None]]
 """Ascending distinct keys, and the value of each; None is a deletion."""
@@ -79,8 +82,23 @@ class Changelogged:
     enter `gate` before they read.
     """
 
-    def __init__(self, engine: Engine, counters: StoreCounters | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        counters: StoreCounters | None = None,
+        *,
+        loose_bytes: int | None = None,
+    ) -> None:
+        """Take over an engine.
+
+        Args:
+            engine: Engine at its last checkpoint.
+            counters: Counters of the store.
+            loose_bytes: Maximum bytes of loose batches, by default `LOOSE_BYTES`. More is faster
+                for a store that seldom scans; its first scan then takes longer.
+        """
         self.engine = engine
+        self._most_loose = LOOSE_BYTES if loose_bytes is None else loose_bytes
         self.counters = counters or StoreCounters()
         self.gate = UseGate()
         self._layers = Layers()
@@ -199,8 +217,8 @@ class Changelogged:
             self._moving = moving
             layer, position = moving
             with self.counters.checkpoints.timed():
-                values = [layer.data[key] for key in layer.index]
-                self.engine.write(layer.index, values, position, layer.ranges)
+                keys, values = layer.sorted_changes()
+                self.engine.write(keys, values, position, layer.ranges)
             self._moving = None
             self._layers.drop()
             return len(layer)
@@ -238,7 +256,7 @@ class Changelogged:
     def _thin(self) -> None:
         """Merge the loose batches into one with the last value of each key; fold it if large."""
         self._set_loose([_latest(self._loose)])
-        if self._loose_bytes > LOOSE_BYTES // 2:
+        if self._loose_bytes > self._most_loose // 2:
             self._fold()
 
     def _fold(self) -> None:
@@ -254,7 +272,8 @@ class Changelogged:
     def _set_loose(self, batches: list[ChangelogBatch]) -> None:
         self._loose = batches
         self._loose_bytes = sum(batch.nbytes for batch in batches)
-        self._thin_at = min(max(THIN_BYTES, THIN_FACTOR * self._loose_bytes), LOOSE_BYTES)
+        small = min(max(THIN_BYTES, THIN_FACTOR * self._loose_bytes), LOOSE_BYTES)
+        self._thin_at = min(max(small, LARGE_THIN_FACTOR * self._loose_bytes), self._most_loose)
 
     def _clear(self) -> None:
         with self._applying:
@@ -264,7 +283,12 @@ class Changelogged:
     def _hold(self) -> tuple[Layer, StorePosition] | None:
         """Return all changes as one sealed layer, with the position that it reaches."""
         with self._applying:
-            self._fold()
+            batch = _latest(self._loose) if self._loose else None
+            if batch is None or batch.ranges or self._layers:
+                self._fold()
+            else:
+                self._layers.hold_as(_sorted_layer(batch))
+                self._set_loose([])
             layer = self._layers.hold()
             return None if layer is None or self._position is None else (layer, self._position)
 
@@ -280,6 +304,13 @@ def _latest(batches: Sequence[ChangelogBatch]) -> ChangelogBatch:
     last[keys.indices.to_numpy()] = np.arange(len(keys))
     ranges = reduce(or_, (batch.ranges for batch in batches))
     return ChangelogBatch(keys.dictionary, values.take(pa.array(last)), ranges)
+
+
+def _sorted_layer(batch: ChangelogBatch) -> Layer:
+    """Return the changes of a batch without ranges as a layer."""
+    order = pc.sort_indices(batch.keys)
+    keys, values = batch.keys.take(order).to_pylist(), batch.values.take(order).to_pylist()
+    return Layer.of_sorted(keys, values, batch.nbytes)
 
 
 def later(

@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.errors import CorruptLog, InvalidConfig, InvalidRecord
+from strandline.changelog.settings import LONG_MAX
 from strandline.statestore.changelogged import ChangelogBatch, Changelogged
 from strandline.statestore.committing import CommittingStore
 from strandline.statestore.counters import StoreCounters
@@ -91,7 +92,9 @@ def open_column_store(
     clock = clock or SystemClock()
     return ColumnStore(
         store_types(spec, now or clock.now_ms, expiry),
-        Changelogged(engine or open_engine(spec, folder, lock_timeout, clock), counters),
+        Changelogged(
+            engine or open_engine(spec, folder, lock_timeout, clock), counters, loose_bytes=LONG_MAX
+        ),
         clock,
         memory or MemoryBudget(),
     )

@@ -38,18 +38,46 @@ class Layer:
     The keys of `ranges` that are not in `data` are deleted too.
     """
 
-    __slots__ = ("_index", "data", "nbytes", "ranges")
+    __slots__ = ("_data", "_index", "_values", "nbytes", "ranges")
 
     def __init__(
         self, data: dict[bytes, bytes | None], nbytes: int, ranges: DeletedRanges = NO_RANGES
     ) -> None:
-        self.data = data
+        self._data: dict[bytes, bytes | None] | None = data
         self.nbytes = nbytes
         self.ranges = ranges
         self._index: list[bytes] | None = None
+        self._values: list[bytes | None] | None = None
+
+    @classmethod
+    def of_sorted(cls, keys: list[bytes], values: list[bytes | None], nbytes: int) -> Layer:
+        """Return a sealed layer of ascending distinct keys. Its dict is made at the first use."""
+        layer = cls({}, nbytes)
+        layer._data, layer._index, layer._values = None, keys, values
+        return layer
 
     def __len__(self) -> int:
-        return len(self.data) + len(self.ranges)
+        return self.num_keys + len(self.ranges)
+
+    @property
+    def num_keys(self) -> int:
+        """Number of keys with a value or a deletion of their own."""
+        return len(self.index if self._data is None else self._data)
+
+    @property
+    def data(self) -> dict[bytes, bytes | None]:
+        """Value of each key."""
+        if self._data is None:
+            assert self._index is not None
+            assert self._values is not None
+            self._data = dict(zip(self._index, self._values, strict=True))
+        return self._data
+
+    def sorted_changes(self) -> tuple[list[bytes], list[bytes | None]]:
+        """Return the keys, sorted, and their values. The layer must be sealed."""
+        if self._values is not None:
+            return self.index, self._values
+        return self.index, [self.data[key] for key in self.index]
 
     def add(
         self,
@@ -136,7 +164,7 @@ class Layers:
 
     def num_changes(self) -> int:
         """Return the number of keys in all layers; a key in several layers counts in each."""
-        return len(self._open.data) + sum(len(layer.data) for layer in self._sealed)
+        return self._open.num_keys + sum(layer.num_keys for layer in self._sealed)
 
     def find(self, key: bytes) -> bytes | None:
         """Return the newest value of a key: None if deleted, `MISSING` if no layer has the key."""
@@ -161,6 +189,13 @@ class Layers:
         """Return the stack of this moment, newest first; its layers are immutable."""
         with self._lock:
             return self._seal()
+
+    def hold_as(self, layer: Layer) -> None:
+        """Hold a sealed layer as `hold` does. There must be no other changes."""
+        with self._lock:
+            assert not self
+            self.hold_count += 1
+            self._held, self._sealed = layer, (layer,)
 
     def hold(self) -> Layer | None:
         """Merge everything into one sealed layer at the bottom, which stays unchanged until `drop`.
