@@ -273,6 +273,29 @@ class ColumnStore(CommittingStore[K, V]):
         keys = self._key_columns.decode(_binaries(names))
         return keys, self._stored_columns.column(rows, valid)
 
+    def pop_range(self, lower: K | None = None, upper: K | None = None) -> tuple[pa.Array, Column]:
+        """Remove the entries from `lower` to `upper`, and return them as `scan_batch` does.
+
+        The range is listed once, which `scan_batch` and `delete_range` would do twice.
+
+        >>> store = open_column_store(StoreSpec("n", key=str, value=int, engine="memory"))
+        >>> store.put_batch(pa.array(["JFK", "LHR", "CDG"]), pa.array([1, 2, 3]))
+        >>> [column.to_pylist() for column in store.pop_range(None, "K")], len(store.scan_batch()[0])
+        ([['CDG', 'JFK'], [3, 1]], 1)
+        """
+        bounds = self._bounds(lower, upper)
+        self._writable()
+        names = self._names(*bounds)
+        slots = self._load_all(names)
+        rows = self._table.rows(slots)
+        valid = self._stored_columns.valid(self._table.states(slots) == PRESENT, rows)
+        kept = np.flatnonzero(valid)
+        found = self._stored_columns.column(tuple(each[kept] for each in rows), valid[kept])
+        keys = self._key_columns.decode(names.take(pa.array(kept)))
+        self._change(slots, ABSENT, None)
+        self._note_range(len(names), *bounds)
+        return keys, found
+
     # What the worker uses ---------------------------------------------------------------
 
     def mark(self) -> int:
@@ -372,10 +395,24 @@ class ColumnStore(CommittingStore[K, V]):
 
     def _delete_all(self, lower: bytes, upper: bytes | None) -> None:
         self._writable()
-        names = [name for name, _ in self._stored(lower, upper, reverse=False)]
-        self._change_named(_binaries(names), ABSENT, None)
-        if len(names) >= RANGE_MIN_KEYS:
+        names = self._names(lower, upper)
+        self._change_named(names, ABSENT, None)
+        self._note_range(len(names), lower, upper)
+
+    def _note_range(self, count: int, lower: bytes, upper: bytes | None) -> None:
+        """Note that the last change has deleted the keys of a range, if they are many."""
+        if count >= RANGE_MIN_KEYS:
             self._changed.add_range(lower, upper)
+
+    def _names(self, lower: bytes, upper: bytes | None) -> pa.Array:
+        """Return the encoded keys of [lower, upper) that have a value, sorted."""
+        names = self._changed.names(lower, upper)
+        exists = self._table.states(self._table.find(_binaries(names))) == PRESENT
+        # A scan asks only whether a change is a deletion.
+        changes = [
+            (name, b"" if there else None) for name, there in zip(names, exists, strict=True)
+        ]
+        return _binaries([name for name, _ in self._scan(changes, lower, upper, reverse=False)])
 
     def _stored(self, lower: bytes, upper: bytes | None, *, reverse: bool) -> Iterator[Entry]:
         changes = self._own_changes(lower, upper)

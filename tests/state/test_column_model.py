@@ -62,6 +62,13 @@ class ColumnMachine(StoreMachine):
         with pytest.raises(InvalidRecord, match="each key once"):
             self.store.update_batch(pa.array([*keys, keys[0]], pa.string()), lambda old: old)
 
+    @rule(lower=KEYS, upper=KEYS)
+    def pop_range(self, lower: str, upper: str) -> None:
+        keys, values = self.store.pop_range(lower, upper)
+        there = sorted(key for key in self.model if lower <= key < upper)
+        assert keys.to_pylist() == there
+        assert self.plain(values) == [self.model.pop(key) for key in there]
+
     @rule(keys=st.lists(KEYS, max_size=5))
     def delete_batch(self, keys: list[str]) -> None:
         self.store.delete_batch(pa.array(keys, pa.string()))

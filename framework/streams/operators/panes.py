@@ -138,9 +138,8 @@ class TumblingOperator(PaneOperator):
             return None
         if self._window.closed_at(first) > watermark:
             return None
-        upper = self._window.first_open(watermark)
-        states = self._taken(upper)
-        self._delete(upper)
+        self._first = upper = self._window.first_open(watermark)
+        states = self._state.framed(*self._state.columns.pop_range(None, (upper,)))
         return self._windows(states, before)
 
     def updates(self) -> pl.DataFrame | None:
