@@ -1,8 +1,8 @@
 """Byte strings of many rows, written and read one part of all rows at a time.
 
-`CellPart` is a part of each row, at most a few bytes long: a matrix with one line for each row, of which
-a row uses the first bytes. `joined` puts parts side by side. `CellReader` goes through the rows of a
-column from the left, and every call of it handles all rows.
+`CellPart` is a part of each row, at most a few bytes long: a matrix with one line for each row, of
+which a row uses the first bytes. `joined` puts parts side by side. `CellReader` goes through the
+rows of a column from the left, and every call of it handles all rows.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 ByteArray = npt.NDArray[np.uint8]
 Sizes = npt.NDArray[np.int64]
@@ -21,7 +22,7 @@ Words = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 
 WORD = 8
-"""ByteArray of a number."""
+"""Bytes of a number."""
 JOINED_ROWS = 1 << 14
 """Number of rows that are joined at a time, because their matrix then stays in the cache."""
 
@@ -142,10 +143,8 @@ class CellReader:
         Args:
             column: Column of type binary, without nulls.
         """
-        _, ends, body = column.buffers()
-        offsets = np.frombuffer(ends or b"\0" * 4, np.int32)[column.offset :][: len(column) + 1]
-        data = np.frombuffer(body or b"", np.uint8)[: offsets[-1]]
-        self.data = np.concatenate([data, np.zeros(2 * WORD, np.uint8)])
+        offsets, data = offsets_and_bytes(column)
+        self.data = np.concatenate([data[: offsets[-1]], np.zeros(2 * WORD, np.uint8)])
         self.at = offsets[:-1].astype(np.int64)
         self.ends = offsets[1:].astype(np.int64)
 
@@ -176,6 +175,23 @@ class CellReader:
         """Raise Unexpected unless each row was read to its end, not less and not more."""
         if (self.at != self.ends).any():
             raise Unexpected("a row has more bytes")
+
+
+def offsets_and_bytes(column: pa.Array) -> tuple[npt.NDArray[np.int32], ByteArray]:
+    """Return the offsets of the rows of a column of type binary, and the bytes that they refer to.
+
+    There is one more offset than rows: row n has the bytes from offset n to offset n + 1.
+    """
+    _, ends, body = column.buffers()
+    offsets = np.frombuffer(ends or bytes(4), np.int32)[column.offset :][: len(column) + 1]
+    return offsets, np.frombuffer(body or b"", np.uint8)
+
+
+def side_by_side(pieces: Sequence[pa.Array]) -> pa.Array:
+    """Return the column of type binary whose rows have those of `pieces` one after another."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.binary()))
 
 
 def slices(data: ByteArray, starts: Sizes, ends: Sizes) -> pa.Array:

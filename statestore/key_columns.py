@@ -21,10 +21,17 @@ from typing import Any, Protocol, Union, get_args, get_origin
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from strandline.changelog.errors import InvalidRecord
-from strandline.statestore.cells import CellPart, CellReader, Unexpected, as_numpy, constant, joined
+from strandline.statestore.cells import (
+    CellPart,
+    CellReader,
+    Unexpected,
+    as_numpy,
+    constant,
+    joined,
+    side_by_side,
+)
 from strandline.statestore.key_elements import ELEMENTS, TAG_NONE, Element, with_nulls
 from strandline.statestore.keys import KeyCodec
 from strandline.statestore.ordered import TAG_TUPLE
@@ -209,7 +216,7 @@ class _Tuples:
             pieces.append(element.terminated(column))
         if parts:
             pieces.append(joined(parts))
-        return _side_by_side(pieces)
+        return side_by_side(pieces)
 
     @staticmethod
     def _read(reader: CellReader, element: Element) -> pa.Array:
@@ -306,12 +313,6 @@ def _first_rows(coded: pa.Array) -> pa.Array:
 
 def _codes(coded: pa.Array) -> Codes:
     return as_numpy(coded.indices).astype(np.int64, copy=False)
-
-
-def _side_by_side(pieces: list[pa.Array]) -> pa.Array:
-    if len(pieces) == 1:
-        return pieces[0]
-    return pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.binary()))
 
 
 def _arrow_type(declared: Any) -> pa.DataType:

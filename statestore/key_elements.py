@@ -27,6 +27,8 @@ from strandline.statestore.cells import (
     Words,
     as_numpy,
     high_bits,
+    offsets_and_bytes,
+    side_by_side,
     slices,
     tagged,
 )
@@ -157,17 +159,12 @@ def _of_tag(tag: int, words: Words) -> CellPart:
 
 def _prefixed(tag: int, texts: pa.Array, end: bytes) -> pa.Array:
     prefix = pa.scalar(bytes((tag,)), pa.binary())
-    parts = [prefix, texts] if not end else [prefix, texts, pa.scalar(end, pa.binary())]
-    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+    return side_by_side([prefix, texts, *([pa.scalar(end, pa.binary())] if end else [])])
 
 
 def _has_zeros(texts: pa.Array) -> bool:
-    _, ends, body = texts.buffers()
-    if body is None or not len(texts):
-        return False
-    offsets = np.frombuffer(ends, np.int32)
-    first, last = offsets[texts.offset], offsets[texts.offset + len(texts)]
-    return bool((np.frombuffer(body, np.uint8)[first:last] == 0).any())
+    offsets, body = offsets_and_bytes(texts)
+    return bool((body[offsets[0] : offsets[-1]] == 0).any())
 
 
 # Checks -------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from strandline.statestore.cells import WORD, ByteArray, Sizes, Words, slices
+from strandline.statestore.cells import WORD, ByteArray, Sizes, Words, offsets_and_bytes, slices
 
 SlotArray = npt.NDArray[np.int64]
 
@@ -34,11 +34,10 @@ class Names:
     @classmethod
     def of(cls, column: pa.Array) -> Names:
         """Return the strings of a column of type binary without nulls."""
-        _, ends, body = column.buffers()
-        offsets = np.frombuffer(ends or b"\0" * 4, np.int32)[column.offset :][: len(column) + 1]
+        offsets, body = offsets_and_bytes(column)
         first, last = int(offsets[0]), int(offsets[-1])
         data = np.zeros(last - first + WORD, np.uint8)
-        data[: last - first] = np.frombuffer(body or b"", np.uint8)[first:last]
+        data[: last - first] = body[first:last]
         return cls(data, (offsets[:-1] - first).astype(np.int64), np.diff(offsets).astype(np.int64))
 
     def take(self, rows: SlotArray) -> Names:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from strandline.statestore.name_index import NameIndex, Names, SlotArray
-from strandline.statestore.value_columns import Block, block_bytes, object_array
+from strandline.statestore.value_columns import Block, block_bytes, no_objects
 
 States = npt.NDArray[np.uint8]
 
@@ -220,8 +220,6 @@ def _total_bytes(rows: Block) -> int:
 
 
 def _resized(column: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-    larger = (
-        np.zeros(size, column.dtype) if column.dtype != np.object_ else object_array([None] * size)
-    )
+    larger = np.zeros(size, column.dtype) if column.dtype != np.object_ else no_objects(size)
     larger[: len(column)] = column
     return larger

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from strandline.statestore.cells import constant, joined, numbers
+from strandline.statestore.cells import constant, joined, numbers, side_by_side
 from strandline.statestore.spec import AnySpec
-from strandline.statestore.value_columns import Block, Column, side_by_side, value_columns
+from strandline.statestore.value_columns import Block, Column, value_columns
 from strandline.statestore.values import EXPIRING, NEVER, ValueCodec, split
 
 Mask = npt.NDArray[np.bool_]

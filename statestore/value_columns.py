@@ -22,7 +22,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import inspect
 
 from strandline.changelog.errors import CorruptLog, InvalidRecord
@@ -34,6 +33,7 @@ from strandline.statestore.cells import (
     as_numpy,
     constant,
     joined,
+    side_by_side,
 )
 from strandline.statestore.packed_scalars import (
     BOOL,
@@ -257,7 +257,7 @@ class ScalarField:
         if not self.has_texts:
             return column.kinds, column.bits
         texts = column.texts
-        return column.kinds, column.bits, _no_texts(len(column.kinds)) if texts is None else texts
+        return column.kinds, column.bits, no_objects(len(column.kinds)) if texts is None else texts
 
     def allows(self, kinds: Array) -> bool:
         """Return True if the field may have values of all these kinds."""
@@ -275,9 +275,9 @@ class StructValues:
         self.dtypes = tuple(dtype for field in fields for dtype in field.dtypes)
 
     def block(self, values: Any) -> Block:
-        column = _as_column(self._codec, values, self._of_objects)
-        if isinstance(column, tuple):
-            return column
+        if not isinstance(values, pa.Array | pa.ChunkedArray):
+            return self._of_objects(list(values))
+        column = _as_column(self._codec, values)
         if not pa.types.is_struct(column.type):
             raise _refusal(self._codec, f"got a column of {column.type}; give a struct")
         names, expected = [each.name for each in column.type], [each.name for each in self._fields]
@@ -383,11 +383,11 @@ def _field(field: Any) -> ScalarField | None:
 
 def _kind(info: Any) -> int | None:
     """Return the kind of a scalar type without limits; None for any other type."""
-    limits = [value for name, value in vars_of(info) if name != "strict"]
+    limits = [value for name, value in _attributes_of(info) if name != "strict"]
     return _KIND_OF_INFO.get(type(info)) if all(value is None for value in limits) else None
 
 
-def vars_of(info: Any) -> list[tuple[str, Any]]:
+def _attributes_of(info: Any) -> list[tuple[str, Any]]:
     """Return the names and values of the attributes of a msgspec struct."""
     return [(name, getattr(info, name)) for name in info.__struct_fields__]
 
@@ -469,11 +469,9 @@ def object_array(items: Sequence[Any]) -> Array:
     return array
 
 
-def side_by_side(pieces: Sequence[pa.Array]) -> pa.Array:
-    """Return the column of type binary whose rows have those of `pieces` one after another."""
-    if len(pieces) == 1:
-        return pieces[0]
-    return pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.binary()))
+def no_objects(count: int) -> Array:
+    """Return an array of so many None."""
+    return np.full(count, None, np.object_)
 
 
 def _objects(codec: ValueCodec, data: pa.Array) -> list[Any]:
@@ -494,14 +492,10 @@ def _too_large(codec: ValueCodec) -> CorruptLog:
     )
 
 
-def _as_column(
-    codec: ValueCodec, values: Any, of_objects: Callable[[list[Any]], Block] | None = None
-) -> Any:
+def _as_column(codec: ValueCodec, values: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return values from outside as one Arrow column without nulls. Raises InvalidRecord."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
-    if of_objects is not None and not isinstance(values, pa.Array):
-        return of_objects(list(values))
     if values.null_count:
         raise _null(codec)
     if isinstance(values, pa.DictionaryArray):
@@ -540,10 +534,6 @@ def _kind_of_arrow(arrow: pa.DataType) -> int | None:
 
 def _mask(valid: Mask) -> Mask | None:
     return None if valid.all() else ~valid
-
-
-def _no_texts(count: int) -> Array:
-    return np.full(count, None, np.object_)
 
 
 def _refusal(codec: ValueCodec, why: str) -> InvalidRecord:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.storage import MemoryStorage
@@ -17,6 +18,10 @@ from tests.kafka.brokers import kafka, name, now, running
 from tests.systems import is_on_kafka, system
 
 __all__ = ["kafka", "name", "now", "running", "system"]
+
+# An example takes longer beside other work, which is no failure.
+settings.register_profile("without deadlines", deadline=None)
+settings.load_profile("without deadlines")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -827,7 +827,6 @@ class TypedCleaningMachine(CleaningMachine):
 SETTINGS = settings(
     max_examples=EXAMPLES,
     stateful_step_count=40,
-    deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.changelog.embedded.cleaning import offset_map
@@ -139,7 +139,6 @@ def by_the_second(number: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("hashing", [near, alike, at_the_ends, by_the_second])
-@settings(deadline=None)
 @given(
     numbers=st.lists(st.integers(0, 40), min_size=1, max_size=300),
     memory=st.sampled_from([300, 2_000, 64 << 10]),

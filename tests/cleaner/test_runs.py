@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.changelog.embedded.cleaning.marks import Marks
@@ -49,7 +49,6 @@ KEYS = st.lists(st.integers(0, 60), max_size=80)
 
 
 @pytest.mark.parametrize("hashing", [spread, near, alike, at_the_ends, by_the_second])
-@settings(deadline=None)
 @given(some=st.lists(KEYS, min_size=1, max_size=6), in_memory=st.sampled_from([1, 20, 1 << 20]))
 def test_the_last_number_of_every_key_is_found(
     hashing: Hashing, some: list[list[int]], in_memory: int
@@ -72,7 +71,6 @@ def test_ranges_are_small_if_memory_is_small() -> None:
     assert max(sizes) < 100
 
 
-@settings(deadline=None)
 @given(at=st.integers(0, 60 * 20 - 1), bit=st.integers(0, 7))
 def test_a_flipped_bit_in_the_file_is_detected(at: int, bit: int) -> None:
     runs, storage, _ = runs_of([list(range(30)), list(range(20, 50))])
@@ -100,7 +98,6 @@ def test_the_file_is_recreated_and_removed() -> None:
         assert not storage.exists(PATH)
 
 
-@settings(deadline=None)
 @given(
     count=st.integers(1, 200),
     marked=st.sets(st.integers(0, 199), max_size=100),

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.changelog.embedded.checking.findings import Severity
@@ -149,7 +149,6 @@ SECTIONS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(sections=SECTIONS, memory=st.sampled_from([MEMORY // 4, MEMORY]))
 def test_a_pass_keeps_the_last_record_of_every_key(sections: list[list[int]], memory: int) -> None:
     world = world_of()

@@ -279,7 +279,7 @@ def counting(*, on_error: Any = "fail", **options: Any) -> tuple[sl.App, Any, An
 
 
 @given(bad=st.sets(st.integers(0, 59)), policy=st.sampled_from(["skip", "dead_letter"]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_each_bad_record_alone_is_treated_by_the_policy(bad: set[int], policy: str) -> None:
     app, _, out, seen = counting(on_error=policy)
     good = {n for n in range(60) if n not in bad}

@@ -588,7 +588,7 @@ class Scripted:
             return sent, driver.store(self.counts)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(items=st.lists(ITEM, max_size=14), concurrency=st.integers(1, 6))
 def test_state_output_and_timers_are_as_if_one_record_came_after_another(
     items: list[Any], concurrency: int

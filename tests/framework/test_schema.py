@@ -77,7 +77,7 @@ def everything() -> st.SearchStrategy[Everything]:
 ROWS = RowType(Everything)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.none() | everything(), max_size=5))
 def test_values_are_read_as_they_were_written(values: list[Any]) -> None:
     column = ROWS.column([None if value is None else ROWS.check(value) for value in values])
@@ -181,7 +181,7 @@ CASES: list[tuple[Any, st.SearchStrategy[Any]]] = [
 def test_codecs_decode_to_the_encoded_values(make: Any, kind: Any, items: Any) -> None:
     codec = make(kind)
 
-    @settings(deadline=None, max_examples=30)
+    @settings(max_examples=30)
     @given(st.lists(st.none() | items, max_size=20))
     def check(values: list[Any]) -> None:
         kept = [v if type(v) is codec.exact else codec.item(v) for v in values]

@@ -66,9 +66,7 @@ def test_decoders_accept_their_seeds(name: str) -> None:
 
 @pytest.mark.parametrize("name", IN_A_MOMENT)
 def test_decoders_survive_any_bytes(name: str) -> None:
-    @settings(
-        max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None
-    )
+    @settings(max_examples=40, suppress_health_check=list(HealthCheck), database=None)
     @given(st.binary(max_size=200))
     def look(data: bytes) -> None:
         assert attempt(FUZZED[name], data) is None

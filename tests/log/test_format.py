@@ -127,7 +127,7 @@ def locate(header: FrameHeader, parts: list[bytes]) -> LocatedFrame:
     return LocatedFrame(header, memoryview(b"".join(bytes(part) for part in parts)), 0, "here")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(bit=st.integers(0, 1151 * 8 - 1), count=st.sampled_from([1, 40]))
 def test_a_flipped_bit_is_always_detected(bit: int, count: int) -> None:
     batch = columns([b"%d" % n for n in range(count)])
@@ -143,7 +143,7 @@ def verify(data: memoryview) -> None:
     frame.payload_bytes(data, 0, unpack_header(data, 0, "test"), "test")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(noise=st.binary(max_size=400))
 def test_noise_is_refused_and_never_decoded(noise: bytes) -> None:
     with pytest.raises(StrandlineError):

@@ -145,7 +145,5 @@ class LogMachine(RuleBasedStateMachine):
         assert {tp: offset.offset for tp, offset in committed.items()} == self.committed
 
 
-LogMachine.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, print_blob=True
-)
+LogMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, print_blob=True)
 TestLog = LogMachine.TestCase

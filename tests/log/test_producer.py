@@ -401,7 +401,7 @@ FAULTS = st.sampled_from(
 STEPS = st.lists(st.tuples(st.integers(0, 1), st.booleans()), min_size=1, max_size=25)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=STEPS, faults=st.lists(FAULTS, max_size=25))
 def test_futures_are_right_after_any_faults(
     steps: list[tuple[int, bool]], faults: list[Fault]

@@ -97,7 +97,7 @@ def test_a_segment_rolls_by_message_time_not_by_the_clock() -> None:
     assert len(segments_of(world)) == 2
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=25), reopen=st.booleans())
 def test_a_fetch_from_any_offset_returns_every_record_from_there(
     sizes: list[int], reopen: bool

@@ -21,9 +21,7 @@ from strandline.framework.formats.schema import RowType
 from strandline.framework.formats.wire import SerdeUse
 from tests.serdes.kit import Trip, codec, read, shown, trips, written
 
-SOME = settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
-)
+SOME = settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow], database=None)
 
 
 def datum(schema: Any, value: Any) -> bytes:

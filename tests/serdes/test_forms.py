@@ -23,9 +23,7 @@ from strandline.framework.formats.schema import RowType
 from tests.serdes.kit import FORMS, Trip, codec, read, trips, written
 
 EACH = pytest.mark.parametrize("form", FORMS)
-SOME = settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
-)
+SOME = settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow], database=None)
 CODECS = {form: codec(Trip, form) for form in FORMS}
 ROWS = RowType(Trip)
 

@@ -208,7 +208,7 @@ def check_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert wrong == {}
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(ROWS, CUTS)
 def test_batches_cut_anywhere_give_the_results_of_all_rows(
     rows: list[Row], cuts: list[int]
@@ -224,7 +224,7 @@ def test_batches_cut_anywhere_give_the_results_of_all_rows(
 SKETCHED = {name for name in KINDS if name.startswith(("about", "median", "high"))}
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(ROWS, CUTS)
 def test_a_state_by_columns_is_the_state_by_rows(rows: list[Row], cuts: list[int]) -> None:
     states = merged_by_key(EXACT, batches(rows, cuts))
@@ -240,7 +240,7 @@ def test_a_state_by_columns_is_the_state_by_rows(rows: list[Row], cuts: list[int
         check_equal(result, {name: getattr(row_result, name) for name in result})
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(ROWS, CUTS)
 def test_combined_states_are_the_state_of_all_rows(rows: list[Row], cuts: list[int]) -> None:
     parts = pl.concat([EXACT.partial(frame, ["key"]) for frame in batches(rows, cuts)])
@@ -254,7 +254,7 @@ def test_combined_states_are_the_state_of_all_rows(rows: list[Row], cuts: list[i
         check_equal(result, {name: oracle(group) for name, (_, oracle) in KINDS.items()})
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(ROWS)
 def test_merged_objects_are_the_state_of_all_rows(rows: list[Row]) -> None:
     parts = [EXACT.fold(EXACT.empty, row, time=row["timestamp"]) for row in rows]
@@ -263,7 +263,7 @@ def test_merged_objects_are_the_state_of_all_rows(rows: list[Row]) -> None:
     check_equal(found, {name: oracle(rows) for name, (_, oracle) in KINDS.items()})
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(ROWS, CUTS)
 def test_advancing_a_reducer_without_merge_folds_the_rows_in_order(
     rows: list[Row], cuts: list[int]
@@ -287,7 +287,7 @@ def listed(state: list[Any], row: Row) -> list[Any]:
     return state
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(ROWS)
 def test_the_types_of_states_and_results_are_those_that_are_declared(rows: list[Row]) -> None:
     partial = EXACT.partial(framed(rows), ["key"])
@@ -297,7 +297,7 @@ def test_the_types_of_states_and_results_are_those_that_are_declared(rows: list[
     assert EXACT.results(partial).schema == EXACT.result_schema(SCHEMA)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(ROWS)
 def test_states_pass_through_an_arrow_array(rows: list[Row]) -> None:
     partial = EXACT.partial(framed(rows), ["key"])
@@ -307,7 +307,7 @@ def test_states_pass_through_an_arrow_array(rows: list[Row]) -> None:
     assert_frame_equal(EXACT.from_struct(array), partial.drop("key"))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(ROWS)
 def test_states_pass_through_the_values_of_a_store(rows: list[Row]) -> None:
     partial = EXACT.partial(framed(rows), ["key"])
@@ -372,7 +372,7 @@ def row_of(key: str | None, **values: Any) -> Row:
 # Overflow ------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     st.lists(st.integers(-(2**63), INT64_MAX) | st.sampled_from([-(2**63), INT64_MAX]), max_size=5),
     st.lists(st.integers(-(2**63), INT64_MAX) | st.sampled_from([-(2**63), INT64_MAX]), max_size=5),
@@ -600,7 +600,7 @@ def test_a_value_that_cannot_be_kept_is_refused_and_the_store_takes_all_others()
             kept.fold(kept.empty, {"v": wrong, "n": 1})
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(ROWS)
 def test_states_by_rows_pass_through_a_store_s_bytes(rows: list[Row]) -> None:
     serde = value_serde(EXACT.state)
@@ -671,7 +671,7 @@ def test_a_reducer_s_functions_must_be_callable() -> None:
             sl.reducer(0, **wrong)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=30), st.sampled_from([0.0, 1e7, -1e9]))
 def test_the_variance_of_large_values_keeps_its_precision(xs: list[float], far: float) -> None:
     values = [x + far for x in xs]

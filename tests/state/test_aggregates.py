@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.changelog.errors import InvalidConfig, InvalidRecord
@@ -37,7 +37,6 @@ def make(kept: Aggregates = KEPT) -> AggregateStore[str]:
     return AggregateStore(open_store(kept.spec("s", engine="memory")), kept)
 
 
-@settings(deadline=None)
 @given(st.lists(st.none() | st.integers(-1000, 1000), min_size=1))
 def test_figures_are_right_after_every_row(xs: list[int | None]) -> None:
     store = make()

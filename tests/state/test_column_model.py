@@ -155,10 +155,10 @@ class RoomyMachine(ColumnMachine):
 
 
 TestColumns = ColumnMachine.TestCase
-TestColumns.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestColumns.settings = settings(max_examples=25, stateful_step_count=30)
 TestRoomy = RoomyMachine.TestCase
-TestRoomy.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+TestRoomy.settings = settings(max_examples=25, stateful_step_count=40)
 TestInts = IntMachine.TestCase
-TestInts.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestInts.settings = settings(max_examples=40, stateful_step_count=40)
 TestFigures = FigureMachine.TestCase
-TestFigures.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+TestFigures.settings = settings(max_examples=25, stateful_step_count=40)

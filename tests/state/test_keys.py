@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from strandline.changelog.errors import CorruptLog, InvalidConfig, InvalidRecord
@@ -37,7 +37,6 @@ IDS = [str(declared) for declared, _ in DECLARED]
 
 
 @pytest.mark.parametrize(("declared", "keys"), DECLARED, ids=IDS)
-@settings(deadline=None)
 @given(data=st.data())
 def test_bytes_sort_as_keys_do(declared: Any, keys: st.SearchStrategy[Any], data: Any) -> None:
     codec = key_codec(declared)
@@ -48,7 +47,6 @@ def test_bytes_sort_as_keys_do(declared: Any, keys: st.SearchStrategy[Any], data
 
 
 @pytest.mark.parametrize(("declared", "keys"), DECLARED, ids=IDS)
-@settings(deadline=None)
 @given(data=st.data())
 def test_a_key_is_decoded_as_it_was_encoded(
     declared: Any, keys: st.SearchStrategy[Any], data: Any
@@ -66,7 +64,6 @@ _FEW = st.text("a\0\xff", max_size=3)
 zero."""
 
 
-@settings(deadline=None)
 @given(key=st.text(), other=st.text())
 def test_a_prefix_finds_the_keys_that_begin_with_it(key: str, other: str) -> None:
     codec = key_codec(str)
@@ -76,7 +73,6 @@ def test_a_prefix_finds_the_keys_that_begin_with_it(key: str, other: str) -> Non
     )
 
 
-@settings(deadline=None)
 @given(key=st.tuples(_FEW, _FEW.map(str.encode), st.integers()), other=_FEW)
 @example(key=("ab\0c", b"", 0), other="ab")
 @example(key=("ab", b"\0", 0), other="ab")
@@ -90,7 +86,6 @@ def test_a_tuple_prefix_finds_the_keys_with_these_first_elements(key: Any, other
     assert (lower <= codec.encode(key) < upper) == (key[1] == other.encode())
 
 
-@settings(deadline=None)
 @given(st.binary())
 def test_prefix_end_is_the_first_key_without_the_prefix(prefix: bytes) -> None:
     end = prefix_end(prefix)

@@ -174,6 +174,6 @@ class MemoryStoreMachine(StoreMachine):
 
 
 TestStore = StoreMachine.TestCase
-TestStore.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestStore.settings = settings(max_examples=25, stateful_step_count=30)
 TestMemoryStore = MemoryStoreMachine.TestCase
-TestMemoryStore.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestMemoryStore.settings = settings(max_examples=40, stateful_step_count=40)

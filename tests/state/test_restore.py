@@ -548,7 +548,7 @@ def test_progress_has_the_rate_and_the_remaining_time() -> None:
 # Columns --------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     prefix=st.binary(max_size=10),
     keys=st.lists(st.binary(max_size=40) | st.lists(st.sampled_from(b"\x00\x01")).map(bytes)),

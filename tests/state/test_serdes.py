@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.changelog.errors import InvalidConfig, InvalidRecord
@@ -63,13 +63,11 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(JSON)
 def test_messagepack_decodes_the_encoded_value(value: Any) -> None:
     assert MessagePack().loads(MessagePack().dumps(value)) == value
 
 
-@settings(deadline=None)
 @given(st.integers())
 def test_an_int_of_any_size_is_decoded(value: int) -> None:
     serdes: list[Any] = [MessagePack(), TypedMessagePack(int)]
@@ -77,7 +75,6 @@ def test_an_int_of_any_size_is_decoded(value: int) -> None:
         assert serde.loads(serde.dumps(value * 2**60)) == value * 2**60
 
 
-@settings(deadline=None)
 @given(st.builds(Delay, n=st.integers(0, 2**40), worst=st.none() | st.floats(allow_nan=False)))
 def test_a_dataclass_is_decoded(value: Delay) -> None:
     serde: TypedMessagePack[Delay] = TypedMessagePack(Delay)

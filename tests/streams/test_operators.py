@@ -156,7 +156,7 @@ STEPS = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows=ROWS, steps=st.lists(st.sampled_from(STEPS), min_size=1, max_size=5))
 def test_any_sequence_of_operators_gives_the_rows_of_plain_python(
     rows: Rows, steps: list[Step]
@@ -178,7 +178,7 @@ def test_each_operator_gives_the_rows_of_plain_python(step: Step) -> None:
     assert found.to_dicts() == [{n: r[n] for n in found.columns} for r in step.oracle(rows)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=ROWS)
 def test_map_returns_rows_of_a_class_with_key_and_time_of_theirs(rows: Rows) -> None:
     app, stream = flight_stream()
@@ -207,7 +207,7 @@ def test_map_takes_dicts_for_a_schema_of_columns(schema: Any) -> None:
     assert results(app, mapped, [flight(tags=["a", "b"])])["n"].to_list() == [2]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=ROWS)
 def test_flat_map_and_explode_give_a_row_for_each_item(rows: Rows) -> None:
     expected = [
@@ -223,7 +223,7 @@ def test_flat_map_and_explode_give_a_row_for_each_item(rows: Rows) -> None:
     assert results(app, exploded, rows).to_dicts() == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=ROWS)
 def test_map_batches_may_change_the_number_of_rows(rows: Rows) -> None:
     app, stream = flight_stream()
@@ -233,7 +233,7 @@ def test_map_batches_may_change_the_number_of_rows(rows: Rows) -> None:
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=ROWS)
 def test_drop_removes_columns_and_only_these(rows: Rows) -> None:
     app, stream = flight_stream()
@@ -241,7 +241,7 @@ def test_drop_removes_columns_and_only_these(rows: Rows) -> None:
     assert found.to_dicts() == [without(r, "tags", "speed") for r in rows]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=ROWS)
 def test_each_row_is_in_the_first_branch_that_matches(rows: Rows) -> None:
     app, stream = flight_stream()

@@ -51,9 +51,7 @@ AGGREGATES: dict[str, Any] = {
     "most": sl.max("amount"),
     "mean": sl.mean("amount"),
 }
-PROPERTY = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+PROPERTY = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(autouse=True)

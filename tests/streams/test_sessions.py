@@ -87,7 +87,7 @@ def applied(batch: pl.DataFrame, stored: pl.DataFrame, window: SessionWindow) ->
     return pl.concat([kept, written])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(ROWS, st.integers(0, 30), st.lists(st.integers(0, 25), max_size=4))
 @example([("a", 0), ("a", 10), ("a", 5)], 10, [2])
 def test_sessions_are_the_same_wherever_batches_are_cut(
@@ -99,7 +99,6 @@ def test_sessions_are_the_same_wherever_batches_are_cut(
     assert by_batches(rows, window, cuts) == expected
 
 
-@settings(deadline=None)
 @given(ROWS)
 def test_the_states_of_a_session_are_those_of_its_records(rows: list[Row]) -> None:
     window = sl.session(GAP, grace=1000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.framework.streams.watermark import (
@@ -14,7 +14,6 @@ from strandline.framework.streams.watermark import (
 )
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(-(10**13), 10**13) | st.integers(-(2**63), 2**63 - 1)),
     st.just(NO_WATERMARK) | st.integers(-(10**13), 10**13),

@@ -44,7 +44,6 @@ TIMES = st.integers(-(10**13), 10**13) | st.integers(-50, 50)
 # Fixed lengths -------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.lists(TIMES), st.integers(1, 10**10), st.data())
 def test_a_time_is_in_its_tumbling_window(times: list[int], size: int, data: Any) -> None:
     offset = data.draw(st.integers(0, size - 1))
@@ -159,7 +158,7 @@ NEAR_TRANSITIONS = [
 ]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.integers(-(10**12), 2 * 10**12)
@@ -209,7 +208,6 @@ def test_an_offset_moves_the_beginning_of_days_on_the_clock() -> None:
 # Lateness ------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(-200, 200)), st.integers(1, 50), st.integers(0, 30))
 def test_a_record_is_late_when_its_window_and_grace_are_over(
     times: list[int], size: int, grace: int
@@ -245,7 +243,6 @@ def windows_of(time: int, size: int, every: int) -> list[int]:
     return [start for start in range(last, last - size, -every) if start <= time < start + size]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(-200, 200), max_size=10), SIZES)
 def test_a_pane_is_in_the_windows_of_its_times(times: list[int], sizes: tuple[int, int]) -> None:
     every, size = sizes
@@ -278,7 +275,7 @@ def cut(times: Sequence[int], cuts: Sequence[int]) -> Iterator[Sequence[int]]:
         yield times[start:end]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.lists(st.integers(-100, 200), max_size=20),
     SIZES,
@@ -322,7 +319,6 @@ def close(
 # Counts --------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from("ab"), max_size=20), st.integers(1, 5), st.integers(0, 20))
 def test_every_n_records_of_a_key_are_a_window(keys: list[str], n: int, place: int) -> None:
     window = sl.count_window(n)
