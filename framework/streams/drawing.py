@@ -21,13 +21,21 @@ TITLE_HEIGHT = 26
 MAX_TEXT = 27
 """Greatest number of characters that fit into a box; the whole text is in its tooltip."""
 
-_STYLE = (
-    "text{font:12px system-ui,sans-serif;fill:#1b1f24}"
-    ".title{font-weight:600}.kind{font-weight:600}.detail{font-size:11px;fill:#57606a}"
-    ".frame{fill:#f6f8fa;stroke:#d0d7de}.box{fill:#ffffff;stroke:#8c959f}"
-    ".topic{fill:#ddf4ff;stroke:#218bff}.state{fill:#fff8c5;stroke:#bf8700}"
-    ".edge{fill:none;stroke:#57606a;stroke-width:1.3}.topic-edge{stroke-dasharray:4 3}"
-)
+_CLASS = "strandline-plan"
+_RULES = {
+    "text": "font:12px system-ui,sans-serif;fill:#1b1f24",
+    ".title": "font-weight:600",
+    ".kind": "font-weight:600",
+    ".detail": "font-size:11px;fill:#57606a",
+    ".frame": "fill:#f6f8fa;stroke:#d0d7de",
+    ".box": "fill:#ffffff;stroke:#8c959f",
+    ".topic": "fill:#ddf4ff;stroke:#218bff",
+    ".state": "fill:#fff8c5;stroke:#bf8700",
+    ".edge": "fill:none;stroke:#57606a;stroke-width:1.3",
+    ".through-topic": "stroke-dasharray:4 3",
+}
+# A style in a page applies to all of the page, so each rule is limited to drawings of plans.
+_STYLE = "".join(f".{_CLASS} {selector}{{{rule}}}" for selector, rule in _RULES.items())
 
 
 @dataclass
@@ -57,10 +65,11 @@ def drawing(stages: Sequence[Stage]) -> str:
         bands.append(band)
         top += band.height + MARGIN
     width = max((band.width for band in bands), default=0) + 2 * MARGIN
-    body = [part for band in bands for part in _band_parts(band)]
-    body += _edges_between(bands)
+    # Boxes come last, so that edges pass behind them.
+    body = [*map(_frame, bands), *_edges_between(bands)]
+    body += [part for band in bands for part in (*_edges_within(band), *_boxes(band))]
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{top:.0f}"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="{_CLASS}" width="{width:.0f}" height="{top:.0f}"'
         f' viewBox="0 0 {width:.0f} {top:.0f}" role="img" aria-label={quoteattr(_label(stages))}>'
         f"<style>{_STYLE}</style>{''.join(body)}</svg>"
     )
@@ -116,22 +125,29 @@ def _middle(box: tuple[Node, bool], rows: dict[Node, float]) -> float:
 # Parts of the drawing --------------------------------------------------------------------------
 
 
-def _band_parts(band: _Band) -> list[str]:
-    """Return frame, edges and boxes of a stage."""
-    frame = (
+def _frame(band: _Band) -> str:
+    """Return the frame of a stage, with its name."""
+    return (
         f'<rect class="frame" x="{MARGIN}" y="{band.top:.0f}" width="{band.width:.0f}"'
         f' height="{band.height:.0f}" rx="6"/><text class="title" x="{2 * MARGIN}"'
         f' y="{band.top + 17:.0f}">{escape(f"stage {band.stage.name}")}</text>'
     )
-    edges = [
+
+
+def _edges_within(band: _Band) -> list[str]:
+    """Return the curves between the boxes of a stage."""
+    return [
         _edge(source, place)
         for node, place in band.places.items()
         for at in node.inputs
         if (source := band.of_input(at)) is not None
     ]
+
+
+def _boxes(band: _Band) -> list[str]:
+    """Return the boxes of a stage."""
     boxes = [_box(place, "source", topic_of(n), "topic") for n, place in band.reading.items()]
-    boxes += [_box(p, n.label, n.detail, _kind(n)) for n, p in band.places.items()]
-    return [frame, *edges, *boxes]
+    return boxes + [_box(p, n.label, n.detail, _kind(n)) for n, p in band.places.items()]
 
 
 def _kind(node: Node) -> str:
@@ -179,6 +195,7 @@ def _topic_edge(source: tuple[float, float], target: tuple[float, float]) -> str
     x2, y2 = target[0] + BOX_WIDTH / 2, target[1]
     bend = max((y2 - y1) / 2, 20)
     return (
-        f'<path class="edge topic-edge" d="M{x1:.0f},{y1:.0f} C{x1:.0f},{y1 + bend:.0f}'
-        f' {x2:.0f},{y2 - bend:.0f} {x2:.0f},{y2:.0f} m-4,-6 l4,6 l4,-6"/>'
+        f'<path class="edge through-topic" d="M{x1:.0f},{y1:.0f} C{x1:.0f},{y1 + bend:.0f}'
+        f' {x2:.0f},{y2 - bend:.0f} {x2:.0f},{y2:.0f}"/>'
+        f'<path class="edge" d="M{x2 - 4:.0f},{y2 - 6:.0f} l4,6 l4,-6"/>'
     )
