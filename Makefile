@@ -96,8 +96,8 @@ types: $(STAMP)  ## Strict type check of the packages and benchmarks, and of the
 bench: $(STAMP)  ## The figures in docs/benchmarks.md, measured here
 	$(BIN)/python -m benchmarks
 
-bench-streams: $(STAMP)  ## Streams by columns, beside bare loops and Polars
-	$(BIN)/python -m benchmarks streams $(ARGS)
+bench-streams: $(STAMP)  ## Streams by columns, beside bare loops, Polars and tasks
+	$(BIN)/python -m benchmarks streams latency $(ARGS)
 
 bench-clean: $(STAMP)  ## The cleaner against a real Kafka's (needs Linux, Java 17, Maven; 20 GB, or ARGS='--largest 4')
 	$(BIN)/python -m pip install --quiet confluent-kafka

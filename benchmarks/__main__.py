@@ -31,6 +31,7 @@ WORKLOADS = (
     "async_calls",
     "timers",
     "streams",
+    "latency",
     "serdes",
     "moving",
 )

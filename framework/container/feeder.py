@@ -16,6 +16,9 @@ from strandline.framework.container.inputs import Input, groups
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.manager import TaskManager
 
+MAX_LINGER_S = 0.01
+"""Maximum seconds that a batch task waits for more records. They delay its results by less than
+that, because results become visible at the next commit."""
 UNLIMITED = 1 << 20
 """Number of inputs that no worker has."""
 
@@ -35,6 +38,8 @@ class Feeder:
         """Maximum number of inputs that may have fetched records at the same time."""
         self._round = 0
         """Number of rounds of fetches so far."""
+        self._fed_at = 0.0
+        """Monotonic time at which the last records were handed over."""
 
     def feed(self, wait: float) -> None:
         """Fetch for the inputs without pending records; wait only if nothing else can be done."""
@@ -47,10 +52,25 @@ class Feeder:
         grouped = groups(drained)
         if at_work or not is_whole or len(grouped) != 1:
             wait = 0.0
+        elif wait:
+            self._linger(running, drained, wait)
         for group in grouped:
             fetched = self._fetch(_positions(group), wait)
             self._adapt(fetched)
             _add(group, fetched)
+        self._fed_at = self._clock.monotonic()
+
+    def _linger(
+        self, running: Sequence[TaskInstance], drained: Sequence[Input], wait: float
+    ) -> None:
+        """Let records come together, for as long as the last ones took to be handled.
+
+        A batch costs some milliseconds however small it is. If records come one at a time, batch
+        tasks would otherwise use a whole core for a thousand of them a second.
+        """
+        if all(one.spec.batch for one in running) and all(one.read_to_end for one in drained):
+            took = self._clock.monotonic() - self._fed_at
+            threading.Event().wait(min(took, MAX_LINGER_S, wait))
 
     def _drained(self, running: Sequence[TaskInstance], least: int) -> tuple[list[Input], bool]:
         """Choose the inputs to fetch for, among those without pending records.
