@@ -1,4 +1,4 @@
-"""Run the standard job on one Kafka broker, against Kafka Streams and Quix Streams, exactly once.
+"""Run the standard job on one Kafka broker, against Kafka Streams and other frameworks.
 
 The job reads 1,000,000 records of 100,000 users in 4 partitions, keeps a count per user in a
 RocksDB store with a changelog, and writes out every update. Each system runs in a process of its
@@ -6,12 +6,15 @@ own, one after the other, round by round, on the same broker and the same input.
 Python is measured too: a bare loop over confluent-kafka with transactions and a dict
 (kafka_peers/bare_loop.py). A restore after a lost disk is compared with that of Kafka Streams.
 
+The same job as a stream, by columns, in a folder without Kafka is compared with all of them. Spark
+writes at least once; Bytewax counts in memory, without Kafka, state on disk or recovery.
+
 Kafka Streams and Quix run with their default settings. Kafka Streams may leave out updates (its
 cache keeps the last one between commits), ours may not. Theirs is timed until the last record was
 handled, ours until the last commit is done.
 
-Needs Java (a JDK), Maven, and pip for Quix, which gets an environment of its own in the user's
-cache: `make bench-kafka`.
+Needs Java (a JDK), Maven, and pip for Quix, Bytewax and Spark, which get environments of their own
+in the user's cache: `make bench-kafka`.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks import standard_job
+from benchmarks import streams as streams_by_columns
 from benchmarks.harness import Figure, folder, of_pairs, report
 from benchmarks.kafka_broker import ALONE, VERSION, cluster
 from benchmarks.servers import cached, copy_jars, java
@@ -36,7 +41,17 @@ from strandline.changelog.clock import SystemClock
 
 PARTITIONS = 4
 USERS = 100_000
+STREAM_RECORDS = 10_000_000
+"""Number of records of the stream in a folder, whose start is part of its time."""
 QUIX = "quixstreams==3.28.1"
+BYTEWAX = "bytewax==0.21.1"
+SPARK = "pyspark==4.1.1"
+SPARK_JARS = (
+    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1",
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.1.1",
+    "org.apache.kafka:kafka-clients:3.9.1",
+    "org.apache.commons:commons-pool2:2.12.1",
+)
 THREADS = "2"
 """Number of threads of Kafka Streams: one for each core."""
 OLDEST_JAVA = 17
@@ -62,26 +77,39 @@ def main() -> int:
 
 def run(records: int, rounds: int) -> Iterator[Figure]:
     """Yield the figures as they are measured."""
-    with _broker() as servers:
+    with _broker() as servers, folder() as log:
         _fill(servers, records)
+        standard_job.fill(log, STREAM_RECORDS)
         ours = _ours(servers, records)
         streams = _streams(servers, records)
         peers = {
-            "Kafka Streams exactly_once_v2": (streams("count"), 2.0),
-            "Quix Streams exactly-once": (_quix(servers, records), 5.0),
-            "a bare loop over confluent-kafka": (_bare(servers, records), 0.65),
+            "Kafka Streams exactly_once_v2": (streams("count"), 2.0, 50.0),
+            "Quix Streams exactly-once": (_quix(servers, records), 5.0, None),
+            "Spark Structured Streaming": (_spark(servers, records), None, None),
+            "Bytewax in memory": (_bytewax(records), None, None),
+            "a bare loop over confluent-kafka": (_bare(servers, records), 0.65, None),
         }
-        measured = [
-            (ours("count"), {name: peer() for name, (peer, _) in peers.items()})
-            for _ in range(rounds)
-        ]
-        for name, (_, target) in peers.items():
+        rounds_of = {name: list[tuple[float, float, float]]() for name in peers}
+        for _ in range(rounds):
+            on_kafka = ours("count")
+            as_stream = streams_by_columns.standard_rate(log, STREAM_RECORDS)
+            for name, (peer, *_) in peers.items():
+                rounds_of[name].append((on_kafka, as_stream, peer()))
+        for name, (_, least_on_kafka, least_as_stream) in peers.items():
+            measured = rounds_of[name]
             yield of_pairs(
                 f"standard job on Kafka, {records:,} records",
-                [(mine, theirs[name]) for mine, theirs in measured],
+                [(on_kafka, theirs) for on_kafka, _, theirs in measured],
                 peer_name=name,
                 unit="records/s",
-                target=target,
+                target=least_on_kafka,
+            )
+            yield of_pairs(
+                f"standard job as a stream in a folder, {STREAM_RECORDS:,} records",
+                [(as_stream, theirs) for _, as_stream, theirs in measured],
+                peer_name=name,
+                unit="records/s",
+                target=least_as_stream,
             )
         restores = [(ours("restore"), streams("restore")()) for _ in range(rounds)]
         yield of_pairs(
@@ -154,14 +182,38 @@ def _streams(servers: str, records: int) -> Callable[[str], Callable[[], float]]
 
 
 def _quix(servers: str, records: int) -> Callable[[], float]:
-    python = cached(QUIX.replace("==", "-"), _install_quix) / "bin" / "python"
+    python = _environment(QUIX)
 
     def measure() -> float:
         name = _name("quix")
         _topics(servers, f"{name}-counts")
-        return _rate([str(python), str(PEERS / "quix_count.py"), servers, name, str(records)])
+        return _rate([python, str(PEERS / "quix_count.py"), servers, name, str(records)])
 
     return measure
+
+
+def _spark(servers: str, records: int) -> Callable[[], float]:
+    jars = cached(f"spark-kafka-{SPARK_JARS[0].rpartition(':')[2]}", _copy_spark)
+    python = _environment(SPARK)
+
+    def measure() -> float:
+        name = _name("spark")
+        _topics(servers, f"{name}-counts")
+        program = [python, str(PEERS / "spark_count.py")]
+        return _rate([*program, servers, name, str(records), str(jars)])
+
+    return measure
+
+
+def _bytewax(records: int) -> Callable[[], float]:
+    python = _environment(BYTEWAX)
+    return lambda: _rate(
+        [python, str(PEERS / "bytewax_count.py"), str(records), str(USERS)],
+    )
+
+
+def _copy_spark(place: Path) -> None:
+    copy_jars(place, *SPARK_JARS, otherwise="leave Spark out")
 
 
 def _copy_streams(place: Path) -> None:
@@ -173,10 +225,15 @@ def _copy_streams(place: Path) -> None:
     )
 
 
-def _install_quix(place: Path) -> None:
-    venv.create(place, with_pip=True)
-    pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", QUIX]
-    subprocess.run(pip, check=True, timeout=SECONDS)
+def _environment(package: str) -> str:
+    """Return the Python of an environment with a package."""
+
+    def install(place: Path) -> None:
+        venv.create(place, with_pip=True)
+        pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", package]
+        subprocess.run(pip, check=True, timeout=SECONDS)
+
+    return str(cached(package.replace("==", "-"), install) / "bin" / "python")
 
 
 def _name(who: str) -> str:
@@ -196,7 +253,7 @@ def _rate(command: list[str]) -> float:
         timeout=SECONDS,
         check=False,
         cwd=PEERS.parents[1],
-        env={**os.environ, "PYTHONPATH": str(PEERS.parents[1])},
+        env={**os.environ, "PYTHONPATH": str(PEERS.parents[1]), "PYSPARK_PYTHON": command[0]},
     )
     for line in reversed(done.stdout.splitlines()):
         if line.startswith("rate "):

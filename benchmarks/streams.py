@@ -4,10 +4,11 @@
   loop over columns on the same log (`columns_loop`). The stream writes the keys that changed at
   each commit, as the loop does; the batch task writes a record for each record it reads.
 - Late flights by hour, origin and carrier, written when their windows close; and five aggregates of
-  many keys, whose changes are written each second. Their peer is one group-by of Polars over the
-  same rows in memory, which keeps and writes nothing, and uses all cores.
+  many keys, whose changes are written at each commit. Their peers are one group-by of Polars, and
+  one of DuckDB, over the same rows in memory, which keep and write nothing, and use all cores.
 - A task that filters and sends; beside it the same batches, fetched and appended again.
-- A stream whose keys do not fit into the app's memory, beside one whose keys do.
+- A stream whose keys do not fit into the app's memory, beside the same with enough memory, and beside
+  one of few keys.
 
 Each run begins with a copy of the same log. The time of an app includes its start, its commits with
 fsync, and the checkpoint at its end.
@@ -22,13 +23,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
 import strandline as sl
 from benchmarks.columns_loop import columns_loop
-from benchmarks.harness import Figure, Stopwatch, compare, folder
+from benchmarks.harness import Figure, Stopwatch, compare, folder, of_pairs
 from benchmarks.standard_job import PARTITIONS, fill
 from examples.flights.app import Flight
 from examples.flights.data import read_flights
@@ -40,12 +42,13 @@ LATE_MINUTES = 15
 """Departure delay in minutes from which a flight is late."""
 RECORDS_A_TRANSACTION = 1_000_000
 """Number of records that the loop of the filter's peer copies in one transaction."""
-LARGE_MEMORY_BYTES = 4 << 30
-"""Memory of the app whose many keys all fit into it."""
+LARGE_MEMORY_BYTES = 6 << 30
+"""Memory of the app whose keys all fit into it."""
 SMALL_MEMORY_BYTES = 256 << 20
 """Memory of the app whose keys do not fit into it."""
 NUMBERS = pa.schema([pa.field("user", pa.int64()), pa.field("x", pa.float64())])
 
+Query = Callable[[pl.DataFrame], pl.DataFrame]
 Job = Callable[[sl.App], Any]
 """Declaration of topics and work in an app; returns what the check needs."""
 
@@ -78,6 +81,11 @@ def _standard(counts: list[int], rounds: int) -> Iterator[Figure]:
                     target=0.57,
                     rounds=rounds,
                 )
+
+
+def standard_rate(source: Path, count: int) -> float:
+    """Return the records a second of the standard job as a stream, on a log that `fill` made."""
+    return _rate(source, _count_by_stream, count, check=partial(_check_counts, count))
 
 
 def _count_by_stream(app: sl.App) -> sl.Topic[Any, Any]:
@@ -118,7 +126,7 @@ def _flights(times: int, rounds: int) -> Iterator[Figure]:
     flights = _repeated(read_flights(), times)
     with folder() as source:
         _append(source, _flight_topic, flights)
-        yield compare(
+        yield from _beside_group_bys(
             f"late flights by hour, origin and carrier, {len(flights):,} flights",
             partial(
                 _rate,
@@ -128,9 +136,8 @@ def _flights(times: int, rounds: int) -> Iterator[Figure]:
                 until="end",
                 check=partial(_check_late, _late_at_once(flights)),
             ),
-            partial(_polars_rate, flights, _late_at_once),
-            peer_name="one group-by of Polars in memory",
-            unit="flights/s",
+            flights,
+            (_late_at_once, _late_by_duckdb),
             target=0.5,
             rounds=rounds,
         )
@@ -170,6 +177,15 @@ def _late_at_once(flights: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def _late_by_duckdb(flights: pl.DataFrame) -> pl.DataFrame:
+    return _queried(
+        flights,
+        f"""SELECT origin, carrier, date_trunc('hour', time_hour) AS window_start, count(*) AS n,
+               avg(dep_delay) AS mean, max(dep_delay) AS worst
+            FROM rows WHERE dep_delay > {LATE_MINUTES} GROUP BY ALL""",
+    )
+
+
 def _check_late(expected: pl.DataFrame, late: sl.Topic[Any, Any]) -> None:
     keys = ["origin", "carrier", "window_start"]
     found = late.to_polars().select(expected.columns).cast(expected.schema)
@@ -189,23 +205,19 @@ def _aggregates(count: int, keys: int, rounds: int) -> Iterator[Figure]:
     numbers = _numbers(count, keys)
     with folder() as source:
         _append(source, _number_topic, numbers)
-        yield compare(
+        yield from _beside_group_bys(
             f"count, sum, mean, max and var of {keys:,} keys, {count:,} records",
             partial(
                 _rate,
                 source,
                 _five,
                 count,
-                memory=LARGE_MEMORY_BYTES,
-                commit_interval_ms=1_000,
                 check=partial(_check_five, _five_at_once(numbers)),
             ),
-            partial(_polars_rate, numbers, _five_at_once),
-            peer_name="one group-by of Polars in memory",
-            unit="records/s",
+            numbers,
+            (_five_at_once, _five_by_duckdb),
             target=0.3,
-            rounds=min(rounds, 3),
-            warm_up=False,
+            rounds=min(rounds, 2),
         )
 
 
@@ -239,6 +251,15 @@ def _five_at_once(numbers: pl.DataFrame) -> pl.DataFrame:
     return numbers.group_by("user").agg(
         *(pl.len().cast(pl.Int64).alias("n"), x.sum().alias("total"), x.mean().alias("mean")),
         *(x.max().alias("most"), x.var().alias("var")),
+    )
+
+
+def _five_by_duckdb(numbers: pl.DataFrame) -> pl.DataFrame:
+    return _queried(
+        numbers,
+        """SELECT user, count(*) AS n, sum(x) AS total, avg(x) AS mean, max(x) AS most,
+               var_samp(x) AS var
+            FROM rows GROUP BY ALL""",
     )
 
 
@@ -322,28 +343,24 @@ def _copy_rate(source: Path, count: int) -> float:
 
 
 def _large_state(count: int, few: int) -> Iterator[Figure]:
-    """Yield distinct keys with little memory (target: 0.25 of few keys)."""
+    """Yield distinct keys with little memory (target: 0.25 of the same with enough memory)."""
     with folder() as many_keys, folder() as few_keys:
         distinct = pl.DataFrame({"user": np.random.default_rng(0).permutation(count)})
         _append(many_keys, _number_topic, distinct.with_columns(x=pl.lit(1.0)))
         _append(few_keys, _number_topic, _numbers(count, few))
-        yield compare(
-            f"counts of {count:,} distinct keys with {SMALL_MEMORY_BYTES >> 20} MiB",
-            partial(
-                _rate,
-                many_keys,
-                _count_users,
-                count,
-                memory=SMALL_MEMORY_BYTES,
-                check=partial(_check_users, count),
-            ),
-            partial(_rate, few_keys, _count_users, count, check=partial(_check_users, count)),
-            peer_name=f"of {few:,} keys",
-            unit="records/s",
-            target=0.25,
-            rounds=1,
-            warm_up=False,
-        )
+        rate = partial(_rate, job=_count_users, count=count, check=partial(_check_users, count))
+        small = rate(many_keys, memory=SMALL_MEMORY_BYTES)
+        for name, peer, target in (
+            ("with memory for all", rate(many_keys, memory=LARGE_MEMORY_BYTES), 0.25),
+            (f"of {few:,} keys", rate(few_keys), None),
+        ):
+            yield of_pairs(
+                f"counts of {count:,} distinct keys with {SMALL_MEMORY_BYTES >> 20} MiB",
+                [(small, peer)],
+                peer_name=name,
+                unit="records/s",
+                target=target,
+            )
 
 
 def _count_users(app: sl.App) -> sl.Topic[Any, Any]:
@@ -379,7 +396,40 @@ def _rate(
     return rate
 
 
-def _polars_rate(frame: pl.DataFrame, query: Callable[[pl.DataFrame], pl.DataFrame]) -> float:
+def _beside_group_bys(
+    name: str,
+    ours: Callable[[], float],
+    frame: pl.DataFrame,
+    queries: tuple[Query, Query],
+    *,
+    target: float,
+    rounds: int,
+) -> Iterator[Figure]:
+    """Yield a job beside one group-by of Polars, which has the target, and one of DuckDB."""
+    by_polars, by_duckdb = queries
+    rates = [
+        (ours(), _query_rate(frame, by_polars), _query_rate(frame, by_duckdb))
+        for _ in range(rounds)
+    ]
+    for place, (engine, least) in enumerate((("Polars", target), ("DuckDB", None)), start=1):
+        yield of_pairs(
+            name,
+            [(rate[0], rate[place]) for rate in rates],
+            peer_name=f"one group-by of {engine} in memory",
+            unit="records/s",
+            target=least,
+        )
+
+
+def _queried(rows: pl.DataFrame, query: str) -> pl.DataFrame:
+    """Return the result of a query of DuckDB over the table `rows`."""
+    with duckdb.connect() as connection:
+        connection.register("rows", rows)
+        found: pl.DataFrame = connection.sql(query).pl()
+        return found
+
+
+def _query_rate(frame: pl.DataFrame, query: Query) -> float:
     watch = Stopwatch()
     query(frame)
     return len(frame) / watch.seconds
