@@ -154,7 +154,9 @@ class StagePlan:
         if isinstance(source, Repartition):
             return self.internal[source]
         assert isinstance(source, TopicSource | Through)
-        used = self._plan.used_columns[source]
+        # A topic that several sources of the stage read is decoded once, for all of them.
+        alike = [one for one in self.stage.sources if topic_of(one) == source.topic.name]
+        used = set().union(*(self._plan.used_columns[one] for one in alike))
         return TopicRows(source.topic, _fields_read(source), source.schema, used)
 
     # Operators ---------------------------------------------------------------------------------

@@ -480,3 +480,29 @@ def test_streams_are_declared_before_the_app_runs() -> None:
     app.declared.is_running = lambda: True
     with pytest.raises(sl.InvalidConfig, match="declare all streams before app.run"):
         stream.to("o")
+
+
+@pytest.mark.parametrize(
+    ("setting", "other_topic"),
+    [
+        ({"on_error": "skip"}, True),
+        ({"idle": "1m"}, True),
+        ({"close_idle": "1m"}, True),
+        ({"delay": "1m"}, False),
+    ],
+)
+def test_settings_of_merged_streams_that_exclude_each_other(
+    setting: dict[str, Any], other_topic: bool
+) -> None:
+    app = new_app()
+    topic = flights(app)
+    stream = app.stream(flights(app, "others") if other_topic else topic, **setting)
+    [name] = setting
+    with pytest.raises(sl.InvalidConfig, match=rf"merge: {name}= of app.stream"):
+        app.stream(topic).merge(stream)
+
+
+def test_merged_streams_of_two_topics_may_have_delays_of_their_own() -> None:
+    app = new_app()
+    late = app.stream(flights(app, "others"), delay="1m")
+    assert app.stream(flights(app)).merge(late).columns == late.columns

@@ -473,6 +473,15 @@ def test_another_definition_is_refused_before_a_record_is_touched(
     def first(stream: Any) -> None:
         stream.group_by("user").window(sl.tumbling(10)).agg(n=sl.count(), name="agg").to("out")
 
+def test_a_topic_that_is_read_twice_has_the_columns_of_both_readers() -> None:
+    app, topic, stream = app_of()
+    again = app.stream(topic, idle=None)
+    merged = stream.select("user", x="kind").merge(again.select("user", x=sl.col("user")))
+    out = merged.to("out")
+    driver = run(app, [Event("ann", "x", 1, BASE)])
+    assert sorted(record.value["x"] for record in driver.output(out)) == ["ann", "x"]
+
+
     with version(tmp_path / "log", first) as app:
         app.declared.topics["events"].append([Event("ann", "x", 1, BASE)])
         app.run(until="idle", progress=False)
