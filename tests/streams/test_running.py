@@ -207,6 +207,39 @@ def test_each_n_records_of_a_key_are_sent_once(events: list[Event], cuts: Any, n
 
 
 @PROPERTY
+@given(events=EVENTS, cuts=CUTS, n=st.integers(1, 5))
+def test_each_n_records_of_another_key_are_sent_once(
+    events: list[Event], cuts: Any, n: int
+) -> None:
+    app, _, stream = app_of()
+    out = stream.group_by("kind").window(sl.count_window(n)).agg(**AGGREGATES, name="agg").to("out")
+    driver = run(app, events, cuts)
+    rows = [record.value for record in driver.output(out)]
+    sizes = Counter(event.kind for event in events)
+    found = Counter((row["kind"], row["window_start"]) for row in rows)
+    assert found == Counter(
+        (kind, start) for kind, size in sizes.items() for start in range(0, size - n + 1, n)
+    )
+    assert {row["n"] for row in rows} <= {n}
+
+
+@PROPERTY
+@given(events=EVENTS, cuts=CUTS, n=st.integers(1, 3), grace=st.integers(0, 60))
+def test_windows_of_a_number_of_records_are_late_or_not_for_any_division(
+    events: list[Event], cuts: Any, n: int, grace: int
+) -> None:
+    def results(cuts: Any) -> Counter[Any]:
+        app, _, stream = app_of()
+        few = stream.group_by("user").window(sl.count_window(n)).agg(k=sl.count(), name="few")
+        windowed = few.group_by("user").window(sl.tumbling(20, grace=grace))
+        out = windowed.agg(k=sl.sum("k"), name="agg").to("out")
+        rows = [r.value for r in run(app, events, cuts).end().output(out)]
+        return Counter((row["user"], row["window_start"], row["k"]) for row in rows)
+
+    assert results(cuts) == results([])
+
+
+@PROPERTY
 @given(events=EVENTS, cuts=CUTS, grace=st.integers(0, 60))
 def test_late_records_are_counted_and_go_to_their_topic(
     events: list[Event], cuts: Any, grace: int
@@ -440,6 +473,15 @@ def test_a_frame_of_rows_is_an_input_of_a_driver() -> None:
     assert {r.value["user"]: r.value["n"] for r in driver.output(out)} == {"ann": 2, "bob": 1}
 
 
+def test_a_topic_that_is_read_twice_has_the_columns_of_both_readers() -> None:
+    app, topic, stream = app_of()
+    again = app.stream(topic, idle=None)
+    merged = stream.select("user", x="kind").merge(again.select("user", x=sl.col("user")))
+    out = merged.to("out")
+    driver = run(app, [Event("ann", "x", 1, BASE)])
+    assert sorted(record.value["x"] for record in driver.output(out)) == ["ann", "x"]
+
+
 # Changed definitions ------------------------------------------------------------------
 
 
@@ -473,15 +515,6 @@ def test_another_definition_is_refused_before_a_record_is_touched(
     def first(stream: Any) -> None:
         stream.group_by("user").window(sl.tumbling(10)).agg(n=sl.count(), name="agg").to("out")
 
-def test_a_topic_that_is_read_twice_has_the_columns_of_both_readers() -> None:
-    app, topic, stream = app_of()
-    again = app.stream(topic, idle=None)
-    merged = stream.select("user", x="kind").merge(again.select("user", x=sl.col("user")))
-    out = merged.to("out")
-    driver = run(app, [Event("ann", "x", 1, BASE)])
-    assert sorted(record.value["x"] for record in driver.output(out)) == ["ann", "x"]
-
-
     with version(tmp_path / "log", first) as app:
         app.declared.topics["events"].append([Event("ann", "x", 1, BASE)])
         app.run(until="idle", progress=False)
@@ -505,3 +538,54 @@ def test_what_comes_before_an_operator_may_change(tmp_path: Any) -> None:
         app.declared.topics["events"].append(rows)
         app.run(until="idle", progress=False)
         assert app.declared.topics["out"].to_polars()["n"].to_list() == [1, 2]
+
+
+def totals(app: sl.App) -> list[int]:
+    return app.declared.topics["out"].to_polars()["n"].to_list()
+
+
+def counted(stream: Any, key: str) -> None:
+    stream.group_by(key).window(sl.tumbling(10)).agg(n=sl.count(), name="agg").to("out")
+
+
+def first_of_equals(stream: Any, key: str) -> None:
+    counted(stream.drop_duplicates(on=["user", "amount"], within=1, name="once"), key)
+
+
+def beside_another(stream: Any, key: str) -> None:
+    stream.group_by("user").agg(n=sl.count(), name="another").to("others")
+    counted(stream, key)
+
+
+@pytest.mark.parametrize("key", ["user", "kind"])
+@pytest.mark.parametrize("changed", [first_of_equals, beside_another])
+def test_an_added_operator_neither_opens_closed_windows_nor_keeps_others_open(
+    tmp_path: Any, key: str, changed: Any
+) -> None:
+    def run_on(build: Any, ats: list[int]) -> list[int]:
+        app = sl.App("app", log=tmp_path / "log")
+        topic = app.topic("events", value=Event, key="user", timestamp="at")
+        build(app.stream(topic, idle=None), key)
+        with app:
+            topic.append([Event("ann", "x", at, 1_700_000_000_000 + at) for at in ats])
+            app.run(until="idle", progress=False)
+            return totals(app)
+
+    assert run_on(counted, [0, 1, 50]) == [2]
+    assert run_on(changed, [2, 60]) == [2, 1]  # the window of 0 is closed, and that of 50 closes
+    assert run_on(counted, [3, 70]) == [2, 1, 1]
+
+
+def test_a_topic_that_is_read_no_more_does_not_hold_windows_open(tmp_path: Any) -> None:
+    def run_on(names: list[str], ats: dict[str, int]) -> list[int]:
+        app = sl.App("app", log=tmp_path / "log")
+        topics = {name: app.topic(name, value=Event, key="user", timestamp="at") for name in names}
+        counted(app.stream(*topics.values(), idle=None), "user")
+        with app:
+            for name, at in ats.items():
+                topics[name].append([Event("ann", "x", at, 1_700_000_000_000 + at)])
+            app.run(until="idle", progress=False)
+            return totals(app)
+
+    assert run_on(["one", "other"], {"one": 20, "other": 0}) == []
+    assert run_on(["one"], {"one": 50}) == [1, 1]

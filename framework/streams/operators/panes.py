@@ -141,7 +141,8 @@ class TumblingOperator(PaneOperator):
         upper = self._window.first_open(watermark)
         states = self._taken(upper)
         self._delete(upper)
-        return self._windows(states, before)
+        by = [PANE, *self._node.keys]
+        return self.each(states, by, lambda part: self._windows(part, before))
 
     def updates(self) -> pl.DataFrame | None:
         """Return the results of the windows that changed since the last commit."""
@@ -172,9 +173,12 @@ class OverlappingOperator(PaneOperator):
         if last == done or needed_end <= first:
             return None
         closed = (pl.col(PANE) <= last) & (pl.col(PANE) > done)
-        states = self._merged(self._taken(needed_end), closed)
+        rows = self._by_window(self._taken(needed_end), closed)
         self._delete(kept_from)
-        return None if states.is_empty() else self._windows(states, before)
+        if rows.is_empty():
+            return None
+        by = [PANE, *self._node.keys]
+        return self.each(rows, by, lambda part: self._windows(self._combined(part), before))
 
     def _last_closed(self, watermark: int) -> int:
         """Return what identifies the last window that a watermark closes, in ms."""
@@ -184,9 +188,13 @@ class OverlappingOperator(PaneOperator):
         """Return the end of the panes that windows up to `last` have, and the first kept after."""
         raise NotImplementedError
 
-    def _merged(self, panes: pl.DataFrame, wanted: pl.Expr | None) -> pl.DataFrame:
-        """Return the states of the wanted windows of panes, by start (in PANE) and key."""
+    def _by_window(self, panes: pl.DataFrame, wanted: pl.Expr | None) -> pl.DataFrame:
+        """Return the states of panes for each of their wanted windows, whose start is in PANE."""
         raise NotImplementedError
+
+    def _combined(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return the states of windows, of rows that `_by_window` has returned."""
+        return self._node.aggregates.combine(rows, [PANE, *self._node.keys])
 
 
 class HoppingOperator(OverlappingOperator):
@@ -213,15 +221,14 @@ class HoppingOperator(OverlappingOperator):
         if windows.is_empty():
             return None
         last = max(windows[PANE].to_list())
-        states = self._merged(self._taken(last + self._window.size_ms), None)
+        panes = self._taken(last + self._window.size_ms)
+        states = self._combined(self._by_window(panes, None))
         affected = windows.join(states, on=[PANE, *keys], maintain_order="left")
         return self._windows(affected, self.watermark)
 
-    def _merged(self, panes: pl.DataFrame, wanted: pl.Expr | None) -> pl.DataFrame:
+    def _by_window(self, panes: pl.DataFrame, wanted: pl.Expr | None) -> pl.DataFrame:
         expanded = self._expanded(panes)
-        if wanted is not None:
-            expanded = expanded.filter(wanted)
-        return self._node.aggregates.combine(expanded, [PANE, *self._node.keys])
+        return expanded if wanted is None else expanded.filter(wanted)
 
     def _last_closed(self, watermark: int) -> int:
         return self._window.last_closed(watermark)
@@ -273,7 +280,7 @@ class SlidingOperator(OverlappingOperator):
         wanted = pl.col(PANE).is_in(near[PANE].unique().implode())
         if self.watermark > NO_WATERMARK:
             wanted &= pl.col(PANE) > self._last_closed(self.watermark)
-        states = self._merged(panes, wanted)
+        states = self._combined(self._by_window(panes, wanted))
         return None if states.is_empty() else self._windows(states, self.watermark)
 
     def _last_closed(self, watermark: int) -> int:
@@ -282,7 +289,7 @@ class SlidingOperator(OverlappingOperator):
     def _panes_of(self, last: int) -> tuple[int, int]:
         return last + 1, last - self._window.size_ms + 1
 
-    def _merged(self, panes: pl.DataFrame, wanted: pl.Expr | None) -> pl.DataFrame:
+    def _by_window(self, panes: pl.DataFrame, wanted: pl.Expr | None) -> pl.DataFrame:
         import polars as pl
 
         keys, size = list(self._node.keys), self._window.size_ms
@@ -294,8 +301,7 @@ class SlidingOperator(OverlappingOperator):
             (pl.col(_TIME_OF) - pl.col(PANE)).is_between(0, size)
             & (pl.col(SINCE) <= pl.col(_TIME_OF))
         )
-        starts = counting.with_columns((pl.col(_TIME_OF) - size).alias(PANE)).drop(_TIME_OF)
-        return self._node.aggregates.combine(starts, [PANE, *keys])
+        return counting.with_columns((pl.col(_TIME_OF) - size).alias(PANE)).drop(_TIME_OF)
 
     def _with_panes(self, frame: pl.DataFrame, marks: pl.Series) -> pl.DataFrame:
         return frame.with_columns(

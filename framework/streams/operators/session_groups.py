@@ -117,7 +117,7 @@ class SessionOperator(StageOperator):
         sessions = self._frame(closed)
         states = self._with_states(sessions)
         self._state.columns.delete_batch(self._keys.keys(sessions))
-        return self._results(states, before)
+        return self.each(states, self._keys.names, lambda part: self._results(part, before))
 
     def updates(self) -> pl.DataFrame | None:
         """Return the results of the sessions that changed since the last commit and are open."""
