@@ -8,6 +8,7 @@ from typing import Any, TypedDict, Unpack, cast
 
 import pyarrow as pa
 
+from strandline.changelog.client.keys import is_bytes, is_text
 from strandline.changelog.errors import InvalidConfig, InvalidRecord
 from strandline.changelog.times import to_ms
 from strandline.framework.formats.choice import AnySerde, key_codec, value_codec
@@ -149,7 +150,7 @@ class TopicDeclaration:
         at = self._column_at(what, column)
         assert at is not None
         assert self.schema is not None
-        return _KEY_KINDS.get(self.schema.field(at).type, Any)
+        return _key_kind(self.schema.field(at).type)
 
 
 def _serde_identity(serde: AnySerde | None) -> Any:
@@ -159,11 +160,12 @@ def _serde_identity(serde: AnySerde | None) -> Any:
     return type(serde), getattr(serde, "schema", None), getattr(serde, "message", None)
 
 
-_KEY_KINDS: dict[pa.DataType, Any] = {
-    pa.string(): str,
-    pa.large_string(): str,
-    pa.int64(): int,
-    pa.int32(): int,
-    pa.float64(): float,
-    pa.binary(): bytes,
-}
+def _key_kind(column: pa.DataType) -> Any:
+    """Return the type of keys that are a column of a type, with the encoding of bulk appends."""
+    if pa.types.is_integer(column):
+        return int
+    if pa.types.is_floating(column):
+        return float
+    if is_text(column):
+        return str
+    return bytes if is_bytes(column) else Any
