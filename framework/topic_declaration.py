@@ -117,6 +117,21 @@ class TopicDeclaration:
         """Return True if another declaration has the same types and settings."""
         return self._declared() == other._declared()
 
+    def can_read(self, other: TopicDeclaration) -> bool:
+        """Return True if records of another topic, as the log has them, have this topic's types."""
+        if self.stored_schema is not None or other.stored_schema is not None:
+            values = self.stored_schema == other.stored_schema
+        else:
+            values = self.kind is bytes or self._value_form() == other._value_form()
+        keys = self.key_kind is bytes or self._key_form() == other._key_form()
+        return values and keys
+
+    def _value_form(self) -> tuple[Any, ...]:
+        return (self.kind, type(self.values), _serde_identity(self.serde))
+
+    def _key_form(self) -> tuple[Any, ...]:
+        return (self.key_kind, type(self.keys), _serde_identity(self.key_serde))
+
     def _declared(self) -> tuple[Any, ...]:
         forms = map(_serde_identity, (self.serde, self.key_serde))
         codecs = (type(self.keys), self.keys.exact, type(self.values), *forms)

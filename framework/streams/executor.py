@@ -57,11 +57,20 @@ class Executor:
     Args:
         stage: Stage to run.
         operators: Running operator by the name of each operator with state.
+        numbered: True if rows for internal topics have the number of their record, which is not
+            written.
     """
 
-    def __init__(self, stage: Stage, operators: Mapping[str, StatefulOperator]) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        operators: Mapping[str, StatefulOperator],
+        *,
+        numbered: bool = False,
+    ) -> None:
         self.stage = stage
         self._operators = operators
+        self._numbered = numbered
         self._consumers = _consumers_in(stage)
         self._wanted: dict[Node, frozenset[Emit]] = {
             node: frozenset(_results_wanted(node, self._consumers))
@@ -173,7 +182,8 @@ class Executor:
     def _written(self, node: Sink) -> list[str]:
         """Return the columns that a sink takes."""
         if isinstance(node, Repartition):
-            return [*self.stage.stored[node], TIME, WATERMARK]
+            own = [ROW] if self._numbered and ROW in node.schema else []
+            return [*self.stage.stored[node], TIME, WATERMARK, *own]
         if isinstance(node, OutputNode):
             return list(dict.fromkeys([*node.key, *node.fields.values(), TIME]))
         return list(node.visible)

@@ -50,6 +50,13 @@ def source(graph: StreamGraph, topics: Sequence[Any], settings: StreamSettings) 
     sources = [_topic_source(graph, topic, options) for topic in topics]
     if len(set(topics)) < len(topics):
         raise refusal(_WHAT, "a topic is named twice; its rows would be counted twice")
+    for topic in topics:
+        if options.late is not None and not options.late.can_read(topic):
+            raise refusal(
+                _WHAT,
+                f"late={options.late.name!r} has other types than {topic.name!r}, whose late records"
+                " go there as they are; declare it with the same key and value",
+            )
     return sources[0] if len(sources) == 1 else merged(sources, _WHAT)
 
 

@@ -215,6 +215,15 @@ class StagePlan:
         steps = [_step_ms(window) for window in windows if isinstance(window, TimeWindow)]
         return min(steps, default=DAY_MS)
 
+    @property
+    def keeps_late(self) -> bool:
+        """True if a topic that the stage reads has a topic for its late records."""
+        return any(self.late_topic(topic.name) is not None for topic in self.topics)
+
+    def readers(self, sink: Repartition) -> list[StatefulNode]:
+        """Return the operators that read an internal topic."""
+        return [node for node in self._plan.consumers[sink] if isinstance(node, StatefulNode)]
+
     def _after(self, sink: Repartition) -> list[Node]:
         found: list[Node] = []
         waiting = list(self._plan.consumers[sink])

@@ -50,7 +50,7 @@ class StageTask(BatchHandler):
         self._operators: Mapping[str, StageOperator] = plan.operators(self._note_late)
         for name, operator in self._operators.items():
             operator.refuse = partial(self._refuse, name)
-        self._executor = Executor(plan.stage, self._operators)
+        self._executor = Executor(plan.stage, self._operators, numbered=plan.keeps_late)
         self._time: StageTime | None = None
         self._knows_time = False
         """True if the operators have the watermark that was committed."""
@@ -169,6 +169,10 @@ class StageTask(BatchHandler):
         topic = None if self._batch is None else self.plan.late_topic(self._batch.topic)
         if topic is None or ROW not in rows.columns or self._batch is None:
             return
+        self._keep_late(rows)
+
+    def _keep_late(self, rows: pl.DataFrame) -> None:
+        """Send the records that late rows come from to the topic for late records."""
         numbers = rows[ROW].drop_nulls().unique(maintain_order=True)
         if len(numbers):
             topic.send_stored(self._batch.stored_rows(numbers.to_arrow()))
@@ -180,10 +184,23 @@ class StageTask(BatchHandler):
                 self.plan.internal[sink].send(rows)
             elif isinstance(sink, OutputNode):
                 write(sink, rows)
+                self._keep_late_for_readers(sink, rows)
 
     def _emit(self, name: str, results: pl.DataFrame | None, emit: Emit | None) -> None:
         if results is not None and not results.is_empty():
             self._write(self._executor.emit(name, results, emit))
+    def _keep_late_for_readers(self, sink: Repartition, rows: pl.DataFrame) -> None:
+        """Send the records that will be late after an internal topic to the topic for them.
+
+        The stage that reads the internal topic counts their rows, but does not have the records.
+        """
+        if self._batch is None or self.plan.late_topic(self._batch.topic) is None:
+            return
+        for reader in self.plan.readers(sink):
+            late = reader.late(rows[TIME], rows[WATERMARK])
+            if late is not None and late.any():
+                self._keep_late(rows.filter(late))
+
 
     def _emit_each(self, name: str, results: pl.DataFrame | None, emit: Emit | None) -> None:
         """Pass final results on, without those that what follows raises an error for.

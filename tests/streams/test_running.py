@@ -242,6 +242,7 @@ def test_windows_of_a_number_of_records_are_late_or_not_for_any_division(
 @PROPERTY
 @given(events=EVENTS, cuts=CUTS, grace=st.integers(0, 60))
 def test_late_records_are_counted_and_go_to_their_topic(
+@pytest.mark.parametrize("by", ["user", "kind"])
     events: list[Event], cuts: Any, grace: int
 ) -> None:
     app = sl.App("app", commit_records=7)
@@ -251,7 +252,7 @@ def test_late_records_are_counted_and_go_to_their_topic(
     stream.group_by("user").window(sl.tumbling(30, grace=grace)).agg(n=sl.count(), name="agg")
     driver = run(app, events, cuts)
     _, number = fixed_windows(
-        by_partition(events, PARTITIONS), KEYS["user"], size=30, every=30, grace=grace, delay=0
+        by_partition(events, PARTITIONS), KEYS[by], size=30, every=30, grace=grace, delay=0
     )
     sent = [record.value for record in driver.output(late)]
     assert len(sent) == number
