@@ -29,7 +29,7 @@ from strandline.framework.streams.executor import Ends, Executor
 from strandline.framework.streams.nodes import Emit
 from strandline.framework.streams.operators.operator import StageOperator
 from strandline.framework.streams.operators.panes import PANE
-from strandline.framework.streams.schemas import INTERNAL, ROW, WATERMARK
+from strandline.framework.streams.schemas import INTERNAL, ROW, TIME, WATERMARK
 from strandline.framework.streams.stage_plan import StagePlan, source_name, writer_name
 from strandline.framework.streams.stage_rows import SOURCE, InternalTopic, TopicRows, divided, write
 from strandline.framework.streams.stage_time import StageTime
@@ -155,7 +155,10 @@ class StageTask(BatchHandler):
                 self.time.set_idle(source)
             else:
                 self.time.reached(source, watermark)
-        return rows.drop(SOURCE)
+        rows = rows.drop(SOURCE)
+        if ROW not in reader.node.schema:
+            return rows
+        return rows.with_columns(pl.Series(ROW, np.arange(len(rows))))
 
     def _note_time(self) -> None:
         """Let the task instance know the watermark and the number of late rows, for metrics."""
@@ -166,13 +169,13 @@ class StageTask(BatchHandler):
     def _note_late(self, rows: pl.DataFrame) -> None:
         """Count late rows, and send the records that they come from to the topic for them."""
         self._late += len(rows)
-        topic = None if self._batch is None else self.plan.late_topic(self._batch.topic)
-        if topic is None or ROW not in rows.columns or self._batch is None:
-            return
         self._keep_late(rows)
 
     def _keep_late(self, rows: pl.DataFrame) -> None:
         """Send the records that late rows come from to the topic for late records."""
+        topic = None if self._batch is None else self.plan.late_topic(self._batch.topic)
+        if topic is None or ROW not in rows.columns or self._batch is None:
+            return
         numbers = rows[ROW].drop_nulls().unique(maintain_order=True)
         if len(numbers):
             topic.send_stored(self._batch.stored_rows(numbers.to_arrow()))
@@ -181,14 +184,11 @@ class StageTask(BatchHandler):
         """Send the rows that reach the ends of the stage."""
         for sink, rows in ends.items():
             if isinstance(sink, Repartition):
+                self._keep_late_for_readers(sink, rows)
                 self.plan.internal[sink].send(rows)
             elif isinstance(sink, OutputNode):
                 write(sink, rows)
-                self._keep_late_for_readers(sink, rows)
 
-    def _emit(self, name: str, results: pl.DataFrame | None, emit: Emit | None) -> None:
-        if results is not None and not results.is_empty():
-            self._write(self._executor.emit(name, results, emit))
     def _keep_late_for_readers(self, sink: Repartition, rows: pl.DataFrame) -> None:
         """Send the records that will be late after an internal topic to the topic for them.
 
@@ -201,6 +201,9 @@ class StageTask(BatchHandler):
             if late is not None and late.any():
                 self._keep_late(rows.filter(late))
 
+    def _emit(self, name: str, results: pl.DataFrame | None, emit: Emit | None) -> None:
+        if results is not None and not results.is_empty():
+            self._write(self._executor.emit(name, results, emit))
 
     def _emit_each(self, name: str, results: pl.DataFrame | None, emit: Emit | None) -> None:
         """Pass final results on, without those that what follows raises an error for.

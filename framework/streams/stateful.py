@@ -181,28 +181,21 @@ def window_fields(window: Window | None) -> dict[str, pl.DataType]:
     return {WINDOW_START: dtype, WINDOW_END: dtype}
 
 
-def aggregation_of(node: Node) -> GroupAggregate | None:
-    """Return the aggregation whose results a node gives; None if it gives rows."""
+def aggregations_of(node: Node) -> list[GroupAggregate]:
+    """Return the aggregations whose results a node gives; none if it gives rows."""
     if isinstance(node, GroupAggregate):
-        return node
+        return [node]
     if isinstance(node, StatefulNode | Repartition | OutputNode):
-        return None
-    found = [aggregation_of(source) for source in node.inputs]
-    return found[0] if found else None
-
-
-def window_of(node: Node) -> Window | None:
-    """Return the windows whose results a node gives; None if there are none."""
-    found = aggregation_of(node)
-    return None if found is None else found.window
+        return []
+    return [found for source in node.inputs for found in aggregations_of(source)]
 
 
 def emission_of(node: Node) -> Emit | None:
-    """Return the results that a consumer takes of the aggregation before it, by default.
+    """Return the results that a consumer takes of the aggregations before it, by default.
 
     None if the rows before it are no results. Final results if there are windows, else updates.
     """
-    found = aggregation_of(node)
-    if found is None:
+    found = aggregations_of(node)
+    if not found:
         return None
-    return "update" if found.window is None else "final"
+    return "update" if found[0].window is None else "final"

@@ -55,6 +55,9 @@ PROPERTY = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
+FEW = settings(PROPERTY, max_examples=8)
+"""For properties of which each example runs twice."""
+
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +226,7 @@ def test_each_n_records_of_another_key_are_sent_once(
     assert {row["n"] for row in rows} <= {n}
 
 
-@PROPERTY
+@FEW
 @given(events=EVENTS, cuts=CUTS, n=st.integers(1, 3), grace=st.integers(0, 60))
 def test_windows_of_a_number_of_records_are_late_or_not_for_any_division(
     events: list[Event], cuts: Any, n: int, grace: int
@@ -239,17 +242,17 @@ def test_windows_of_a_number_of_records_are_late_or_not_for_any_division(
     assert results(cuts) == results([])
 
 
+@pytest.mark.parametrize("by", ["user", "kind"])
 @PROPERTY
 @given(events=EVENTS, cuts=CUTS, grace=st.integers(0, 60))
 def test_late_records_are_counted_and_go_to_their_topic(
-@pytest.mark.parametrize("by", ["user", "kind"])
-    events: list[Event], cuts: Any, grace: int
+    by: str, events: list[Event], cuts: Any, grace: int
 ) -> None:
     app = sl.App("app", commit_records=7)
     topic = app.topic("events", value=Event, key="user", timestamp="at", partitions=PARTITIONS)
     late = app.topic("late", value=Event, key="user", timestamp="at")
     stream = app.stream(topic, late=late, idle=None)
-    stream.group_by("user").window(sl.tumbling(30, grace=grace)).agg(n=sl.count(), name="agg")
+    stream.group_by(by).window(sl.tumbling(30, grace=grace)).agg(n=sl.count(), name="agg")
     driver = run(app, events, cuts)
     _, number = fixed_windows(
         by_partition(events, PARTITIONS), KEYS[by], size=30, every=30, grace=grace, delay=0
@@ -590,3 +593,68 @@ def test_a_topic_that_is_read_no_more_does_not_hold_windows_open(tmp_path: Any) 
 
     assert run_on(["one", "other"], {"one": 20, "other": 0}) == []
     assert run_on(["one"], {"one": 50}) == [1, 1]
+
+
+# Order of arrival ---------------------------------------------------------------------
+
+
+@FEW
+@given(events=EVENTS, cuts=CUTS, n=st.integers(1, 4))
+def test_merged_branches_have_the_order_of_their_records(
+    events: list[Event], cuts: Any, n: int
+) -> None:
+    def results(cuts: Any) -> Counter[Any]:
+        app, _, stream = app_of()
+        branches = stream.branch(large=sl.col("amount") > 10, small=lambda row: row.amount == 0)
+        merged = branches.rest.merge(branches.small, branches.large)
+        windowed = merged.group_by("user").window(sl.count_window(n))
+        out = windowed.agg(amounts=sl.sum("amount"), name="agg").to("out")
+        rows = [record.value for record in run(app, events, cuts).output(out)]
+        return Counter((row["user"], row["window_start"], row["amounts"]) for row in rows)
+
+    assert results(cuts) == results([])
+
+
+@FEW
+@given(events=EVENTS, cuts=CUTS, grace=st.integers(0, 30))
+def test_rows_of_a_function_of_frames_are_late_or_not_for_any_division(
+    events: list[Event], cuts: Any, grace: int
+) -> None:
+    def results(cuts: Any) -> tuple[Counter[Any], Counter[Any]]:
+        app = sl.App("app", commit_records=7)
+        topic = app.topic("events", value=Event, key="user", timestamp="at", partitions=PARTITIONS)
+        late = app.topic("late", value=Event, key="user", timestamp="at")
+        stream = app.stream(topic, idle=None, late=late)
+        few = stream.map_batches(lambda frame: frame.filter(pl.col("kind") != "x"))
+        windowed = few.group_by("kind").window(sl.tumbling(30, grace=grace))
+        out = windowed.agg(n=sl.count(), name="agg").to("out")
+        driver = run(app, events, cuts).end()
+        rows = [record.value for record in driver.output(out)]
+        return (
+            Counter((row["kind"], row["window_start"], row["n"]) for row in rows),
+            Counter(record.value for record in driver.output(late)),
+        )
+
+    assert results(cuts) == results([])
+
+
+@PROPERTY
+@given(
+    events=EVENTS,
+    cuts=CUTS,
+    window=st.one_of(
+        st.builds(sl.tumbling, st.integers(1, 40), grace=st.integers(0, 80)),
+        st.builds(sl.session, st.integers(1, 40), grace=st.integers(40, 80)),
+    ),
+)
+def test_no_result_is_late_for_the_windows_after_it(
+    events: list[Event], cuts: Any, window: Any
+) -> None:
+    app, _, stream = app_of()
+    first = stream.group_by("user").window(window).agg(n=sl.count(), name="first")
+    finals = first.to("finals")
+    again = first.group_by("user").window(sl.tumbling(7)).agg(n=sl.sum("n"), name="again")
+    out = again.to("out")
+    driver = run(app, events, cuts).end()
+    counted = sum(record.value["n"] for record in driver.output(finals))
+    assert sum(record.value["n"] for record in driver.output(out)) == counted
