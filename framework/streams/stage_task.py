@@ -76,11 +76,12 @@ class StageTask(BatchHandler):
         """Pass the records of a batch through the stage, and let time advance by them."""
         try:
             self._batch = batch
+            time = self.time  # rows that no mark comes with are judged by the operators' watermarks
             frame = self._rows(batch)
             if not frame.is_empty():
                 self._write(self._executor.run({batch.topic: frame}))
             self._advance()
-            self.time.write()
+            time.write()
             self._note_time()
         except BaseException:
             self.restored()

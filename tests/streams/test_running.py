@@ -658,3 +658,20 @@ def test_no_result_is_late_for_the_windows_after_it(
     driver = run(app, events, cuts).end()
     counted = sum(record.value["n"] for record in driver.output(finals))
     assert sum(record.value["n"] for record in driver.output(out)) == counted
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("by", ["user", "kind"])
+def test_an_aborted_commit_takes_the_time_of_the_operators_back(
+    monkeypatch: pytest.MonkeyPatch, by: str, number: int
+) -> None:
+    monkeypatch.setattr(batch_instance, "FIRST_BATCH_RECORDS", 2)
+    monkeypatch.setattr(batch_instance, "MAX_BATCH_RECORDS", 2)
+    app = sl.App("app")
+    topic = app.topic("events", value=Event, key="user", timestamp="at", partitions=1)
+    windowed = app.stream(topic, idle=None).group_by(by).window(sl.tumbling(10))
+    out = windowed.agg(n=sl.count(), name="agg").to("out")
+    driver = TestDriver(app, now_ms=BASE + 10_000)
+    abort(driver, {number})
+    driver.run([Event("ann", "x", 1, BASE + at) for at in (0, 5, 20, 1_500, 3_000)]).end()
+    assert [record.value["n"] for record in driver.output(out)] == [2, 1, 1, 1]
