@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -37,7 +37,7 @@ class TaskContext:
 
     __slots__ = (
         *("app", "ending", "infos", "late", "partition", "record", "stream_time", "task"),
-        *("timers", "watermark"),
+        *("refused", "refuses", "timers", "watermark"),
     )
 
     def __init__(self, app: str, task: str, partition: int, timers: Timers | None = None) -> None:
@@ -65,6 +65,10 @@ class TaskContext:
         """Watermark of a stage of streams, in ms since the epoch; None if there is none."""
         self.infos: Mapping[str, TopicInfo] = {}
         """Descriptions of the app's topics, by name."""
+        self.refuses: Callable[[Exception], bool] = _never
+        """Returns True if a result may be left out for an error, by the task's `on_error`."""
+        self.refused: list[Exception] = []
+        """Errors of the results that the running step has left out."""
 
     @contextlib.contextmanager
     def at_end(self, ending: bool) -> Iterator[None]:
@@ -74,6 +78,10 @@ class TaskContext:
             yield
         finally:
             self.ending = False
+
+
+def _never(_error: Exception) -> bool:
+    return False
 
 
 _NOTHING: Record[Any, Any] = Record(None, None)

@@ -134,6 +134,12 @@ class Outbox:
         while self.columns and self.columns[-1].step is record:
             self._columns_nbytes -= self.columns.pop().columns.nbytes
 
+    def cut_columns(self, count: int) -> None:
+        """Keep the first `count` of what was sent as columns, and remove the rest."""
+        for sent in self.columns[count:]:
+            self._columns_nbytes -= sent.columns.nbytes
+        del self.columns[count:]
+
     def of_step(self, context: TaskContext) -> Outbox:
         """Return an empty outbox for a step that is kept apart from others."""
         return Outbox(context, self._trial)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 import pyarrow as pa
@@ -148,6 +149,11 @@ class Topic(TopicDeclaration, Generic[K, V]):
         """
         box = self._box()
         self._send_table(box, data, box.context.record.timestamp, keys, to_all=to_all)
+
+    def sending(self) -> Callable[[], None]:
+        """Return a function that takes back what is sent as columns from now on in this step."""
+        box = self._box()
+        return partial(box.cut_columns, len(box.columns))
 
     def append(
         self,

@@ -8,6 +8,7 @@ from typing import Any, TypedDict, Unpack, cast
 
 import pyarrow as pa
 
+from strandline.changelog.client.keys import is_bytes, is_text
 from strandline.changelog.errors import InvalidConfig, InvalidRecord
 from strandline.changelog.times import to_ms
 from strandline.framework.formats.choice import AnySerde, key_codec, value_codec
@@ -116,6 +117,21 @@ class TopicDeclaration:
         """Return True if another declaration has the same types and settings."""
         return self._declared() == other._declared()
 
+    def can_read(self, other: TopicDeclaration) -> bool:
+        """Return True if records of another topic, as the log has them, have this topic's types."""
+        if self.stored_schema is not None or other.stored_schema is not None:
+            values = self.stored_schema == other.stored_schema
+        else:
+            values = self.kind is bytes or self._value_form() == other._value_form()
+        keys = self.key_kind is bytes or self._key_form() == other._key_form()
+        return values and keys
+
+    def _value_form(self) -> tuple[Any, ...]:
+        return (self.kind, type(self.values), _serde_identity(self.serde))
+
+    def _key_form(self) -> tuple[Any, ...]:
+        return (self.key_kind, type(self.keys), _serde_identity(self.key_serde))
+
     def _declared(self) -> tuple[Any, ...]:
         forms = map(_serde_identity, (self.serde, self.key_serde))
         codecs = (type(self.keys), self.keys.exact, type(self.values), *forms)
@@ -149,7 +165,7 @@ class TopicDeclaration:
         at = self._column_at(what, column)
         assert at is not None
         assert self.schema is not None
-        return _KEY_KINDS.get(self.schema.field(at).type, Any)
+        return _key_kind(self.schema.field(at).type)
 
 
 def _serde_identity(serde: AnySerde | None) -> Any:
@@ -159,11 +175,12 @@ def _serde_identity(serde: AnySerde | None) -> Any:
     return type(serde), getattr(serde, "schema", None), getattr(serde, "message", None)
 
 
-_KEY_KINDS: dict[pa.DataType, Any] = {
-    pa.string(): str,
-    pa.large_string(): str,
-    pa.int64(): int,
-    pa.int32(): int,
-    pa.float64(): float,
-    pa.binary(): bytes,
-}
+def _key_kind(column: pa.DataType) -> Any:
+    """Return the type of keys that are a column of a type, with the encoding of bulk appends."""
+    if pa.types.is_integer(column):
+        return int
+    if pa.types.is_floating(column):
+        return float
+    if is_text(column):
+        return str
+    return bytes if is_bytes(column) else Any

@@ -11,15 +11,17 @@ import logging
 import time
 from typing import Any
 
+from strandline.changelog.errors import InvalidRecord
 from strandline.changelog.rate_limited_log import RateLimitedLog
 from strandline.changelog.records import Batch as StoredBatch
 from strandline.framework.batch import Batch, BatchHandler
 from strandline.framework.container.batch_queue import BatchQueue, TakenBatch, without_tombstones
 from strandline.framework.container.container_context import ContainerContext
+from strandline.framework.container.failures import INFRASTRUCTURE_ERRORS
 from strandline.framework.container.inputs import Input
 from strandline.framework.container.instance import InstanceParts, TaskInstance
 from strandline.framework.container.slices import SLICE_SECONDS
-from strandline.framework.container.steps import drive
+from strandline.framework.container.steps import Steps, drive
 from strandline.framework.decoding import Chunk, decode
 from strandline.framework.placing import Placed
 from strandline.framework.record import Record
@@ -46,6 +48,7 @@ class BatchInstance(TaskInstance):
         self._late_log = RateLimitedLog(_log, container.clock, LATE_LOG_S)
         self.size = FIRST_BATCH_RECORDS
         """Number of records that take about as long as a slice."""
+        self.context.refuses = self._policy.may_leave_out
 
     @property
     def has_input(self) -> bool:
@@ -108,8 +111,21 @@ class BatchInstance(TaskInstance):
             self._scope.bind()
             try:
                 self._object.before_commit()
+            except INFRASTRUCTURE_ERRORS:
+                raise
+            except Exception as error:
+                if isinstance(error, InvalidRecord):
+                    raise
+                # As if the log had refused it, so that the record that caused it is looked for.
+                raise InvalidRecord(f"{type(error).__name__}: {error}") from error
             finally:
                 self._scope.unbind()
+
+    def call_window(self) -> Steps:
+        """Run `window` as a step; see `TaskInstance.call_window`."""
+        done = yield from super().call_window()
+        self._note_left_out()
+        return done
 
     def _run_batches(self, limit: int) -> int:
         self._scope.bind()
@@ -157,10 +173,20 @@ class BatchInstance(TaskInstance):
         if not len(given):
             return True
         record, chunk = self._represented(source, given)
+        batch = Batch(source.topic, given)
         if len(given) == 1:
-            drive(self._runner.run(record, chunk, self._process, Batch(source.topic, given)))
-            return not self.has_failed()
-        return self._runner.try_all(record, chunk, self._process, Batch(source.topic, given))
+            drive(self._runner.run(record, chunk, self._process, batch))
+            is_handled = not self.has_failed()
+        else:
+            is_handled = self._runner.try_all(record, chunk, self._process, batch)
+        self._note_left_out()
+        return is_handled
+
+    def _note_left_out(self) -> None:
+        """Apply the policy to the results that the last step has left out."""
+        errors, self.context.refused = self.context.refused, []
+        for error in errors:
+            self._policy.left_out(self._clock_record(), error)
 
     def _represented(self, source: Input, batch: StoredBatch) -> tuple[Record[Any, Any], Chunk]:
         """Return a record and a chunk that stand for the batch: of one record, that record."""

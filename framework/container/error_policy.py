@@ -10,6 +10,7 @@ from strandline.changelog.clock import Clock
 from strandline.changelog.errors import TaskFailed
 from strandline.changelog.rate_limited_log import RateLimitedLog
 from strandline.framework.container.failures import (
+    INFRASTRUCTURE_ERRORS,
     WITHOUT_VALUE,
     dead_letter_headers,
     described,
@@ -128,6 +129,24 @@ class ErrorPolicy:
         if self._spec.on_error == "fail":
             self._fail(record, what, error)
             return
+        self._go_on(record, what, error, level)
+
+    def may_leave_out(self, error: Exception) -> bool:
+        """Return True if a step may go on without a result that has this error."""
+        return self._spec.on_error != "fail" and not isinstance(error, INFRASTRUCTURE_ERRORS)
+
+    def left_out(self, record: Record[Any, Any], error: Exception) -> None:
+        """Log a result that a step has left out, and send its dead letter if there are any.
+
+        Args:
+            record: Record that stands for the result.
+            error: Error of the result, which names it.
+        """
+        self._go_on(record, "a result", error, 0)
+
+    def _go_on(
+        self, record: Record[Any, Any], what: Chunk | str, error: Exception, level: int
+    ) -> None:
         subject = what if isinstance(what, str) else described(record)
         text = f"task {self._spec.name}: {self._spec.on_error}: {subject}: {error}"
         self._failure_log.note(text, task=self._spec.name, partition=self._partition, error=error)

@@ -7,6 +7,7 @@ import re
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import make_dataclass
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from strandline.changelog.errors import InvalidConfig
@@ -37,7 +38,7 @@ from strandline.framework.streams.schemas import (
     polars_schema,
     row_kind,
 )
-from strandline.framework.streams.stateful import emission_of, window_of
+from strandline.framework.streams.stateful import aggregations_of, emission_of
 from strandline.framework.streams.windows import SessionWindow
 
 if TYPE_CHECKING:
@@ -160,12 +161,13 @@ def branches(node: Node, predicates: Mapping[str, Any]) -> dict[str, Node]:
     if wrong:
         raise refusal("branch", f"a branch cannot be called {wrong[0]!r}; choose another name")
     functions = {name: given for name, given in predicates.items() if is_function(given)}
-    internal = {f"{INTERNAL}branch_{name}": fn for name, fn in functions.items()}
+    columns = {name: f"{INTERNAL}branch_{at}" for at, name in enumerate(functions)}
+    internal = {columns[name]: function for name, function in functions.items()}
     base = _with_bools(node, internal) if internal else node
     open_rows: nw.Expr | None = None
     arms: dict[str, Node] = {}
     for name, given in predicates.items():
-        chosen = f"{INTERNAL}branch_{name}" if name in functions else given
+        chosen = columns.get(name, given)
         matches = checked_predicate(base, chosen, f"branch: {name}").fill_null(value=False)
         taken = matches if open_rows is None else open_rows & matches
         arms[name] = _arm(base, name, taken, internal)
@@ -199,7 +201,9 @@ def checked_emit(emit: Any, node: Node, operator: str) -> Emit | None:
             "emit='final' needs windows, because a group without one can always get another row;"
             ' add .window(…) before .agg(…), or use emit="update"',
         )
-    if emit == "update" and isinstance(window_of(node), SessionWindow):
+    if emit == "update" and any(
+        isinstance(one.window, SessionWindow) for one in aggregations_of(node)
+    ):
         raise refusal(
             operator,
             "emit='update' of sessions would leave the results of sessions that were merged into"
@@ -278,6 +282,13 @@ def _with_functions(
     if not functions:
         return node, dict(named)
     check_names(functions, operator)
+    unusual = [name for name in functions if not name.isidentifier() or iskeyword(name)]
+    if unusual:
+        raise refusal(
+            operator,
+            f"the column of a function cannot be called {unusual[0]!r}; use letters, digits and"
+            " underscores, and rename(…) afterwards",
+        )
     hints = {name: _result_type(name, fn, operator) for name, fn in functions.items()}
     added = _adding(node, functions, hints, operator)
     return added, {name: name if name in functions else given for name, given in named.items()}

@@ -43,7 +43,7 @@ class DerivedTasks:
             self._add(declared, StagePlan(plan, stage, session, internal))
 
     def _add(self, declared: Declarations, stage: StagePlan) -> None:
-        stores = [*stage.stores.values(), stage.times]
+        stores = [*stage.stores.values(), *stage.times]
         self._stores += [declared.add_store(store) for store in stores]
         inputs = tuple(declared.topics[topic.name] for topic in stage.topics)
         spec = TaskSpec(

@@ -15,7 +15,7 @@ from strandline.changelog.errors import InvalidRecord
 from strandline.framework.streams.functions import Foreach, FunctionNode, call_for_rows
 from strandline.framework.streams.nodes import Emit, ExpressionNode, MergedStreams, Node
 from strandline.framework.streams.rows import schema_differences
-from strandline.framework.streams.schemas import INTERNAL, TIME, WATERMARK
+from strandline.framework.streams.schemas import INTERNAL, ROW, TIME, WATERMARK
 from strandline.framework.streams.stages import Sink, Stage, StageSource, topic_of
 from strandline.framework.streams.stateful import (
     GroupAggregate,
@@ -57,11 +57,20 @@ class Executor:
     Args:
         stage: Stage to run.
         operators: Running operator by the name of each operator with state.
+        numbered: True if rows for internal topics have the number of their record, which is not
+            written.
     """
 
-    def __init__(self, stage: Stage, operators: Mapping[str, StatefulOperator]) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        operators: Mapping[str, StatefulOperator],
+        *,
+        numbered: bool = False,
+    ) -> None:
         self.stage = stage
         self._operators = operators
+        self._numbered = numbered
         self._consumers = _consumers_in(stage)
         self._wanted: dict[Node, frozenset[Emit]] = {
             node: frozenset(_results_wanted(node, self._consumers))
@@ -155,7 +164,13 @@ class Executor:
     def _processed(self, node: StatefulNode, rows: _Passed) -> _Passed | None:
         if rows.emit != node.emit:
             return None
-        made = self._operators[node.name].process(_collected(rows.frame))
+        frame = _collected(rows.frame)
+        if frame[TIME].null_count():
+            raise InvalidRecord(
+                f"{node.name}: the {TIME!r} of a row is null; filter such rows out, or give them a"
+                " time"
+            )
+        made = self._operators[node.name].process(frame)
         emit: Emit | None = "update" if isinstance(node, GroupAggregate) else None
         if made is None or made.is_empty() or not self.takes(node.name, emit):
             return None
@@ -173,7 +188,8 @@ class Executor:
     def _written(self, node: Sink) -> list[str]:
         """Return the columns that a sink takes."""
         if isinstance(node, Repartition):
-            return [*self.stage.stored[node], TIME, WATERMARK]
+            own = [ROW] if self._numbered and ROW in node.schema else []
+            return [*self.stage.stored[node], TIME, WATERMARK, *own]
         if isinstance(node, OutputNode):
             return list(dict.fromkeys([*node.key, *node.fields.values(), TIME]))
         return list(node.visible)
@@ -184,7 +200,8 @@ class Executor:
 
         stored = self.stage.stored[source] if isinstance(source, Repartition) else None
         schema = source.schema
-        names = schema if stored is None else (*stored, TIME, WATERMARK)
+        own = [name for name in (TIME, WATERMARK, ROW) if name in schema]
+        names = schema if stored is None else (*stored, *own)
         wanted = {n: schema[n] for n in names if n in frame.columns or not n.startswith(INTERNAL)}
         differences = schema_differences(frame.schema, wanted)
         if differences:
@@ -238,8 +255,13 @@ def _collected(frame: pl.DataFrame | pl.LazyFrame) -> pl.DataFrame:
 
 
 def _concatenated(node: Node, frames: list[pl.DataFrame]) -> pl.DataFrame:
-    """Return the rows of several frames, with the columns in the order of the node."""
+    """Return the rows of several frames, with the columns in the order of the node.
+
+    Rows of one batch are in the order of their records again, whichever branch they come from, so
+    that what takes them in the order of arrival does not depend on the size of the batch.
+    """
     import polars as pl
 
     columns = list(node.schema)
-    return pl.concat([frame.select(columns) for frame in frames])
+    rows = pl.concat([frame.select(columns) for frame in frames])
+    return rows.sort(ROW, maintain_order=True) if len(frames) > 1 and ROW in columns else rows

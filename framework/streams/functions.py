@@ -15,7 +15,7 @@ from strandline.changelog.errors import InvalidRecord
 from strandline.framework.handlers import check_finished
 from strandline.framework.streams.nodes import Emit, Node
 from strandline.framework.streams.rows import Function, Results, check_frame, checked_bool, rows_of
-from strandline.framework.streams.schemas import WATERMARK
+from strandline.framework.streams.schemas import INTERNAL, TIME, WATERMARK
 
 if TYPE_CHECKING:
     import polars as pl
@@ -148,8 +148,9 @@ class MapBatches(RowFunction):
     def eagerly(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Return the function's frame.
 
-        Rows that are as many as before are taken for the same ones. Other rows have the earliest
-        watermark of the batch, so that none of them is late that need not be.
+        Rows that are as many as before are taken for the same ones. Otherwise it is unknown which
+        is which, so the function is called for each row that may be late alone, and for those
+        between: which ones are late must not depend on the division into batches.
         """
         import polars as pl
 
@@ -157,8 +158,14 @@ class MapBatches(RowFunction):
         own = [name for name in self.schema if name not in made.columns]
         if len(made) == len(frame):
             return made.hstack(frame.select(own)).select(list(self.schema))
-        earliest = frame[WATERMARK].min() if WATERMARK in own else None
-        values = {name: earliest if name == WATERMARK else None for name in own}
+        parts = _parted(frame) if WATERMARK in own else [frame]
+        if len(parts) > 1:
+            return pl.concat([self.eagerly(part) for part in parts])
+        values = dict.fromkeys(own)
+        if len(frame) == 1:
+            values = frame.select(own).row(0, named=True)
+        elif WATERMARK in own:
+            values[WATERMARK] = frame[WATERMARK].min()
         added = [pl.lit(values[name], self.schema[name]).alias(name) for name in own]
         return made.with_columns(added).select(list(self.schema))
 
@@ -193,6 +200,19 @@ def call_for_rows(node: RowFunction, frame: pl.DataFrame) -> None:
 def name_of(function: Any) -> str:
     """Return the name of a function, for descriptions and errors."""
     return str(getattr(function, "__name__", None) or type(function).__name__)
+
+
+def _parted(frame: pl.DataFrame) -> list[pl.DataFrame]:
+    """Return rows in parts: each row alone that is older than its watermark, and those between."""
+    import polars as pl
+
+    is_old = (frame[TIME] < frame[WATERMARK]).fill_null(value=False)
+    begins = is_old | is_old.shift(1, fill_value=False)
+    part = begins.cast(pl.Int64).cum_sum().alias(_PART)
+    return frame.with_columns(part).partition_by(_PART, maintain_order=True, include_key=False)
+
+
+_PART = f"{INTERNAL}part"
 
 
 def _with_kept(

@@ -73,6 +73,10 @@ class Groups:
             raise refusal("agg", str(error)) from None
         fields = window_fields(window)
         _check_results(self.keys, fields, results)
+        try:
+            figures.check_keys(self.keys)
+        except InvalidConfig as error:
+            raise refusal("agg", str(error)) from None
         if self.name is not None and node is not self.node and not self._are_placed(node):
             raise refusal(
                 "agg",

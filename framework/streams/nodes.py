@@ -217,7 +217,7 @@ class Explode(ExpressionNode):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MergedStreams(Node):
-    """Rows of several streams with the same columns: of each batch, those of the first come first."""
+    """Rows of several streams with the same columns, in the order of their records."""
 
     label = "merge"
 

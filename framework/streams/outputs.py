@@ -114,7 +114,8 @@ def key_kind(columns: Sequence[str], schema: Mapping[str, pl.DataType], operator
             raise refusal(
                 operator,
                 f"column {name!r} is {schema[name]}, which cannot be a key; a key is text, bytes,"
-                " a number, a bool, a date or a datetime, so cast it before",
+                " a number, a bool, a date or a datetime with a zone of at most microseconds, so"
+                " cast it before",
             )
         kinds.append(kind)
     return kinds[0] if len(kinds) == 1 else tuple[tuple(kinds)]  # type: ignore[misc]

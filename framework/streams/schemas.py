@@ -34,7 +34,7 @@ INTERNAL = "__"
 WATERMARK = "__watermark"
 """Column of the watermark in ms before a row, of the partition that it was first read from."""
 ROW = "__record"
-"""Column of the number of the record in its batch; null for rows that stand for no record."""
+"""Column of the number of the row in its batch; null for rows that stand for no row of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +224,8 @@ def python_type(dtype: pl.DataType) -> Any:
     if dtype.is_float():
         return float
     if isinstance(dtype, pl.Datetime):
-        return dt.datetime
+        # Keys are moments in microseconds.
+        return dt.datetime if dtype.time_zone and dtype.time_unit != "ns" else None
     return _PYTHON.get(str(dtype))
 
 

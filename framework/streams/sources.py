@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,13 @@ def source(graph: StreamGraph, topics: Sequence[Any], settings: StreamSettings) 
     sources = [_topic_source(graph, topic, options) for topic in topics]
     if len(set(topics)) < len(topics):
         raise refusal(_WHAT, "a topic is named twice; its rows would be counted twice")
+    for topic in topics:
+        if options.late is not None and not options.late.can_read(topic):
+            raise refusal(
+                _WHAT,
+                f"late={options.late.name!r} has other types than {topic.name!r}, whose late records"
+                " go there as they are; declare it with the same key and value",
+            )
     return sources[0] if len(sources) == 1 else merged(sources, _WHAT)
 
 
@@ -81,6 +88,7 @@ def merged(inputs: Sequence[Node], operator: str) -> MergedStreams:
                 f"merged streams have the same columns, and of another one {'; '.join(differences)}"
                 "; use select(…), rename(…) or cast",
             )
+    _check_options(inputs, operator)
     alike = all(node.keying == first.keying for node in others)
     return MergedStreams(
         inputs=tuple(inputs),
@@ -88,6 +96,55 @@ def merged(inputs: Sequence[Node], operator: str) -> MergedStreams:
         keying=first.keying if alike else Keying(),
         where=user_place(),
     )
+
+
+def _check_options(inputs: Sequence[Node], operator: str) -> None:
+    """Raise InvalidConfig if sources that will be read together have settings that exclude others.
+
+    The task that reads them has one policy for errors and one for silence, and each topic one
+    watermark.
+    """
+    first: TopicSource | None = None
+    of_topic: dict[str, TopicSource] = {}
+    for source in _sources_of(inputs):
+        first = first or source
+        same = of_topic.setdefault(source.topic.name, source)
+        names = [n for n in _OF_STAGE if getattr(source.options, n) != getattr(first.options, n)]
+        names += [n for n in _OF_TOPIC if getattr(source.options, n) != getattr(same.options, n)]
+        if names:
+            raise refusal(
+                operator,
+                f"{_ARGUMENTS[names[0]]}= of app.stream({source.topic.name}) differs from that of"
+                f" app.stream({(same if names[0] in _OF_TOPIC else first).topic.name}), and their"
+                " rows are handled together; give both the same",
+            )
+
+
+def _sources_of(inputs: Sequence[Node]) -> Iterator[TopicSource]:
+    """Yield the topics that nodes have rows of, each once."""
+    waiting, seen = list(inputs)[::-1], set[Node]()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, TopicSource):
+            yield node
+        waiting += node.inputs[::-1]
+
+
+_ARGUMENTS = {
+    "on_error": "on_error",
+    "idle_ms": "idle",
+    "close_idle_ms": "close_idle",
+    "delay_ms": "delay",
+    "late": "late",
+}
+"""Argument of `App.stream` by setting of a source."""
+_OF_STAGE = ("on_error", "idle_ms", "close_idle_ms")
+"""Settings that all sources of a stage share."""
+_OF_TOPIC = ("delay_ms", "late")
+"""Settings that all sources of one topic in a stage share."""
 
 
 def stream_options(graph: StreamGraph, settings: StreamSettings) -> StreamOptions:

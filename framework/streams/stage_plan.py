@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import msgspec
 
@@ -34,9 +34,11 @@ from strandline.framework.streams.stages import Stage, topic_of
 from strandline.framework.streams.stateful import (
     DropDuplicates,
     GroupAggregate,
+    OutputNode,
     Repartition,
     StatefulNode,
     Through,
+    window_fields,
 )
 from strandline.framework.streams.windows import (
     CountWindow,
@@ -61,9 +63,17 @@ SECOND_MS = 1_000
 DAY_MS = 24 * 3_600 * SECOND_MS
 
 
-def source_name(what: str, partition: int) -> str:
-    """Return the name of a source: of a topic or a stage, and a partition of it."""
-    return f"{what}-{partition}"
+def source_name(topic: str, partition: int) -> str:
+    """Return the name of a source that is a partition of a topic."""
+    return f"{topic}-{partition}"
+
+
+def writer_name(topic: str, partition: int) -> str:
+    """Return the name of a source that is a partition of the stage that writes an internal topic.
+
+    It does not have the name of that stage, which other operators may change.
+    """
+    return source_name(f"writer of {topic}", partition)
 
 
 class StagePlan:
@@ -101,11 +111,13 @@ class StagePlan:
             for spec in _specs(node)
         }
         """Stores of the operators, by name."""
-        self.times: Store[str, int] = Store(
-            session,
-            StoreSpec(f"{stage.name}-watermarks", key=str, value=int, limits=OF_WATERMARKS),
+        self.times: tuple[Store[str, int], ...] = tuple(
+            Store(
+                session, StoreSpec(f"{name}-watermarks", key=str, value=int, limits=OF_WATERMARKS)
+            )
+            for name in _names_of_times(stage)
         )
-        """Store of the watermarks."""
+        """Stores of the watermarks, which have the same contents."""
         self._readers = {topic_of(source): self._reader(source) for source in stage.sources}
 
     # Reading and writing -----------------------------------------------------------------------
@@ -114,6 +126,14 @@ class StagePlan:
     def topics(self) -> tuple[Topic[Any, Any], ...]:
         """Topics that the stage reads."""
         return tuple(reader.topic for reader in self._readers.values())
+
+    @cached_property
+    def written(self) -> tuple[Topic[Any, Any], ...]:
+        """Topics that the stage writes, those of late records included."""
+        found = [sink.topic for sink in self.stage.sinks if isinstance(sink, OutputNode)]
+        found += [self.internal[s].topic for s in self.stage.sinks if isinstance(s, Repartition)]
+        found += [late for topic in self.topics if (late := self.late_topic(topic.name))]
+        return tuple(dict.fromkeys(found))
 
     def reader(self, topic: str) -> TopicRows | InternalTopic:
         """Return the reader of a topic."""
@@ -141,14 +161,17 @@ class StagePlan:
             if isinstance(reader, TopicRows):
                 found.append(source_name(name, partition))
             else:
-                writer = self._writer(reader.node)
-                count = infos[writer.topics[0]].partitions
-                found += [source_name(writer.name, number) for number in range(count)]
+                count = infos[self._writer(reader.node).topics[0]].partitions
+                found += [writer_name(name, number) for number in range(count)]
         return found
 
     def is_topic(self, source: str) -> bool:
         """Return True if a source is a partition of a topic that the stage reads itself."""
         return source.rpartition("-")[0] in self._readers
+
+    def is_writer(self, source: str, topic: str) -> bool:
+        """Return True if a source is a partition of the stage that writes an internal topic."""
+        return source.rpartition("-")[0] == writer_name(topic, 0).rpartition("-")[0]
 
     def _writer(self, node: Repartition) -> Stage:
         return next(stage for stage in self._plan.stages if node in stage.nodes)
@@ -157,7 +180,9 @@ class StagePlan:
         if isinstance(source, Repartition):
             return self.internal[source]
         assert isinstance(source, TopicSource | Through)
-        used = self._plan.used_columns[source]
+        # A topic that several sources of the stage read is decoded once, for all of them.
+        alike = [one for one in self.stage.sources if topic_of(one) == source.topic.name]
+        used = set().union(*(self._plan.used_columns[one] for one in alike))
         return TopicRows(source.topic, _fields_read(source), source.schema, used)
 
     # Operators ---------------------------------------------------------------------------------
@@ -174,6 +199,12 @@ class StagePlan:
         """Return the kind of the results that an operator gives when time advances."""
         return "final" if self.is_aggregate(name) else None
 
+    def result_key(self, name: str) -> list[str]:
+        """Return the columns that identify a result of an operator."""
+        node = self._nodes[name]
+        assert isinstance(node, GroupAggregate)
+        return [*node.keys, *window_fields(node.window)]
+
     def lag_ms(self, name: str) -> int:
         """Return the milliseconds by which an operator's rows may be before the watermark."""
         return self.lag_before_ms(self._nodes[name])
@@ -187,6 +218,15 @@ class StagePlan:
         windows = [n.window for n in self._after(sink) if isinstance(n, GroupAggregate)]
         steps = [_step_ms(window) for window in windows if isinstance(window, TimeWindow)]
         return min(steps, default=DAY_MS)
+
+    @property
+    def keeps_late(self) -> bool:
+        """True if a topic that the stage reads has a topic for its late records."""
+        return any(self.late_topic(topic.name) is not None for topic in self.topics)
+
+    def readers(self, sink: Repartition) -> list[StatefulNode]:
+        """Return the operators that read an internal topic."""
+        return [node for node in self._plan.consumers[sink] if isinstance(node, StatefulNode)]
 
     def _after(self, sink: Repartition) -> list[Node]:
         found: list[Node] = []
@@ -235,6 +275,24 @@ class StagePlan:
             given.append(options.idle_ms)
         waits = [ms for ms in given if ms is not None]
         return max(1, min(waits) // 3) if waits else DAY_MS
+
+
+def _names_of_times(stage: Stage) -> list[str]:
+    """Return the names under which a stage keeps its watermarks.
+
+    They are those of the operators that need them, because the stage's own name changes when an
+    operator is added to it.
+    """
+    timed = [node.name for node in stage.nodes if _needs_time(node)]
+    timed += [f"{node.name}-repartition" for node in stage.nodes if isinstance(node, Repartition)]
+    return timed or list(stage.stores[:1])
+
+
+def _needs_time(node: Node) -> TypeGuard[StatefulNode]:
+    """Return True if a watermark decides what an operator does."""
+    if isinstance(node, GroupAggregate):
+        return isinstance(node.window, TimeWindow)
+    return isinstance(node, DropDuplicates)
 
 
 def _specs(node: StatefulNode) -> list[AnySpec]:

@@ -164,10 +164,12 @@ def _field(column: str) -> str:
 
     A name with two underscores in front cannot be that of a class's field, as JSON values need.
     """
-    internal = column.startswith(INTERNAL)
-    return f"strandline_{column.removeprefix(INTERNAL)}" if internal else column
+    is_internal = column.startswith((INTERNAL, _PREFIX))
+    return f"{_PREFIX}{column.removeprefix(INTERNAL)}" if is_internal else column
 
 
+_PREFIX = "strandline_"
+"""Beginning of the names of fields for columns that a plan adds, and for those called alike."""
 _IS_MARK = f"{INTERNAL}is_mark"
 
 

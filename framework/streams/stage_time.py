@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from strandline.framework.store import Store
 from strandline.framework.streams.watermark import (
@@ -24,20 +24,21 @@ IDLE = "idle "
 
 
 class StageTime:
-    """Watermarks of the sources of one partition of a stage. Their store commits them.
+    """Watermarks of the sources of one partition of a stage. Their stores commit them.
 
     A source is a partition of a topic that the stage reads, or a partition of a stage that writes an
     internal topic which this one reads.
     """
 
-    def __init__(self, store: Store[str, int], sources: Iterable[str]) -> None:
+    def __init__(self, stores: Sequence[Store[str, int]], sources: Iterable[str]) -> None:
         """Begin without watermarks.
 
         Args:
-            store: Store of the watermarks, by source.
+            stores: Stores of the watermarks, by source. All have the same contents, unless an
+                operator was added to the stage; then the greatest watermarks count.
             sources: Sources that are known from the beginning, and hold the watermark back.
         """
-        self._store = store
+        self._stores = tuple(stores)
         self._sources = tuple(sources)
         self._active: dict[str, bool] = {}
         """True for each source that had records since the last check of idleness."""
@@ -110,7 +111,8 @@ class StageTime:
         now |= {f"{IDLE}{source}": source in self._idle for source in map(str, marks)}
         for key, mark in now.items():
             if self._written.get(key, 0 if key.startswith(IDLE) else NO_WATERMARK) != mark:
-                self._store.put(key, int(mark))
+                for store in self._stores:
+                    store.put(key, int(mark))
                 self._written[key] = mark
 
     def forget(self) -> None:
@@ -121,13 +123,24 @@ class StageTime:
     @property
     def _loaded(self) -> SourceWatermarks:
         if self._marks is None:
-            found: dict[Any, int] = dict(self._store.all())
-            self._written = dict(found)
+            found = self._read()
             floor = found.pop(FLOOR, NO_WATERMARK)
             flags = {key for key in found if key.startswith(IDLE)}
             self._idle = {key.removeprefix(IDLE) for key in flags if found.pop(key)}
             self._marks = SourceWatermarks(self._sources)
-            self._marks.restored(floor, {at: mark for at, mark in found.items() if at not in flags})
+            # What the stage does not read any more must not hold the watermark back.
+            self._marks.restored(floor, {at: found[at] for at in self._sources if at in found})
+            self._idle &= {*self._sources}
             for source in self._idle:
                 self._marks.set_idle(source, idle=True)
         return self._marks
+
+    def _read(self) -> dict[str, int]:
+        """Return the contents of the stores, and note which of them all stores have."""
+        contents = [dict(store.all()) for store in self._stores]
+        found: dict[str, int] = {}
+        for content in contents:
+            found |= {key: max(mark, found.get(key, mark)) for key, mark in content.items()}
+        same = {key: m for key, m in found.items() if all(c.get(key) == m for c in contents)}
+        self._written = same
+        return found

@@ -29,6 +29,10 @@ class StatefulNode(Node):
     emit: Emit | None = None
     """Results that are taken of an aggregation before this operator."""
 
+    def late(self, times: pl.Series, watermarks: pl.Series) -> pl.Series | None:
+        """Return which rows come too late for the operator; None if none ever does."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GroupAggregate(StatefulNode):
@@ -45,6 +49,17 @@ class GroupAggregate(StatefulNode):
         window = "" if self.window is None else f" in {self.window}"
         figures = ", ".join(f"{n}={one}" for n, one in self.aggregates.aggregates.items())
         return f"{self.name}: by {', '.join(self.keys)}{window}: {figures}"
+
+    def late(self, times: pl.Series, watermarks: pl.Series) -> pl.Series | None:
+        """Return which rows are late for all their windows; None if no row is ever late.
+
+        Args:
+            times: Times of the rows.
+            watermarks: Watermark in ms before each row.
+        """
+        from strandline.framework.streams.windows import TimeWindow
+
+        return self.window.late(times, watermarks) if isinstance(self.window, TimeWindow) else None
 
     def columns_needed(self, needed: set[str]) -> set[str]:
         """Return the keys, the aggregated columns and the time."""
@@ -66,6 +81,15 @@ class DropDuplicates(StatefulNode):
     def detail(self) -> str:
         """Columns and time."""
         return f"{self.name}: on {', '.join(self.on)} within {self.within_ms} ms"
+
+    def late(self, times: pl.Series, watermarks: pl.Series) -> pl.Series | None:
+        """Return which rows are late, because those of their time are forgotten.
+
+        Args:
+            times: Times of the rows.
+            watermarks: Watermark in ms before each row.
+        """
+        return times + self.within_ms < watermarks
 
     def columns_needed(self, needed: set[str]) -> set[str]:
         """Return the needed columns, the compared ones and the time."""
@@ -157,28 +181,21 @@ def window_fields(window: Window | None) -> dict[str, pl.DataType]:
     return {WINDOW_START: dtype, WINDOW_END: dtype}
 
 
-def aggregation_of(node: Node) -> GroupAggregate | None:
-    """Return the aggregation whose results a node gives; None if it gives rows."""
+def aggregations_of(node: Node) -> list[GroupAggregate]:
+    """Return the aggregations whose results a node gives; none if it gives rows."""
     if isinstance(node, GroupAggregate):
-        return node
+        return [node]
     if isinstance(node, StatefulNode | Repartition | OutputNode):
-        return None
-    found = [aggregation_of(source) for source in node.inputs]
-    return found[0] if found else None
-
-
-def window_of(node: Node) -> Window | None:
-    """Return the windows whose results a node gives; None if there are none."""
-    found = aggregation_of(node)
-    return None if found is None else found.window
+        return []
+    return [found for source in node.inputs for found in aggregations_of(source)]
 
 
 def emission_of(node: Node) -> Emit | None:
-    """Return the results that a consumer takes of the aggregation before it, by default.
+    """Return the results that a consumer takes of the aggregations before it, by default.
 
     None if the rows before it are no results. Final results if there are windows, else updates.
     """
-    found = aggregation_of(node)
-    if found is None:
+    found = aggregations_of(node)
+    if not found:
         return None
-    return "update" if found.window is None else "final"
+    return "update" if found[0].window is None else "final"

@@ -202,13 +202,22 @@ class HoppingWindow(TimeWindow):
         later = rounded > ms
         return _as_given(rounded.zip_with(later, ms), times)
 
-    def windows_of_panes(self, panes: pl.Series, since: pl.Series | None = None) -> pl.DataFrame:
+    def windows_of_panes(
+        self,
+        panes: pl.Series,
+        since: pl.Series | None = None,
+        *,
+        after: int | None = None,
+        last: int | None = None,
+    ) -> pl.DataFrame:
         """Return the windows of panes.
 
         Args:
             panes: Starts of panes.
             since: Start of the first window that each pane counts for, by default the first one
                 that has the pane.
+            after: Start in ms of a window; only later ones are returned.
+            last: Start in ms of the last window to return.
 
         Returns:
             A row for each window of each pane, by pane and start: `row`, the number of the row in
@@ -218,10 +227,14 @@ class HoppingWindow(TimeWindow):
 
         at = _checked(panes).to_numpy()
         first = self._first_window(pl.Series(at)).to_numpy()
-        last = self._last_window(pl.Series(at)).to_numpy()
+        final = self._last_window(pl.Series(at)).to_numpy()
         if since is not None:
             first = np.maximum(first, _checked(since).to_numpy())
-        counts = np.maximum((last - first) // self.every_ms + 1, 0)
+        if after is not None:
+            first = np.maximum(first, self.last_window(after) + self.every_ms)
+        if last is not None:
+            final = np.minimum(final, last)
+        counts = np.maximum((final - first) // self.every_ms + 1, 0)
         rows = np.repeat(np.arange(len(at)), counts)
         ordinal = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         starts = _as_given(pl.Series(first[rows] + ordinal * self.every_ms), panes)

@@ -69,6 +69,16 @@ def result_schema(parts: Layout, schema: Mapping[str, pl.DataType]) -> pl.Schema
     return pl.Schema({part.name: part.aggregate.result_type(schema) for part in parts})
 
 
+def check_keys(parts: Layout, keys: Sequence[str]) -> None:
+    """Raise InvalidConfig if a column of the key is called as a stored field."""
+    both = {name for part in parts for name in part.fields} & {*keys}
+    if both:
+        raise InvalidConfig(
+            f"{min(both)!r} is both a column of the key and a field of an aggregate; give the"
+            " aggregate another name"
+        )
+
+
 def partial(parts: Layout, frame: pl.DataFrame, by: Sequence[str], time: str) -> pl.DataFrame:
     """Return the state of each group of rows. Raises InvalidRecord, InvalidConfig."""
     batch = ColumnBatch(frame, by, time)
@@ -149,12 +159,7 @@ def _aggregated(
 ) -> pl.DataFrame:
     """Return the columns of the key, and the stored fields of each group of a batch."""
     found: list[pl.Expr] = []
-    fields_of_key = {name for part in parts for name in part.fields} & {*batch.by}
-    if fields_of_key:
-        raise InvalidConfig(
-            f"{min(fields_of_key)!r} is both a column of the key and a field of an aggregate; "
-            "give the aggregate another name"
-        )
+    check_keys(parts, batch.by)
     for part in parts:
         batch.name = part.name
         expressions = zip(fields(part), part.fields, strict=True)

@@ -293,6 +293,10 @@ class Aggregates:
                         "holds numbers, text, bools and times, so select or cast the values before"
                     )
 
+    def check_keys(self, keys: Sequence[str]) -> None:
+        """Raise InvalidConfig if a column of the key is called as a stored field."""
+        columns.check_keys(self._layout, keys)
+
     # ---------------------------------------------------------------------------------------
 
     def spec(
@@ -331,7 +335,12 @@ class Aggregates:
 
 
 def _check(name: str, one: Any) -> None:
-    """Raise InvalidConfig if `one` is no aggregate of columns by name."""
+    """Raise InvalidConfig if `one` is no aggregate of columns by name, or its name is no name."""
+    if not name.isidentifier():
+        raise InvalidConfig(
+            f"an aggregate cannot be called {name!r}, because results have its name as an attribute;"
+            " use letters, digits and underscores"
+        )
     if not isinstance(one, Aggregate):
         raise InvalidConfig(f"{name}= is an aggregate, as sl.count(), got {one!r:.100}")
     named: Sequence[Any] = one.columns

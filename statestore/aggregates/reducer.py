@@ -112,15 +112,13 @@ class Reducer(Aggregate):
         return [self._with_rows(pl.lit(None, dtype=pl.Binary), _rows(batch))]
 
     def gather(self, batch: ColumnBatch) -> Sequence[pl.Expr]:
-        """Return states, or without `merge_states` the lists of rows."""
-        return self.partial(batch) if self.can_merge else [_rows(batch)]
+        """Return the lists of rows, because only the whole group begins with `init`."""
+        return [_rows(batch)]
 
     def add_columns(
         self, old: Sequence[pl.Expr], gathered: Sequence[pl.Expr], checks: MergeChecks
     ) -> Sequence[pl.Expr]:
-        """Return states with states merged in, or without `merge_states` with lists of rows."""
-        if self.can_merge:
-            return self.merge_columns(old, gathered, checks)
+        """Return states with lists of rows folded in."""
         return [self._with_rows(old[0], gathered[0])]
 
     def merge_columns(
@@ -180,4 +178,5 @@ def _rows(batch: ColumnBatch) -> pl.Expr:
     """Register the lists of rows of each group."""
     import polars as pl
 
-    return batch.aggregate("rows", "", pl.struct(*batch.schema))
+    shown = [name for name in batch.schema if not name.startswith("__")]
+    return batch.aggregate("rows", "", pl.struct(*(shown or batch.schema)))

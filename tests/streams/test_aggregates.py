@@ -202,3 +202,27 @@ def test_the_last_update_of_a_window_is_its_final_result(kind: str) -> None:
     assert len(final) > 3
     assert {key: last[key] for key in final} == final
     assert kind == "count" or last.keys() == final.keys()
+
+
+@pytest.mark.parametrize("kind", [None, "tumbling", "count"])
+def test_a_reducer_begins_once_for_each_group_however_the_rows_are_divided(
+    kind: str | None,
+) -> None:
+    """The state before the first row need not be neutral for merge=."""
+    app, stream = readings_app()
+    groups = stream.group_by("place")
+    windowed = groups if kind is None else groups.window(WINDOWS[kind])
+    made = sl.reducer(100, lambda old, row: old + len(row), lambda old, new: old + new)
+    out = windowed.agg(n=sl.count(), made=made, name="agg").to("out")
+    columns = len(stream.columns)
+    rows = [record.value for record in ran(app).output(out)]
+    assert len(rows) >= 3
+    assert {row["made"] - columns * row["n"] for row in rows} == {100}
+
+
+def test_a_row_without_a_time_is_an_error_of_its_record() -> None:
+    app, stream = readings_app()
+    timed = sl.when(sl.col("count") == 5).then(None).otherwise(sl.col("timestamp"))
+    stream.with_columns(timestamp=timed).drop_duplicates(on="place", within=1, name="once").to("x")
+    with pytest.raises(sl.TaskFailed, match="once: the 'timestamp' of a row is null"):
+        ran(app)

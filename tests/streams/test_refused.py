@@ -480,3 +480,71 @@ def test_streams_are_declared_before_the_app_runs() -> None:
     app.declared.is_running = lambda: True
     with pytest.raises(sl.InvalidConfig, match="declare all streams before app.run"):
         stream.to("o")
+
+
+@pytest.mark.parametrize(
+    ("setting", "other_topic"),
+    [
+        ({"on_error": "skip"}, True),
+        ({"idle": "1m"}, True),
+        ({"close_idle": "1m"}, True),
+        ({"delay": "1m"}, False),
+    ],
+)
+def test_settings_of_merged_streams_that_exclude_each_other(
+    setting: dict[str, Any], other_topic: bool
+) -> None:
+    app = new_app()
+    topic = flights(app)
+    stream = app.stream(flights(app, "others") if other_topic else topic, **setting)
+    [name] = setting
+    with pytest.raises(sl.InvalidConfig, match=rf"merge: {name}= of app.stream"):
+        app.stream(topic).merge(stream)
+
+
+def test_merged_streams_of_two_topics_may_have_delays_of_their_own() -> None:
+    app = new_app()
+    late = app.stream(flights(app, "others"), delay="1m")
+    assert app.stream(flights(app)).merge(late).columns == late.columns
+
+
+@pytest.mark.parametrize("name", ["a b", "x.y", "1st", ""])
+def test_names_that_results_cannot_have(name: str) -> None:
+    _, stream = flight_stream()
+
+    def double(row: Any) -> int:
+        return int(row.delay) * 2
+
+    with pytest.raises(sl.InvalidConfig, match="agg: an aggregate cannot be called"):
+        stream.group_by("key").agg(**{name: sl.count()}, name="agg")
+    with pytest.raises(sl.InvalidConfig, match="with_columns: the column of a function cannot be"):
+        stream.with_columns(**{name: double})
+    assert stream.branch(**{f"{name}!": lambda _: True})[f"{name}!"].columns == stream.columns
+
+
+def test_updates_of_sessions_that_are_merged_with_other_results() -> None:
+    _, stream = flight_stream()
+    groups = stream.group_by("key")
+    days = groups.window(sl.tumbling("1d")).agg(n=sl.count(), name="days")
+    sessions = groups.window(sl.session("1h")).agg(n=sl.count(), name="sessions")
+    with pytest.raises(sl.InvalidConfig, match="sessions that were merged"):
+        days.merge(sessions).to("out", emit="update")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(str, int), (int, str), ("carrier", FLIGHT), (str, FLIGHT)]
+)
+def test_a_topic_of_late_records_with_other_types(key: Any, value: Any) -> None:
+    app = new_app()
+    late = app.topic("late", key=key, value=value)
+    if value is FLIGHT:  # the bytes of the keys are the same
+        assert app.stream(flights(app), late=late).columns
+    else:
+        with pytest.raises(sl.InvalidConfig, match="late='late' has other types than 'flights'"):
+            app.stream(flights(app), late=late)
+
+
+def test_late_records_of_any_type_may_be_kept_as_bytes() -> None:
+    app = new_app()
+    words = app.topic("words", key=str, value=int)
+    assert app.stream(words, late=app.topic("late", key=bytes, value=bytes)).columns

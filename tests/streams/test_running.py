@@ -53,6 +53,9 @@ AGGREGATES: dict[str, Any] = {
 }
 PROPERTY = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
+FEW = settings(PROPERTY, max_examples=8)
+"""For properties of which each example runs twice."""
+
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,18 +208,52 @@ def test_each_n_records_of_a_key_are_sent_once(events: list[Event], cuts: Any, n
 
 
 @PROPERTY
+@given(events=EVENTS, cuts=CUTS, n=st.integers(1, 5))
+def test_each_n_records_of_another_key_are_sent_once(
+    events: list[Event], cuts: Any, n: int
+) -> None:
+    app, _, stream = app_of()
+    out = stream.group_by("kind").window(sl.count_window(n)).agg(**AGGREGATES, name="agg").to("out")
+    driver = run(app, events, cuts)
+    rows = [record.value for record in driver.output(out)]
+    sizes = Counter(event.kind for event in events)
+    found = Counter((row["kind"], row["window_start"]) for row in rows)
+    assert found == Counter(
+        (kind, start) for kind, size in sizes.items() for start in range(0, size - n + 1, n)
+    )
+    assert {row["n"] for row in rows} <= {n}
+
+
+@FEW
+@given(events=EVENTS, cuts=CUTS, n=st.integers(1, 3), grace=st.integers(0, 60))
+def test_windows_of_a_number_of_records_are_late_or_not_for_any_division(
+    events: list[Event], cuts: Any, n: int, grace: int
+) -> None:
+    def results(cuts: Any) -> Counter[Any]:
+        app, _, stream = app_of()
+        few = stream.group_by("user").window(sl.count_window(n)).agg(k=sl.count(), name="few")
+        windowed = few.group_by("user").window(sl.tumbling(20, grace=grace))
+        out = windowed.agg(k=sl.sum("k"), name="agg").to("out")
+        rows = [r.value for r in run(app, events, cuts).end().output(out)]
+        return Counter((row["user"], row["window_start"], row["k"]) for row in rows)
+
+    assert results(cuts) == results([])
+
+
+@pytest.mark.parametrize("by", ["user", "kind"])
+@PROPERTY
 @given(events=EVENTS, cuts=CUTS, grace=st.integers(0, 60))
 def test_late_records_are_counted_and_go_to_their_topic(
-    events: list[Event], cuts: Any, grace: int
+    by: str, events: list[Event], cuts: Any, grace: int
 ) -> None:
     app = sl.App("app", commit_records=7)
     topic = app.topic("events", value=Event, key="user", timestamp="at", partitions=PARTITIONS)
     late = app.topic("late", value=Event, key="user", timestamp="at")
     stream = app.stream(topic, late=late, idle=None)
-    stream.group_by("user").window(sl.tumbling(30, grace=grace)).agg(n=sl.count(), name="agg")
+    stream.group_by(by).window(sl.tumbling(30, grace=grace)).agg(n=sl.count(), name="agg")
     driver = run(app, events, cuts)
     _, number = fixed_windows(
-        by_partition(events, PARTITIONS), KEYS["user"], size=30, every=30, grace=grace, delay=0
+        by_partition(events, PARTITIONS), KEYS[by], size=30, every=30, grace=grace, delay=0
     )
     sent = [record.value for record in driver.output(late)]
     assert len(sent) == number
@@ -438,6 +475,15 @@ def test_a_frame_of_rows_is_an_input_of_a_driver() -> None:
     assert {r.value["user"]: r.value["n"] for r in driver.output(out)} == {"ann": 2, "bob": 1}
 
 
+def test_a_topic_that_is_read_twice_has_the_columns_of_both_readers() -> None:
+    app, topic, stream = app_of()
+    again = app.stream(topic, idle=None)
+    merged = stream.select("user", x="kind").merge(again.select("user", x=sl.col("user")))
+    out = merged.to("out")
+    driver = run(app, [Event("ann", "x", 1, BASE)])
+    assert sorted(record.value["x"] for record in driver.output(out)) == ["ann", "x"]
+
+
 # Changed definitions ------------------------------------------------------------------
 
 
@@ -494,3 +540,136 @@ def test_what_comes_before_an_operator_may_change(tmp_path: Any) -> None:
         app.declared.topics["events"].append(rows)
         app.run(until="idle", progress=False)
         assert app.declared.topics["out"].to_polars()["n"].to_list() == [1, 2]
+
+
+def totals(app: sl.App) -> list[int]:
+    return app.declared.topics["out"].to_polars()["n"].to_list()
+
+
+def counted(stream: Any, key: str) -> None:
+    stream.group_by(key).window(sl.tumbling(10)).agg(n=sl.count(), name="agg").to("out")
+
+
+def first_of_equals(stream: Any, key: str) -> None:
+    counted(stream.drop_duplicates(on=["user", "amount"], within=1, name="once"), key)
+
+
+def beside_another(stream: Any, key: str) -> None:
+    stream.group_by("user").agg(n=sl.count(), name="another").to("others")
+    counted(stream, key)
+
+
+@pytest.mark.parametrize("key", ["user", "kind"])
+@pytest.mark.parametrize("changed", [first_of_equals, beside_another])
+def test_an_added_operator_neither_opens_closed_windows_nor_keeps_others_open(
+    tmp_path: Any, key: str, changed: Any
+) -> None:
+    def run_on(build: Any, ats: list[int]) -> list[int]:
+        app = sl.App("app", log=tmp_path / "log")
+        topic = app.topic("events", value=Event, key="user", timestamp="at")
+        build(app.stream(topic, idle=None), key)
+        with app:
+            topic.append([Event("ann", "x", at, 1_700_000_000_000 + at) for at in ats])
+            app.run(until="idle", progress=False)
+            return totals(app)
+
+    assert run_on(counted, [0, 1, 50]) == [2]
+    assert run_on(changed, [2, 60]) == [2, 1]  # the window of 0 is closed, and that of 50 closes
+    assert run_on(counted, [3, 70]) == [2, 1, 1]
+
+
+def test_a_topic_that_is_read_no_more_does_not_hold_windows_open(tmp_path: Any) -> None:
+    def run_on(names: list[str], ats: dict[str, int]) -> list[int]:
+        app = sl.App("app", log=tmp_path / "log")
+        topics = {name: app.topic(name, value=Event, key="user", timestamp="at") for name in names}
+        counted(app.stream(*topics.values(), idle=None), "user")
+        with app:
+            for name, at in ats.items():
+                topics[name].append([Event("ann", "x", at, 1_700_000_000_000 + at)])
+            app.run(until="idle", progress=False)
+            return totals(app)
+
+    assert run_on(["one", "other"], {"one": 20, "other": 0}) == []
+    assert run_on(["one"], {"one": 50}) == [1, 1]
+
+
+# Order of arrival ---------------------------------------------------------------------
+
+
+@FEW
+@given(events=EVENTS, cuts=CUTS, n=st.integers(1, 4))
+def test_merged_branches_have_the_order_of_their_records(
+    events: list[Event], cuts: Any, n: int
+) -> None:
+    def results(cuts: Any) -> Counter[Any]:
+        app, _, stream = app_of()
+        branches = stream.branch(large=sl.col("amount") > 10, small=lambda row: row.amount == 0)
+        merged = branches.rest.merge(branches.small, branches.large)
+        windowed = merged.group_by("user").window(sl.count_window(n))
+        out = windowed.agg(amounts=sl.sum("amount"), name="agg").to("out")
+        rows = [record.value for record in run(app, events, cuts).output(out)]
+        return Counter((row["user"], row["window_start"], row["amounts"]) for row in rows)
+
+    assert results(cuts) == results([])
+
+
+@FEW
+@given(events=EVENTS, cuts=CUTS, grace=st.integers(0, 30))
+def test_rows_of_a_function_of_frames_are_late_or_not_for_any_division(
+    events: list[Event], cuts: Any, grace: int
+) -> None:
+    def results(cuts: Any) -> tuple[Counter[Any], Counter[Any]]:
+        app = sl.App("app", commit_records=7)
+        topic = app.topic("events", value=Event, key="user", timestamp="at", partitions=PARTITIONS)
+        late = app.topic("late", value=Event, key="user", timestamp="at")
+        stream = app.stream(topic, idle=None, late=late)
+        few = stream.map_batches(lambda frame: frame.filter(pl.col("kind") != "x"))
+        windowed = few.group_by("kind").window(sl.tumbling(30, grace=grace))
+        out = windowed.agg(n=sl.count(), name="agg").to("out")
+        driver = run(app, events, cuts).end()
+        rows = [record.value for record in driver.output(out)]
+        return (
+            Counter((row["kind"], row["window_start"], row["n"]) for row in rows),
+            Counter(record.value for record in driver.output(late)),
+        )
+
+    assert results(cuts) == results([])
+
+
+@PROPERTY
+@given(
+    events=EVENTS,
+    cuts=CUTS,
+    window=st.one_of(
+        st.builds(sl.tumbling, st.integers(1, 40), grace=st.integers(0, 80)),
+        st.builds(sl.session, st.integers(1, 40), grace=st.integers(40, 80)),
+    ),
+)
+def test_no_result_is_late_for_the_windows_after_it(
+    events: list[Event], cuts: Any, window: Any
+) -> None:
+    app, _, stream = app_of()
+    first = stream.group_by("user").window(window).agg(n=sl.count(), name="first")
+    finals = first.to("finals")
+    again = first.group_by("user").window(sl.tumbling(7)).agg(n=sl.sum("n"), name="again")
+    out = again.to("out")
+    driver = run(app, events, cuts).end()
+    counted = sum(record.value["n"] for record in driver.output(finals))
+    assert sum(record.value["n"] for record in driver.output(out)) == counted
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("by", ["user", "kind"])
+def test_an_aborted_commit_takes_the_time_of_the_operators_back(
+    monkeypatch: pytest.MonkeyPatch, by: str, number: int
+) -> None:
+    monkeypatch.setattr(batch_instance, "FIRST_BATCH_RECORDS", 2)
+    monkeypatch.setattr(batch_instance, "MAX_BATCH_RECORDS", 2)
+    app = sl.App("app")
+    topic = app.topic("events", value=Event, key="user", timestamp="at", partitions=1)
+    windowed = app.stream(topic, idle=None).group_by(by).window(sl.tumbling(10))
+    out = windowed.agg(n=sl.count(), name="agg").to("out")
+    driver = TestDriver(app, now_ms=BASE + 10_000)
+    abort(driver, {number})
+    driver.run([Event("ann", "x", 1, BASE + at) for at in (0, 5, 20, 1_500, 3_000)]).end()
+    assert [record.value["n"] for record in driver.output(out)] == [2, 1, 1, 1]

@@ -84,6 +84,13 @@ def test_no_times_have_no_windows() -> None:
     assert sl.hopping(4, 2).windows_of_panes(none).is_empty()
 
 
+def test_only_the_wanted_windows_of_panes_are_laid_out() -> None:
+    """All windows of a pane may be more than there is memory for."""
+    window = sl.hopping(10**12, 1)
+    found = window.windows_of_panes(column([5, 100, 101]), after=98, last=100)
+    assert found.rows() == [(1, 99), (1, 100), (2, 99), (2, 100)]
+
+
 def test_null_and_impossible_times_are_refused_with_the_column() -> None:
     for window in (sl.tumbling("1h"), sl.tumbling("1d", tz="UTC"), sl.hopping(4, 2), sl.sliding(5)):
         with pytest.raises(InvalidRecord, match="1 of 2 times in column 'timestamp' are null"):

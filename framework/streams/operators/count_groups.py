@@ -12,7 +12,7 @@ from strandline.framework.streams.operators.group_keys import GroupKeys
 from strandline.framework.streams.operators.groups import GroupState, as_results
 from strandline.framework.streams.operators.operator import StageOperator
 from strandline.framework.streams.operators.panes import PANE
-from strandline.framework.streams.schemas import TIME
+from strandline.framework.streams.schemas import TIME, WATERMARK
 from strandline.framework.streams.stateful import WINDOW_END, WINDOW_START, GroupAggregate
 from strandline.framework.streams.windows import CountWindow
 
@@ -56,7 +56,8 @@ class CountOperator(StageOperator):
         self._counts.columns().add_batch(keys)
         is_last = (positions + 1) % self._window.n == 0
         if is_last.any():
-            self._full.append(self._taken(rows.filter(is_last)))
+            full = self._taken(rows.filter(is_last))
+            self._full += [] if full is None else [full]
         return None
 
     def advance(self, watermark: int) -> pl.DataFrame | None:
@@ -80,12 +81,28 @@ class CountOperator(StageOperator):
         """Drop results that were not passed on."""
         self._full = []
 
-    def _taken(self, last_rows: pl.DataFrame) -> pl.DataFrame:
-        """Delete the windows of which these rows are the last ones; return their results."""
-        groups = last_rows.select(PANE, *self._node.keys, TIME)
+    def mark(self) -> object:
+        """Return the results that were not passed on."""
+        return [*self._full]
+
+    def undo(self, mark: Any) -> None:
+        """Go back to the results that were not passed on at a mark."""
+        self._full = mark
+
+    def _taken(self, last_rows: pl.DataFrame) -> pl.DataFrame | None:
+        """Delete the windows of which these rows are the last ones; return their results.
+
+        A result has the time and the watermark of its last row, so whether it is late for a later
+        operator does not depend on the division into batches.
+        """
+        groups = last_rows.select(PANE, *self._node.keys, TIME, WATERMARK)
         states = groups.hstack(self._state.states(groups))
         self._state.delete(groups)
-        return self._results(states)
+
+        def results(part: pl.DataFrame) -> pl.DataFrame:
+            return self._results(part).with_columns(part[WATERMARK])
+
+        return self.each(states, [PANE, *self._node.keys], results)
 
     def _results(self, states: pl.DataFrame) -> pl.DataFrame:
         import polars as pl

@@ -46,8 +46,8 @@ class DuplicatesOperator(StageOperator):
         import polars as pl
 
         within = self._node.within_ms
-        late = frame[TIME] + within < frame[WATERMARK].clip(lower_bound=self.watermark)
-        if late.any():
+        late = self._node.late(frame[TIME], frame[WATERMARK].clip(lower_bound=self.watermark))
+        if late is not None and late.any():
             # What was kept at their time may be gone, so they may be duplicates.
             self._late(frame.filter(late))
             frame = frame.filter(~late)

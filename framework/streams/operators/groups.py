@@ -12,6 +12,7 @@ from strandline.framework.streams.operators.group_keys import GroupKeys
 from strandline.framework.streams.operators.operator import StageOperator
 from strandline.framework.streams.schemas import TIME, WATERMARK
 from strandline.framework.streams.stateful import GroupAggregate
+from strandline.framework.streams.windows import TimeWindow
 from strandline.statestore.column_store import ColumnStore
 from strandline.statestore.value_columns import Column
 
@@ -86,11 +87,13 @@ def as_results(node: GroupAggregate, frame: pl.DataFrame, watermark: int) -> pl.
     Args:
         node: The aggregation.
         frame: Columns of keys, window, results and time.
-        watermark: Watermark in ms before the results.
+        watermark: Watermark in ms before the results. That of the results themselves is earlier by
+            the grace, for which windows stay open after their end.
     """
     import polars as pl
 
-    return frame.with_columns(pl.lit(watermark, pl.Int64).alias(WATERMARK)).select(
+    grace = node.window.grace_ms if isinstance(node.window, TimeWindow) else 0
+    return frame.with_columns(pl.lit(watermark - grace, pl.Int64).alias(WATERMARK)).select(
         pl.col(name).cast(dtype) for name, dtype in node.schema.items()
     )
 

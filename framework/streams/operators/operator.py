@@ -7,8 +7,10 @@ What an operator keeps in memory besides can be found from the store again: `for
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
+from strandline.framework.streams.schemas import INTERNAL
 from strandline.framework.streams.watermark import NO_WATERMARK
 
 if TYPE_CHECKING:
@@ -21,6 +23,15 @@ class LateRows(Protocol):
     def __call__(self, rows: pl.DataFrame, /) -> None: ...
 
 
+class RefusedResult(Protocol):
+    """Function that gets the error of a result that cannot be made or sent, and what names it.
+
+    It raises unless the task may go on without the result.
+    """
+
+    def __call__(self, error: Exception, result: Mapping[str, Any], /) -> None: ...
+
+
 class StageOperator(ABC):
     """Running form of an operator that keeps state."""
 
@@ -30,6 +41,7 @@ class StageOperator(ABC):
     def __init__(self) -> None:
         self.watermark = NO_WATERMARK
         """Watermark of its rows, in ms since the epoch, as of the last call of `advance`."""
+        self.refuse: RefusedResult = _raised
 
     @abstractmethod
     def process(self, frame: pl.DataFrame, /) -> pl.DataFrame | None:
@@ -51,3 +63,50 @@ class StageOperator(ABC):
     @abstractmethod
     def forget(self) -> None:
         """Drop what is kept in memory, because the store may have another state now."""
+
+    def mark(self) -> object:
+        """Return what `undo` needs to go back to the present state in memory."""
+        return None
+
+    def undo(self, mark: Any) -> None:
+        """Go back to the state in memory at a mark, after the store went back to it."""
+        self.forget()
+
+    def each(
+        self,
+        rows: pl.DataFrame,
+        by: Sequence[str],
+        make: Callable[[pl.DataFrame], pl.DataFrame],
+    ) -> pl.DataFrame | None:
+        """Return results of groups of rows, without those that cannot be made.
+
+        The groups are divided until those are found that `make` raises for.
+
+        Args:
+            rows: Rows of states.
+            by: Columns that identify a result.
+            make: Function that makes the results of some groups.
+        """
+        import polars as pl
+
+        made, waiting = [], [rows]
+        while waiting:
+            part = waiting.pop()
+            try:
+                made.append(make(part))
+            except Exception as error:
+                first = part.with_row_index(_ROW).select(pl.col(_ROW).first().over(by)).to_series()
+                starts = first.unique().sort()
+                if len(starts) < 2:
+                    self.refuse(error, part.select(by).row(0, named=True) if len(part) else {})
+                    continue
+                middle = starts[len(starts) // 2]
+                waiting += [part.filter(first >= middle), part.filter(first < middle)]
+        return pl.concat(made) if made else None
+
+
+def _raised(error: Exception, _result: Mapping[str, Any]) -> None:
+    raise error
+
+
+_ROW = f"{INTERNAL}number"

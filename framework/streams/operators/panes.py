@@ -140,7 +140,8 @@ class TumblingOperator(PaneOperator):
             return None
         self._first = upper = self._window.first_open(watermark)
         states = self._state.framed(*self._state.columns.pop_range(None, (upper,)))
-        return self._windows(states, before)
+        by = [PANE, *self._node.keys]
+        return self.each(states, by, lambda part: self._windows(part, before))
 
     def updates(self) -> pl.DataFrame | None:
         """Return the results of the windows that changed since the last commit."""
@@ -159,21 +160,21 @@ class OverlappingOperator(PaneOperator):
 
     def advance(self, watermark: int) -> pl.DataFrame | None:
         """Close the windows that the watermark has passed; return their results."""
-        import polars as pl
-
         before, self.watermark = self.watermark, watermark
         first = self._first_pane()
         if watermark <= NO_WATERMARK or first is None:
             return None
         last = self._last_closed(watermark)
-        done = NO_WATERMARK if before <= NO_WATERMARK else self._last_closed(before)
+        done = None if before <= NO_WATERMARK else self._last_closed(before)
         needed_end, kept_from = self._panes_of(last)
         if last == done or needed_end <= first:
             return None
-        closed = (pl.col(PANE) <= last) & (pl.col(PANE) > done)
-        states = self._merged(self._taken(needed_end), closed)
+        rows = self._by_window(self._taken(needed_end), done, last)
         self._delete(kept_from)
-        return None if states.is_empty() else self._windows(states, before)
+        if rows.is_empty():
+            return None
+        by = [PANE, *self._node.keys]
+        return self.each(rows, by, lambda part: self._windows(self._combined(part), before))
 
     def _last_closed(self, watermark: int) -> int:
         """Return what identifies the last window that a watermark closes, in ms."""
@@ -183,9 +184,19 @@ class OverlappingOperator(PaneOperator):
         """Return the end of the panes that windows up to `last` have, and the first kept after."""
         raise NotImplementedError
 
-    def _merged(self, panes: pl.DataFrame, wanted: pl.Expr | None) -> pl.DataFrame:
-        """Return the states of the wanted windows of panes, by start (in PANE) and key."""
+    def _by_window(self, panes: pl.DataFrame, after: int | None, last: int | None) -> pl.DataFrame:
+        """Return the states of panes for each of their windows, whose start is in PANE.
+
+        Args:
+            panes: Keys and states of panes.
+            after: What identifies a window, as of `_last_closed`; only later ones are returned.
+            last: What identifies the last window to return.
+        """
         raise NotImplementedError
+
+    def _combined(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return the states of windows, of rows that `_by_window` has returned."""
+        return self._node.aggregates.combine(rows, [PANE, *self._node.keys])
 
 
 class HoppingOperator(OverlappingOperator):
@@ -199,40 +210,32 @@ class HoppingOperator(OverlappingOperator):
 
     def updates(self) -> pl.DataFrame | None:
         """Return the results of the windows with a pane that changed since the last commit."""
-        import polars as pl
-
         changed = self._state.changed()
         if changed.is_empty():
             return None
         keys = list(self._node.keys)
-        windows = self._expanded(changed).select(PANE, *keys).unique(maintain_order=True)
-        if self.watermark > NO_WATERMARK:
-            # Panes outlive their closed windows, of which some panes are gone.
-            windows = windows.filter(pl.col(PANE) > self._last_closed(self.watermark))
+        # Panes outlive their closed windows, of which some panes are gone.
+        is_known = self.watermark > NO_WATERMARK
+        done = self._last_closed(self.watermark) if is_known else None
+        expanded = self._by_window(changed, done, None)
+        windows = expanded.select(PANE, *keys).unique(maintain_order=True)
         if windows.is_empty():
             return None
-        last = max(windows[PANE].to_list())
-        states = self._merged(self._taken(last + self._window.size_ms), None)
+        starts: list[int] = windows[PANE].to_list()
+        panes = self._taken(max(starts) + self._window.size_ms)
+        states = self._combined(self._by_window(panes, min(starts) - 1, max(starts)))
         affected = windows.join(states, on=[PANE, *keys], maintain_order="left")
         return self._windows(affected, self.watermark)
 
-    def _merged(self, panes: pl.DataFrame, wanted: pl.Expr | None) -> pl.DataFrame:
-        expanded = self._expanded(panes)
-        if wanted is not None:
-            expanded = expanded.filter(wanted)
-        return self._node.aggregates.combine(expanded, [PANE, *self._node.keys])
+    def _by_window(self, panes: pl.DataFrame, after: int | None, last: int | None) -> pl.DataFrame:
+        windows = self._window.windows_of_panes(panes[PANE], panes[SINCE], after=after, last=last)
+        return panes[windows["row"]].with_columns(windows["start"].alias(PANE))
 
     def _last_closed(self, watermark: int) -> int:
         return self._window.last_closed(watermark)
 
     def _panes_of(self, last: int) -> tuple[int, int]:
         return last + self._window.size_ms, last + self._window.every_ms
-
-    def _expanded(self, panes: pl.DataFrame) -> pl.DataFrame:
-        """Return a row for each window of each pane, with the start of the window in PANE."""
-        windows = self._window.windows_of_panes(panes[PANE], panes[SINCE])
-        rows = panes[windows["row"]]
-        return rows.with_columns(windows["start"].alias(PANE))
 
     def _with_panes(self, frame: pl.DataFrame, marks: pl.Series) -> pl.DataFrame:
         return frame.with_columns(
@@ -272,7 +275,7 @@ class SlidingOperator(OverlappingOperator):
         wanted = pl.col(PANE).is_in(near[PANE].unique().implode())
         if self.watermark > NO_WATERMARK:
             wanted &= pl.col(PANE) > self._last_closed(self.watermark)
-        states = self._merged(panes, wanted)
+        states = self._combined(self._of_times(panes, wanted))
         return None if states.is_empty() else self._windows(states, self.watermark)
 
     def _last_closed(self, watermark: int) -> int:
@@ -281,20 +284,25 @@ class SlidingOperator(OverlappingOperator):
     def _panes_of(self, last: int) -> tuple[int, int]:
         return last + 1, last - self._window.size_ms + 1
 
-    def _merged(self, panes: pl.DataFrame, wanted: pl.Expr | None) -> pl.DataFrame:
+    def _by_window(self, panes: pl.DataFrame, after: int | None, last: int | None) -> pl.DataFrame:
+        import polars as pl
+
+        wanted = pl.lit(value=True) if after is None else pl.col(PANE) > after
+        return self._of_times(panes, wanted if last is None else wanted & (pl.col(PANE) <= last))
+
+    def _of_times(self, panes: pl.DataFrame, wanted: pl.Expr) -> pl.DataFrame:
+        """Return the states of panes for each window of the wanted times."""
         import polars as pl
 
         keys, size = list(self._node.keys), self._window.size_ms
-        own = panes.filter(pl.col(SINCE) == pl.col(PANE))
-        own = own if wanted is None else own.filter(wanted)
+        own = panes.filter(pl.col(SINCE) == pl.col(PANE)).filter(wanted)
         windows = own.select(pl.col(PANE).alias(_TIME_OF), *keys)
         pairs = windows.join(panes, on=keys, maintain_order="left_right")
         counting = pairs.filter(
             (pl.col(_TIME_OF) - pl.col(PANE)).is_between(0, size)
             & (pl.col(SINCE) <= pl.col(_TIME_OF))
         )
-        starts = counting.with_columns((pl.col(_TIME_OF) - size).alias(PANE)).drop(_TIME_OF)
-        return self._node.aggregates.combine(starts, [PANE, *keys])
+        return counting.with_columns((pl.col(_TIME_OF) - size).alias(PANE)).drop(_TIME_OF)
 
     def _with_panes(self, frame: pl.DataFrame, marks: pl.Series) -> pl.DataFrame:
         return frame.with_columns(

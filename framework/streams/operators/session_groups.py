@@ -117,7 +117,7 @@ class SessionOperator(StageOperator):
         sessions = self._frame(closed)
         states = self._with_states(sessions)
         self._state.columns.delete_batch(self._keys.keys(sessions))
-        return self._results(states, before)
+        return self.each(states, self._keys.names, lambda part: self._results(part, before))
 
     def updates(self) -> pl.DataFrame | None:
         """Return the results of the sessions that changed since the last commit and are open."""
@@ -146,8 +146,15 @@ class SessionOperator(StageOperator):
         keys = list(self._node.keys)
         self._keys.keys(frame.with_columns(pl.lit(0).alias(FIRST), pl.lit(0).alias(LAST)))
         stored = self._frame(self._open.of(frame.select(keys).unique(maintain_order=True).rows()))
-        bounds = stored.rename({FIRST: START, LAST: END})
-        merged = merge_sessions(frame, bounds, keys, TIME, self._window.gap_ms)
+        # A column of the key may be called as one of those that merging adds.
+        plain = {key: f"{INTERNAL}key{at}" for at, key in enumerate(keys)}
+        merged = merge_sessions(
+            frame.select(*keys, TIME).rename(plain),
+            stored.rename({**plain, FIRST: START, LAST: END}),
+            [*plain.values()],
+            TIME,
+            self._window.gap_ms,
+        )
         fresh = self._node.aggregates.partial(
             frame.with_columns(merged.records.alias(NUMBER)), [NUMBER], TIME
         )
@@ -159,7 +166,9 @@ class SessionOperator(StageOperator):
             old = self._state.states(touched).with_columns(touched[NUMBER])
             both = pl.concat([old.select(fresh.columns), fresh], how="vertical_relaxed")
             states = self._node.aggregates.combine(both, [NUMBER])
-        numbered = merged.sessions.rename({START: FIRST, END: LAST}).with_row_index(NUMBER)
+        shown = {name: key for key, name in plain.items()}
+        named = merged.sessions.rename({**shown, START: FIRST, END: LAST})
+        numbered = named.with_row_index(NUMBER)
         made = numbered.with_columns(pl.col(NUMBER).cast(pl.Int64)).join(states, on=NUMBER)
         self._store(stored.filter(merged.absorbed), made.drop(NUMBER))
 
