@@ -15,7 +15,7 @@ from strandline.changelog.errors import InvalidRecord
 from strandline.framework.streams.functions import Foreach, FunctionNode, call_for_rows
 from strandline.framework.streams.nodes import Emit, ExpressionNode, MergedStreams, Node
 from strandline.framework.streams.rows import schema_differences
-from strandline.framework.streams.schemas import INTERNAL, TIME, WATERMARK
+from strandline.framework.streams.schemas import INTERNAL, ROW, TIME, WATERMARK
 from strandline.framework.streams.stages import Sink, Stage, StageSource, topic_of
 from strandline.framework.streams.stateful import (
     GroupAggregate,
@@ -173,7 +173,7 @@ class Executor:
     def _written(self, node: Sink) -> list[str]:
         """Return the columns that a sink takes."""
         if isinstance(node, Repartition):
-            return [*self.stage.stored[node], TIME, WATERMARK]
+            return [*self.stage.stored[node], *_carried(node.schema)]
         if isinstance(node, OutputNode):
             return list(dict.fromkeys([*node.key, *node.fields.values(), TIME]))
         return list(node.visible)
@@ -184,7 +184,7 @@ class Executor:
 
         stored = self.stage.stored[source] if isinstance(source, Repartition) else None
         schema = source.schema
-        names = schema if stored is None else (*stored, TIME, WATERMARK)
+        names = schema if stored is None else [*stored, *_carried(schema)]
         wanted = {n: schema[n] for n in names if n in frame.columns or not n.startswith(INTERNAL)}
         differences = schema_differences(frame.schema, wanted)
         if differences:
@@ -225,6 +225,11 @@ def _results_wanted(node: Node, consumers: Mapping[Node, list[Node]]) -> Iterato
                 yield reader.emit
         else:
             waiting += consumers[reader]
+
+
+def _carried(schema: Mapping[str, pl.DataType]) -> list[str]:
+    """Return the columns of rows for an internal topic besides those that are stored for users."""
+    return [name for name in (TIME, WATERMARK, ROW) if name in schema]
 
 
 def _named(node: Node) -> str:

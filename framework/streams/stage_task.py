@@ -17,7 +17,9 @@ carry the watermark that decides whether they are late, and marks the one that c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -35,6 +37,15 @@ from strandline.framework.streams.watermark import NO_WATERMARK
 
 if TYPE_CHECKING:
     import polars as pl
+
+
+class Told(NamedTuple):
+    """Marks that the stages after an internal topic have of one that writes it."""
+
+    watermark: int = NO_WATERMARK
+    """Watermark in ms of the last mark."""
+    is_idle: bool = False
+    """True if they know that it is idle."""
 
 
 class StageTask(BatchHandler):
@@ -55,8 +66,8 @@ class StageTask(BatchHandler):
         """Batch being handled, for late records."""
         self._late = 0
         """Number of late rows of the batch so far."""
-        self._marked: dict[Repartition, int] = {}
-        """Watermark of the last mark to each internal topic."""
+        self._told: dict[Repartition, Told] = {}
+        """Marks that were sent to each internal topic; none if it is not known any more."""
         self._last_active: dict[str, int] = {}
         """Time in ms of the wall clock at which each source was last seen active."""
 
@@ -97,9 +108,12 @@ class StageTask(BatchHandler):
             else:
                 self._look_for_idle(current_task().record.timestamp)
             self.time.write()
+            self._note_time()
         except BaseException:
             self.restored()
             raise
+        finally:
+            self._late = 0
 
     def is_open(self) -> bool:
         """Return True if an operator has open windows."""
@@ -109,7 +123,7 @@ class StageTask(BatchHandler):
         """Forget what is in memory."""
         if self._time is not None:
             self._time.forget()
-        self._marked = {}
+        self._told = {}
         self._knows_time = False
         for operator in self._operators.values():
             operator.forget()
@@ -168,9 +182,22 @@ class StageTask(BatchHandler):
         """Send the rows that reach the ends of the stage."""
         for sink, rows in ends.items():
             if isinstance(sink, Repartition):
-                self.plan.internal[sink].send(rows)
+                self._send(sink, rows)
             elif isinstance(sink, OutputNode):
                 write(sink, rows)
+
+    def _send(self, sink: Repartition, rows: pl.DataFrame) -> None:
+        """Send the rows to an internal topic that are not late for all operators after it.
+
+        Late rows are noted here, because only here are the records known that they come from.
+        """
+        found = self.plan.late_before(sink, rows)
+        for late in found:
+            if late.any():
+                self._note_late(rows.filter(late))
+        kept = rows.filter(~reduce(and_, found))
+        if not kept.is_empty():
+            self.plan.internal[sink].send(kept)
 
     def _emit(self, name: str, results: pl.DataFrame | None, emit: Emit | None) -> None:
         if results is not None and not results.is_empty():
@@ -178,29 +205,47 @@ class StageTask(BatchHandler):
 
     # Time --------------------------------------------------------------------------------------
 
-    def _advance(self) -> None:
-        """Let the operators close what the watermark has passed, each after those before it."""
+    def _advance(self, *, is_active: bool = False) -> None:
+        """Let the operators close what the watermark has passed, each after those before it.
+
+        With `is_active` the stages after internal topics are told that records come.
+        """
         watermark = self.time.watermark
-        if watermark <= NO_WATERMARK:
-            return
-        for name, operator in self._operators.items():
+        for name, operator in self._operators.items() if watermark > NO_WATERMARK else ():
             results = operator.advance(watermark - self.plan.lag_ms(name))
             self._emit(name, results, self.plan.final_of(name))
             if self.plan.is_aggregate(name):
                 # The state is gone before the commit, which could not send its last update.
                 self._emit(name, results, "update")
-        self._send_marks()
+        self._send_marks(is_active=is_active)
 
-    def _send_marks(self) -> None:
-        """Send marks to the internal topics whose windows they may close."""
+    def _send_marks(self, *, is_active: bool) -> None:
+        """Send marks to the internal topics: what may close windows there.
+
+        A mark is sent when the watermark may close windows after a topic, when this
+        partition becomes idle or is not any more, and with `is_active`.
+        """
+        is_idle, now = self.time.is_idle, current_task().record.timestamp
         for sink, internal in self.plan.internal.items():
             if sink not in self.plan.stage.nodes:
                 continue
-            watermark = self.time.watermark - self.plan.lag_before_ms(sink)
-            step = self.plan.mark_every_ms(sink)
-            if watermark // step > self._marked.get(sink, NO_WATERMARK) // step:
-                self._marked[sink] = watermark
-                internal.send_mark(self._name, watermark, watermark)
+            told = self._told.get(sink, Told())
+            mark = self._mark_for(sink)
+            if (
+                self.plan.closes(sink, told.watermark, mark)
+                or is_active
+                or (told.is_idle and not is_idle)
+            ):
+                internal.send_mark(self._name, mark, mark)
+                told = Told(mark)
+            if is_idle and not told.is_idle:  # a mark has made it active there
+                internal.send_mark(self._name, None, now)
+            self._told[sink] = Told(told.watermark, is_idle)
+
+    def _mark_for(self, sink: Repartition) -> int:
+        """Return the watermark in ms of the rows that this partition will send to a topic."""
+        watermark = self.time.watermark
+        return watermark if watermark <= NO_WATERMARK else watermark - self.plan.lag_before_ms(sink)
 
     @property
     def _name(self) -> str:
@@ -213,27 +258,20 @@ class StageTask(BatchHandler):
     def _look_for_idle(self, now: int) -> None:
         """Let sources that were silent for long hold nothing back; see `App.stream`."""
         time = self.time
-        for source in time.take_active():
-            self._last_active[source] = now
+        active = time.take_active()
+        self._last_active |= dict.fromkeys(active, now)
         idle_ms, close_ms = self.plan.options.idle_ms, self.plan.options.close_idle_ms
         silent = {
             source: now - self._last_active.setdefault(source, self._begun)
             for source in time.sources
         }
-        was_idle = time.is_idle
         for source, silence in silent.items():
             if idle_ms is not None and silence >= idle_ms and self.plan.is_topic(source):
                 time.set_idle(source)
-        if time.is_idle and not was_idle:
-            self._tell_idle(now)
         if close_ms is not None and silent and min(silent.values()) >= close_ms:
             self._close_all()
-        self._advance()
-
-    def _tell_idle(self, now: int) -> None:
-        for sink, internal in self.plan.internal.items():
-            if sink in self.plan.stage.nodes:
-                internal.send_mark(self._name, None, now)
+        # Without a mark, windows after internal topics would be closed although records come.
+        self._advance(is_active=close_ms is not None and bool(active))
 
     def _close_all(self) -> None:
         """Close all windows, because no more records come, or none for long."""

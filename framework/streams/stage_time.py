@@ -77,9 +77,11 @@ class StageTime:
         marks.advance(source, watermark)
 
     def raise_to(self, watermark: int) -> None:
-        """Raise all sources to a watermark, because the windows before it are closed."""
-        for source in self.sources:
-            self._loaded.advance(source, max(watermark, self.of(source)))
+        """Raise all sources to a watermark, because the windows before it are closed.
+
+        A source that is idle stays so.
+        """
+        self._loaded.raise_to(watermark)
 
     def take_active(self) -> set[str]:
         """Return the sources that had records since the last call."""
@@ -97,7 +99,8 @@ class StageTime:
     @property
     def is_idle(self) -> bool:
         """True if no source holds the watermark back."""
-        return self._idle.issuperset(self.sources)
+        sources = self.sources  # they are read from the store first, and what is idle with them
+        return self._idle.issuperset(sources)
 
     def is_source_idle(self, source: str) -> bool:
         """Return True if a source holds nothing back."""

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from strandline.framework.context import current_task
 from strandline.framework.store import Store
 from strandline.framework.streams.operators.group_keys import GroupKeys
 from strandline.framework.streams.operators.groups import GroupState, as_results
 from strandline.framework.streams.operators.operator import StageOperator
 from strandline.framework.streams.operators.panes import PANE
-from strandline.framework.streams.schemas import TIME
+from strandline.framework.streams.schemas import TIME, WATERMARK
 from strandline.framework.streams.stateful import WINDOW_END, WINDOW_START, GroupAggregate
 from strandline.framework.streams.windows import CountWindow
 
@@ -74,27 +75,29 @@ class CountOperator(StageOperator):
         changed = self._state.changed()
         if changed.is_empty():
             return None
-        return self._results(changed.with_columns(pl.lit(None, pl.Int64).alias(TIME)))
+        latest = pl.lit(current_task().stream_time, pl.Int64).alias(TIME)
+        watermark = pl.lit(self.watermark, pl.Int64).alias(WATERMARK)
+        return self._results(changed.with_columns(latest, watermark))
 
     def forget(self) -> None:
         """Drop results that were not passed on."""
         self._full = []
 
     def _taken(self, last_rows: pl.DataFrame) -> pl.DataFrame:
-        """Delete the windows of which these rows are the last ones; return their results."""
-        groups = last_rows.select(PANE, *self._node.keys, TIME)
+        """Delete the windows of which these rows are the last ones; return their results.
+
+        A result has the time and the watermark of the row that made its window full.
+        """
+        groups = last_rows.select(PANE, *self._node.keys, TIME, WATERMARK)
         states = groups.hstack(self._state.states(groups))
         self._state.delete(groups)
         return self._results(states)
 
     def _results(self, states: pl.DataFrame) -> pl.DataFrame:
-        import polars as pl
-
-        from strandline.framework.context import current_task
-
+        """Return the results of states with their key, time and watermark."""
         results = self._state.results(states).with_columns(
             states[PANE].alias(WINDOW_START),
             (states[PANE] + self._window.n).alias(WINDOW_END),
-            states[TIME].fill_null(pl.lit(current_task().stream_time)),
+            states[TIME],
         )
-        return as_results(self._node, results, self.watermark)
+        return as_results(self._node, results, states[WATERMARK])

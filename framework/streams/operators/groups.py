@@ -80,17 +80,20 @@ class GroupState:
         return self._aggregates.from_values(values, self._types)
 
 
-def as_results(node: GroupAggregate, frame: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def as_results(
+    node: GroupAggregate, frame: pl.DataFrame, watermark: int | pl.Series
+) -> pl.DataFrame:
     """Return results with all columns of the node, in order and of its types.
 
     Args:
         node: The aggregation.
         frame: Columns of keys, window, results and time.
-        watermark: Watermark in ms before the results.
+        watermark: Watermark in ms before the results, or before each of them.
     """
     import polars as pl
 
-    return frame.with_columns(pl.lit(watermark, pl.Int64).alias(WATERMARK)).select(
+    marks = pl.lit(watermark, pl.Int64) if isinstance(watermark, int) else watermark
+    return frame.with_columns(marks.alias(WATERMARK)).select(
         pl.col(name).cast(dtype) for name, dtype in node.schema.items()
     )
 

@@ -51,3 +51,11 @@ class StageOperator(ABC):
     @abstractmethod
     def forget(self) -> None:
         """Drop what is kept in memory, because the store may have another state now."""
+
+    def mark_of_results(self, before: int) -> int:
+        """Return the watermark of results that became final after a watermark, in ms.
+
+        A result's time may be before the watermark that made it final by the grace. The operators
+        after this one have a watermark that is less by as much, so no result is late for them.
+        """
+        return before if before <= NO_WATERMARK else before - self.lag_ms

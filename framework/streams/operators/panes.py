@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from strandline.framework.store import Store
+from strandline.framework.streams.lateness import late_rows, watermarks_of
 from strandline.framework.streams.operators.group_keys import GroupKeys
 from strandline.framework.streams.operators.groups import GroupState, as_results
 from strandline.framework.streams.operators.operator import LateRows, StageOperator
-from strandline.framework.streams.schemas import INTERNAL, TIME, WATERMARK
+from strandline.framework.streams.schemas import INTERNAL, TIME
 from strandline.framework.streams.stateful import WINDOW_END, WINDOW_START, GroupAggregate
 from strandline.framework.streams.watermark import NO_WATERMARK
 from strandline.framework.streams.windows import (
@@ -59,13 +60,12 @@ class PaneOperator(StageOperator):
 
     def process(self, frame: pl.DataFrame, /) -> pl.DataFrame | None:
         """Add the rows that are not late to their panes."""
-        marks = frame[WATERMARK].clip(lower_bound=self.watermark)
-        late = self._times.late(frame[TIME], marks)
+        late = late_rows(self._node, frame, self.watermark)
         if late.any():
             self._late(frame.filter(late))
-            frame, marks = frame.filter(~late), marks.filter(~late)
+            frame = frame.filter(~late)
         if not frame.is_empty():
-            rows = self._with_panes(frame, marks)
+            rows = self._with_panes(frame, watermarks_of(frame, self.watermark))
             self._state.add(rows)
             self._note_first(rows[PANE].min())
         return None
@@ -118,7 +118,7 @@ class PaneOperator(StageOperator):
             _datetimes(ends, WINDOW_END),
             pl.Series(TIME, ends - 1, pl.Int64),
         )
-        return as_results(self._node, results, watermark)
+        return as_results(self._node, results, self.mark_of_results(watermark))
 
 
 class TumblingOperator(PaneOperator):

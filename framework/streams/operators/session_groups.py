@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from strandline.framework.store import Store
+from strandline.framework.streams.lateness import late_rows
 from strandline.framework.streams.operators.group_keys import GroupKeys
 from strandline.framework.streams.operators.groups import GroupState, as_results
 from strandline.framework.streams.operators.operator import LateRows, StageOperator
-from strandline.framework.streams.schemas import INTERNAL, TIME, WATERMARK
+from strandline.framework.streams.schemas import INTERNAL, TIME
 from strandline.framework.streams.sessions import END, START, merge_sessions
 from strandline.framework.streams.stateful import WINDOW_END, WINDOW_START, GroupAggregate
 from strandline.framework.streams.windows import SessionWindow
@@ -100,7 +101,7 @@ class SessionOperator(StageOperator):
 
     def process(self, frame: pl.DataFrame, /) -> pl.DataFrame | None:
         """Merge the rows that are not late with the sessions of their keys."""
-        late = self._window.late(frame[TIME], frame[WATERMARK].clip(lower_bound=self.watermark))
+        late = late_rows(self._node, frame, self.watermark)
         if late.any():
             self._late(frame.filter(late))
             frame = frame.filter(~late)
@@ -187,7 +188,7 @@ class SessionOperator(StageOperator):
             shown(WINDOW_END, LAST),
             (states[LAST] - 1).alias(TIME),
         )
-        return as_results(self._node, results, watermark)
+        return as_results(self._node, results, self.mark_of_results(watermark))
 
     def _frame(self, sessions: list[Key]) -> pl.DataFrame:
         """Return sessions, given as keys of the store, as columns."""
