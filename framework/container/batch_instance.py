@@ -19,7 +19,7 @@ from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.inputs import Input
 from strandline.framework.container.instance import InstanceParts, TaskInstance
 from strandline.framework.container.slices import SLICE_SECONDS
-from strandline.framework.container.steps import drive
+from strandline.framework.container.steps import Steps, drive
 from strandline.framework.decoding import Chunk, decode
 from strandline.framework.placing import Placed
 from strandline.framework.record import Record
@@ -97,6 +97,20 @@ class BatchInstance(TaskInstance):
             return self._object.is_open()
         finally:
             self._scope.unbind()
+
+    def advance_watermark(self, watermark: int) -> Steps:
+        """Let the event time of the handler's inputs reach a watermark in ms, as a step."""
+        assert isinstance(self._object, BatchHandler)
+        yield from self._runner.run(
+            *(self._clock_record(), "watermark", self._object.advance_watermark, watermark)
+        )
+        self._windows.handled()
+        return 1
+
+    @property
+    def has_event_time(self) -> bool:
+        """True if the handler is a stage of streams, whose inputs have watermarks."""
+        return isinstance(self._object, BatchHandler)
 
     def before_commit(self) -> None:
         """Let the handler write what belongs to the commit.

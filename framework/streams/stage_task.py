@@ -16,7 +16,8 @@ carry the watermark that decides whether they are late, and marks the one that c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, NamedTuple
@@ -80,19 +81,12 @@ class StageTask(BatchHandler):
 
     def process(self, batch: Batch) -> None:
         """Pass the records of a batch through the stage, and let time advance by them."""
-        try:
+        with self._step():
             self._batch = batch
             frame = self._rows(batch)
             if not frame.is_empty():
                 self._write(self._executor.run({batch.topic: frame}))
             self._advance()
-            self.time.write()
-            self._note_time()
-        except BaseException:
-            self.restored()
-            raise
-        finally:
-            self._batch, self._late = None, 0
 
     def before_commit(self) -> None:
         """Send the results of keys that changed."""
@@ -102,18 +96,21 @@ class StageTask(BatchHandler):
 
     def window(self) -> None:
         """Look for sources that are idle; close all windows if the input is over."""
-        try:
+        with self._step():
             if current_task().ending:
                 self._close_all()
             else:
                 self._look_for_idle(current_task().record.timestamp)
-            self.time.write()
-            self._note_time()
-        except BaseException:
-            self.restored()
-            raise
-        finally:
-            self._late = 0
+
+    def advance_watermark(self, watermark: int) -> None:
+        """Raise the topics that the stage reads itself to a watermark in ms, without records.
+
+        The stages after internal topics are told in any case, so that they need no rounding.
+        """
+        with self._step():
+            sources = self.time.sources
+            self.time.raise_to(watermark, filter(self.plan.is_topic, sources))
+            self._advance(is_active=True)
 
     def is_open(self) -> bool:
         """Return True if an operator has open windows."""
@@ -140,6 +137,19 @@ class StageTask(BatchHandler):
                 lag = self.plan.lag_ms(name)
                 operator.watermark = now if now <= NO_WATERMARK else now - lag
         return self._time
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        """Keep what a step has changed in memory; forget it all if the step raises."""
+        try:
+            yield
+            self.time.write()
+            self._note_time()
+        except BaseException:
+            self.restored()
+            raise
+        finally:
+            self._batch, self._late = None, 0
 
     # Rows --------------------------------------------------------------------------------------
 
@@ -278,5 +288,5 @@ class StageTask(BatchHandler):
         for name, operator in self._operators.items():
             end = operator.closed_at()
             if end is not None:
-                self.time.raise_to(end + self.plan.lag_ms(name))
+                self.time.raise_to(end + self.plan.lag_ms(name), self.time.sources)
             self._advance()

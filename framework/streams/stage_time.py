@@ -76,12 +76,12 @@ class StageTime:
             marks.restored(marks.value, {source: NO_WATERMARK})
         marks.advance(source, watermark)
 
-    def raise_to(self, watermark: int) -> None:
-        """Raise all sources to a watermark, because the windows before it are closed.
+    def raise_to(self, watermark: int, sources: Iterable[str]) -> None:
+        """Raise sources to a watermark, because the windows before it are to be closed.
 
         A source that is idle stays so.
         """
-        self._loaded.raise_to(watermark)
+        self._loaded.raise_to(watermark, sources)
 
     def take_active(self) -> set[str]:
         """Return the sources that had records since the last call."""

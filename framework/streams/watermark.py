@@ -92,9 +92,10 @@ class SourceWatermarks:
         (self._idle.add if idle else self._idle.discard)(source)
         return self._reach()
 
-    def raise_to(self, watermark: int) -> int:
-        """Raise all sources to a watermark; idle ones stay idle. Return the common watermark."""
-        self._marks = {source: max(mark, watermark) for source, mark in self._marks.items()}
+    def raise_to(self, watermark: int, sources: Iterable[Hashable]) -> int:
+        """Raise sources to a watermark; idle ones stay idle. Return the common watermark."""
+        for source in sources:
+            self._marks[source] = max(self._marks[source], watermark)
         return self._reach()
 
     def _reach(self) -> int:

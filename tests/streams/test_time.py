@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -253,3 +254,48 @@ def test_windows_are_not_closed_by_the_clock_while_records_come() -> None:
         tick(driver, 20)
         assert counts(driver, out) == [30]
         assert late_rows(driver) == 0
+
+
+# Event time without records -----------------------------------------------------------
+
+
+def test_windows_close_when_a_driver_advances_the_watermark() -> None:
+    app, stream = app_of(idle=None, delay=1_000)
+    out = stream.group_by("kind").window(sl.tumbling(10, grace=5))
+    out = out.agg(n=sl.count(), name="agg").to("out")
+    with TestDriver(app, now_ms=BASE) as driver:
+        driver.run([event(0, 0), event(1, 12)])
+        driver.advance_watermark(BASE + 14)
+        assert counts(driver, out) == []
+        driver.advance_watermark(BASE + 15).advance_watermark(BASE + 3)
+        assert counts(driver, out) == [1]
+        driver.run([event(2, 4), event(2, 11)])  # the first one is late now
+        assert late_rows(driver) == 1
+        driver.advance_watermark(dt.datetime.fromtimestamp((BASE + 25) / 1_000, dt.UTC))
+        assert counts(driver, out) == [1, 2]
+
+
+@pytest.mark.parametrize("window", [sl.session(7), sl.sliding(7), sl.hopping(8, 4)], ids=str)
+def test_an_advanced_watermark_reaches_windows_of_windows_and_survives_a_crash(
+    window: Any,
+) -> None:
+    app, stream = app_of(idle=None)
+    first = stream.group_by("kind").window(window).agg(n=sl.count(), name="first")
+    second = first.group_by("n").window(sl.tumbling(10)).agg(m=sl.count(), name="second")
+    out = second.to("out")
+    with TestDriver(app, now_ms=BASE) as driver:
+        driver.run([event(0, 1)]).advance_watermark(BASE + 20).crash()
+        sent = sum(record.value["m"] for record in driver.output(out))
+        assert sent == (2 if "hopping" in str(window) else 1)
+        driver.run([event(1, 2)])
+        assert late_rows(driver) == 1
+        driver.advance_watermark(BASE + 40)
+        assert sum(record.value["m"] for record in driver.output(out)) == sent
+
+
+def test_an_app_without_streams_has_no_watermark() -> None:
+    app = sl.App("app")
+    words = app.topic("words", value=int)
+    app.task(words)(lambda record: None)
+    with TestDriver(app) as driver, pytest.raises(sl.InvalidRequest, match="no streams"):
+        driver.advance_watermark(BASE)
