@@ -127,7 +127,11 @@ class StageTask(BatchHandler):
 
     @property
     def time(self) -> StageTime:
-        """Watermarks of the partition. The operators know theirs afterwards."""
+        """Watermarks of the partition."""
+        return self._load_time()
+
+    def _load_time(self) -> StageTime:
+        """Return the watermarks of the partition. The operators know theirs afterwards."""
         if self._time is None:  # `init` ran before a restart
             self._time = self._new_time(current_task())
         if not self._knows_time:
@@ -136,15 +140,21 @@ class StageTask(BatchHandler):
             for name, operator in self._operators.items():
                 lag = self.plan.lag_ms(name)
                 operator.watermark = now if now <= NO_WATERMARK else now - lag
+                operator.open_rows = self._time.rows_of(name)
         return self._time
 
     @contextmanager
     def _step(self) -> Iterator[None]:
         """Keep what a step has changed in memory; forget it all if the step raises."""
         try:
+            # Rows may come before a mark, and the operators must know the watermark by then.
+            self._load_time()
             yield
-            self.time.write()
+            found = {name: each.open_windows() for name, each in self._operators.items()}
+            rows = {name: number for name, number in found.items() if number is not None}
+            self.time.write(rows)
             self._note_time()
+            current_task().open_windows = rows
         except BaseException:
             self.restored()
             raise

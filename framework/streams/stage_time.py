@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from strandline.framework.store import Store
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 FLOOR = ""
 """Key of the watermark that was reached in common, which never goes back."""
+ROWS = "rows "
+"""Beginning of the keys of the numbers of rows of open windows, followed by the operator."""
 IDLE = "idle "
 """Beginning of the keys that say whether a source is idle (1), followed by the source."""
 
@@ -44,6 +46,7 @@ class StageTime:
         self._idle: set[str] = set()
         self._marks: SourceWatermarks | None = None
         self._written: dict[str, int] = {}
+        self._rows: dict[str, int] = {}
 
     @property
     def watermark(self) -> int:
@@ -106,13 +109,24 @@ class StageTime:
         """Return True if a source holds nothing back."""
         return source in self._idle
 
-    def write(self) -> None:
-        """Write what has changed to the store."""
+    def rows_of(self, name: str) -> int | None:
+        """Return the number of rows of an operator's open windows; None if it was never written."""
+        self._load()
+        return self._rows.get(name)
+
+    def write(self, rows: Mapping[str, int]) -> None:
+        """Write what has changed to the store.
+
+        Args:
+            rows: Number of rows of open windows by operator.
+        """
+        self._rows = dict(rows)
         value, marks = self._loaded.state()
         now = {str(source): mark for source, mark in {**marks, FLOOR: value}.items()}
         now |= {f"{IDLE}{source}": source in self._idle for source in map(str, marks)}
+        now |= {f"{ROWS}{name}": number for name, number in rows.items()}
         for key, mark in now.items():
-            if self._written.get(key, 0 if key.startswith(IDLE) else NO_WATERMARK) != mark:
+            if self._written.get(key, 0 if key.startswith((IDLE, ROWS)) else NO_WATERMARK) != mark:
                 self._store.put(key, int(mark))
                 self._written[key] = mark
 
@@ -123,10 +137,15 @@ class StageTime:
 
     @property
     def _loaded(self) -> SourceWatermarks:
+        return self._load()
+
+    def _load(self) -> SourceWatermarks:
         if self._marks is None:
             found: dict[Any, int] = dict(self._store.all())
             self._written = dict(found)
             floor = found.pop(FLOOR, NO_WATERMARK)
+            rows = {key for key in found if key.startswith(ROWS)}
+            self._rows = {key.removeprefix(ROWS): found.pop(key) for key in rows}
             flags = {key for key in found if key.startswith(IDLE)}
             self._idle = {key.removeprefix(IDLE) for key in flags if found.pop(key)}
             self._marks = SourceWatermarks(self._sources)

@@ -146,7 +146,9 @@ def test_final_results_are_those_of_duckdb(kind: str, cuts: list[int]) -> None:
 
 def test_the_input_has_nulls_nan_and_rows_out_of_order() -> None:
     frame = rows()
-    assert frame["i"].null_count() and frame["x"].null_count() and frame["x"].is_nan().any()
+    assert frame["i"].null_count()
+    assert frame["x"].null_count()
+    assert frame["x"].is_nan().any()
     assert not frame["at"].is_sorted()
     assert frame["at"].is_unique().all()  # else `first` has several answers
 

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.changelog.client.partitioner import partition_for
+from strandline.framework.container import batch_instance
+from strandline.framework.streams.operators.groups import GroupState
 from strandline.framework.testing import TestDriver
 from tests.streams.oracle import Event, by_partition, fixed_windows
 
@@ -256,6 +258,22 @@ def test_windows_are_not_closed_by_the_clock_while_records_come() -> None:
         assert late_rows(driver) == 0
 
 
+def test_a_window_that_was_closed_before_a_restart_is_not_opened_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch_instance, "FIRST_BATCH_RECORDS", 1)
+    app, stream = app_of(idle="10s")
+    out = by_kind(stream)
+    with TestDriver(app, now_ms=BASE) as driver:
+        driver.run([event(partition, 0) for partition in range(3)])
+        tick(driver, 16)
+        driver.run([event(0, 100)])
+        assert counts(driver, out) == [3]
+        driver.crash().run([event(1, 5)]).end()
+        assert counts(driver, out) == [3, 1]
+        assert late_rows(driver) == 1
+
+
 # Event time without records -----------------------------------------------------------
 
 
@@ -299,3 +317,52 @@ def test_an_app_without_streams_has_no_watermark() -> None:
     app.task(words)(lambda record: None)
     with TestDriver(app) as driver, pytest.raises(sl.InvalidRequest, match="no streams"):
         driver.advance_watermark(BASE)
+
+
+# Open windows -------------------------------------------------------------------------
+
+
+def open_windows(driver: TestDriver) -> float:
+    readings = driver.worker.metrics()
+    return sum(r.value for r in readings if r.metric.name == "strandline_open_windows")
+
+
+@pytest.mark.parametrize(
+    ("window", "opened"),
+    [
+        (sl.tumbling(10), [3, 0, 0]),
+        (sl.hopping(20, 10), [3, 3, 0]),
+        (sl.sliding(5), [6, 3, 0]),
+        (sl.session(8), [3, 3, 0]),
+        (sl.count_window(4), [3, 3, 3]),
+    ],
+    ids=str,
+)
+def test_the_number_of_open_windows_is_exported_and_survives_a_crash(
+    window: Any, opened: list[int]
+) -> None:
+    app, stream = app_of(idle=None)
+    stream.group_by("user").window(window).agg(n=sl.count(), name="agg").to("out")
+    with TestDriver(app, now_ms=BASE) as driver:
+        driver.run([event(partition, at) for at in (0, 3, 8) for partition in range(3)])
+        found = [open_windows(driver)]
+        driver.crash().advance_watermark(BASE + 11)
+        found.append(open_windows(driver))
+        assert found[-1] == sum(1 for i in driver.worker.instances for _ in i.stores[0].all())
+        driver.advance_watermark(BASE + 100)
+        assert [*found, open_windows(driver)] == opened
+
+
+def test_open_windows_are_not_counted_again_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    app, stream = app_of(idle=None)
+    by_kind(stream)
+    with TestDriver(app, now_ms=BASE) as driver:
+        driver.run([event(0, 0), event(1, 12)])
+        monkeypatch.setattr(GroupState, "count", count_of_nothing)
+        driver.crash().run([event(0, 25)])
+        assert open_windows(driver) == 3
+
+
+def count_of_nothing(state: GroupState) -> int:
+    assert next(iter(state.columns.all()), None) is None
+    return 0

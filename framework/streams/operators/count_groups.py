@@ -53,12 +53,20 @@ class CountOperator(StageOperator):
         counted = pl.Series("counted", self._counts.columns().get_batch(keys)).fill_null(0)
         positions = self._window.positions(frame.select(self._node.keys), counted)
         rows = frame.with_columns(self._window.assign(positions).alias(PANE))
-        self._state.add(rows)
+        fresh = self._state.add(rows)
         self._counts.columns().add_batch(keys)
         is_last = (positions + 1) % self._window.n == 0
         if is_last.any():
             self._full.append(self._taken(rows.filter(is_last)))
+        if self.open_rows is not None:
+            self.open_rows += fresh - int(is_last.sum())
         return None
+
+    def open_windows(self) -> int:
+        """Return the number of windows that are not full, of all groups."""
+        if self.open_rows is None:
+            self.open_rows = self._state.count()
+        return self.open_rows
 
     def advance(self, watermark: int) -> pl.DataFrame | None:
         """Return the results of the windows that have become full."""

@@ -34,15 +34,23 @@ class GroupState:
         """Store of the running partition."""
         return self._store.columns()
 
-    def add(self, rows: pl.DataFrame) -> None:
-        """Add rows, which have the columns of the key, to the states of their groups."""
+    def add(self, rows: pl.DataFrame) -> int:
+        """Add rows, which have the columns of the key, to the states of their groups.
+
+        Returns:
+            Number of groups that had no state before.
+        """
         aggregates = self._aggregates
         gathered = aggregates.gather(rows, self._keys.names, TIME)
 
         def added(old: Column) -> Column:
             return aggregates.to_values(aggregates.add(self._states(old), gathered))
 
-        self.columns.update_batch(self._keys.keys(gathered), added)
+        return self.columns.update_batch(self._keys.keys(gathered), added)
+
+    def count(self) -> int:
+        """Return the number of groups, all of which are read for it."""
+        return sum(1 for _ in self.columns.all())
 
     def put(self, states: pl.DataFrame) -> None:
         """Set the states of groups, given with the columns of the key."""

@@ -30,6 +30,8 @@ class StageOperator(ABC):
     def __init__(self) -> None:
         self.watermark = NO_WATERMARK
         """Watermark of its rows, in ms since the epoch, as of the last call of `advance`."""
+        self.open_rows: int | None = None
+        """Number of rows of state of open windows, as committed with them; None if not known."""
 
     @abstractmethod
     def process(self, frame: pl.DataFrame, /) -> pl.DataFrame | None:
@@ -51,6 +53,13 @@ class StageOperator(ABC):
     @abstractmethod
     def forget(self) -> None:
         """Drop what is kept in memory, because the store may have another state now."""
+
+    def open_windows(self) -> int | None:
+        """Return the number of rows of state of open windows; None for other operators.
+
+        It is kept up to date as rows are added and deleted. Only state without `open_rows` is read.
+        """
+        return None
 
     def mark_of_results(self, before: int) -> int:
         """Return the watermark of results that became final after a watermark, in ms.

@@ -66,7 +66,7 @@ class PaneOperator(StageOperator):
             frame = frame.filter(~late)
         if not frame.is_empty():
             rows = self._with_panes(frame, watermarks_of(frame, self.watermark))
-            self._state.add(rows)
+            self._note_rows(self._state.add(rows))
             self._note_first(rows[PANE].min())
         return None
 
@@ -94,6 +94,16 @@ class PaneOperator(StageOperator):
             self._first = None if first is None else first[0][0]
         return self._first
 
+    def open_windows(self) -> int:
+        """Return the number of panes of open windows, of all groups."""
+        if self.open_rows is None:
+            self.open_rows = self._state.count()
+        return self.open_rows
+
+    def _note_rows(self, added: int) -> None:
+        if self.open_rows is not None:
+            self.open_rows += added
+
     def _note_first(self, pane: Any) -> None:
         if self._first is not None:
             self._first = min(self._first, int(pane))
@@ -102,9 +112,10 @@ class PaneOperator(StageOperator):
         """Return the panes that begin before `upper` (ms)."""
         return self._state.framed(*self._state.columns.scan_batch(None, (upper,)))
 
-    def _delete(self, upper: int) -> None:
-        """Delete the panes that begin before `upper` (ms)."""
+    def _delete(self, upper: int, panes: pl.DataFrame) -> None:
+        """Delete the panes that begin before `upper` (ms), which are among these."""
         self._state.columns.delete_range(None, (upper,))
+        self._note_rows(-int((panes[PANE] < upper).sum()))
         self._first = upper
 
     def _windows(self, states: pl.DataFrame, watermark: int) -> pl.DataFrame:
@@ -140,7 +151,7 @@ class TumblingOperator(PaneOperator):
             return None
         upper = self._window.first_open(watermark)
         states = self._taken(upper)
-        self._delete(upper)
+        self._delete(upper, states)
         return self._windows(states, before)
 
     def updates(self) -> pl.DataFrame | None:
@@ -172,8 +183,9 @@ class OverlappingOperator(PaneOperator):
         if last == done or needed_end <= first:
             return None
         closed = (pl.col(PANE) <= last) & (pl.col(PANE) > done)
-        states = self._merged(self._taken(needed_end), closed)
-        self._delete(kept_from)
+        panes = self._taken(needed_end)
+        states = self._merged(panes, closed)
+        self._delete(kept_from, panes)
         return None if states.is_empty() else self._windows(states, before)
 
     def _last_closed(self, watermark: int) -> int:

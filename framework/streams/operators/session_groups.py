@@ -46,19 +46,24 @@ class OpenSessions:
     def __init__(self, sessions: Iterable[Key]) -> None:
         self._by_key: dict[Key, set[tuple[int, int]]] = {}
         self._by_end: list[tuple[int, int, Key]] = []
+        self.count = 0
+        """Number of sessions."""
         for session in sessions:
             self.add(session)
 
     def add(self, session: Key) -> None:
         """Add a session, given as a key of the store."""
         *key, first, last = session
-        self._by_key.setdefault(tuple(key), set()).add((first, last))
+        found = self._by_key.setdefault(tuple(key), set())
+        self.count += (first, last) not in found
+        found.add((first, last))
         heapq.heappush(self._by_end, (last, first, tuple(key)))
 
     def remove(self, session: Key) -> None:
         """Remove a session."""
         *key, first, last = session
         found = self._by_key[tuple(key)]
+        self.count -= (first, last) in found
         found.discard((first, last))
         if not found:
             del self._by_key[tuple(key)]
@@ -129,6 +134,10 @@ class SessionOperator(StageOperator):
         """Return the watermark at which the last session is closed; None without sessions."""
         last = self._open.last_end()
         return None if last is None else last + self._window.grace_ms
+
+    def open_windows(self) -> int:
+        """Return the number of open sessions."""
+        return self._open.count
 
     def forget(self) -> None:
         """Find the open sessions in the store again."""
