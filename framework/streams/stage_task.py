@@ -23,6 +23,7 @@ from operator import and_
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from strandline.framework.batch import Batch, BatchHandler
 from strandline.framework.context import TaskContext, current_task
@@ -67,6 +68,8 @@ class StageTask(BatchHandler):
         """Batch being handled, for late records."""
         self._late = 0
         """Number of late rows of the batch so far."""
+        self._kept: set[int] = set()
+        """Numbers of the batch's records that were sent to the topic of late ones."""
         self._told: dict[Repartition, Told] = {}
         """Marks that were sent to each internal topic; none if it is not known any more."""
         self._last_active: dict[str, int] = {}
@@ -159,7 +162,7 @@ class StageTask(BatchHandler):
             self.restored()
             raise
         finally:
-            self._batch, self._late = None, 0
+            self._batch, self._late, self._kept = None, 0, set()
 
     # Rows --------------------------------------------------------------------------------------
 
@@ -189,14 +192,19 @@ class StageTask(BatchHandler):
         context.watermark = watermark if watermark > NO_WATERMARK else None
 
     def _note_late(self, rows: pl.DataFrame) -> None:
-        """Count late rows, and send the records that they come from to the topic for them."""
+        """Count late rows, and send the records that they come from to the topic for them.
+
+        A record whose rows are late for several operators is sent once.
+        """
         self._late += len(rows)
         topic = None if self._batch is None else self.plan.late_topic(self._batch.topic)
         if topic is None or ROW not in rows.columns or self._batch is None:
             return
-        numbers = rows[ROW].drop_nulls().unique(maintain_order=True)
-        if len(numbers):
-            topic.send_stored(self._batch.stored_rows(numbers.to_arrow()))
+        found = rows[ROW].drop_nulls().unique(maintain_order=True).to_list()
+        numbers = [number for number in found if number not in self._kept]
+        self._kept.update(numbers)
+        if numbers:
+            topic.send_stored(self._batch.stored_rows(pa.array(numbers)))
 
     def _write(self, ends: Ends) -> None:
         """Send the rows that reach the ends of the stage."""

@@ -175,6 +175,20 @@ def test_a_row_that_is_late_for_one_of_two_aggregations_counts_for_the_other() -
         assert late_rows(driver) == 1
 
 
+@pytest.mark.parametrize("by", ["user", "kind"])
+def test_a_record_that_is_late_for_two_aggregations_is_kept_once(by: str) -> None:
+    app = sl.App("app")
+    topic = app.topic("events", value=Event, key="user", timestamp="at", partitions=PARTITIONS)
+    late = app.topic("late", value=Event, key="user", timestamp="at")
+    groups = app.stream(topic, late=late, idle=None).group_by(by, name="groups")
+    for size in (10, 20):
+        groups.window(sl.tumbling(size)).agg(n=sl.count(), name=f"by-{size}").to(f"by-{size}")
+    with TestDriver(app, now_ms=BASE) as driver:
+        driver.run([event(0, at) for at in (0, 50, 3)])
+        assert [record.value for record in driver.output(late)] == [event(0, 3)]
+        assert late_rows(driver) == 2
+
+
 # Idle partitions ----------------------------------------------------------------------
 
 
