@@ -175,5 +175,9 @@ class BatchHandler(ABC):
         """Return True if something is open that the end of the input closes."""
 
     @abstractmethod
+    def advance_watermark(self, watermark: int) -> None:
+        """Let the event time of the inputs reach a watermark in ms, without records."""
+
+    @abstractmethod
     def before_commit(self) -> None:
         """Write what belongs to the commit that follows, as part of its transaction."""

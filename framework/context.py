@@ -37,7 +37,7 @@ class TaskContext:
 
     __slots__ = (
         *("app", "ending", "infos", "late", "partition", "record", "stream_time", "task"),
-        *("refused", "refuses", "timers", "watermark"),
+        *("open_windows", "refused", "refuses", "timers", "watermark"),
     )
 
     def __init__(self, app: str, task: str, partition: int, timers: Timers | None = None) -> None:
@@ -61,6 +61,8 @@ class TaskContext:
         """True while a timer or window is called because `run(until="end")` ends the input."""
         self.late = 0
         """Number of rows of streams since the last commit that came after their windows."""
+        self.open_windows: dict[str, int] = {}
+        """Number of rows of open windows, by operator of a stage of streams."""
         self.watermark: int | None = None
         """Watermark of a stage of streams, in ms since the epoch; None if there is none."""
         self.infos: Mapping[str, TopicInfo] = {}

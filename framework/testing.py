@@ -12,6 +12,7 @@ folder with RocksDB.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
@@ -26,9 +27,11 @@ from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import InvalidRequest
 from strandline.changelog.layout import STATE
 from strandline.changelog.storage import LocalStorage, Lock, MemoryStorage
+from strandline.changelog.times import to_ms
 from strandline.framework.app import App
 from strandline.framework.bulk_append import stored_columns
 from strandline.framework.columns import one_record, outgoing
+from strandline.framework.container.batch_instance import BatchInstance
 from strandline.framework.container.folders import StoreFolders
 from strandline.framework.container.idle import Bound
 from strandline.framework.container.running import raise_failures, worker_on
@@ -154,6 +157,53 @@ class TestDriver:
         self.clock.advance(ms)
         self.owner.tick()
         return self.settle()
+
+    def advance_watermark(self, to: dt.datetime | int) -> TestDriver:
+        """Let the event time of all inputs of the app's streams reach a time, without records.
+
+            driver.run(frame).advance_watermark(dt.datetime(2025, 10, 9, 12))
+
+        Pending input is handled first. Then the watermark of each partition of each topic that
+        streams read becomes `to`, unless it is later already: it never goes back. That is what a
+        record at `to` in each partition would do, but for these differences:
+
+        - `to` is the watermark itself, so `delay=` of `app.stream` is not taken off.
+        - No row is added to any window, and no topic gets a record.
+        - An idle partition stays idle, and a partition that is not does not become so.
+
+        So all windows are closed whose end plus `grace=` is at or before `to`, also those after
+        `group_by` and of windows of windows, where the graces add up. Records that come afterwards
+        are late if their windows are closed. Results and watermarks are committed when the call
+        returns, so a crash after it undoes nothing. The driver's clock, and timers in stream time,
+        are not affected.
+
+        Args:
+            to: Datetime (UTC if it has no zone), or milliseconds since the epoch.
+
+        Returns:
+            The driver itself.
+
+        Raises:
+            InvalidRequest: The app has no streams.
+            InvalidRecord: `to` is not a time, or looks like seconds.
+            TaskFailed: A task instance has stopped at a record.
+        """
+        watermark = to_ms(to, self.clock.now_ms())
+        self.settle()
+        stages = [i for i in self.worker.instances if isinstance(i, BatchInstance)]
+        stages = [instance for instance in stages if instance.has_event_time]
+        if not stages:
+            raise InvalidRequest(
+                f"app {self.app.name!r} has no streams, and only they have watermarks; stream time "
+                "of tasks moves with the timestamps of records"
+            )
+        # A stage comes after those whose internal topics it reads.
+        for task in self.app.declared.tasks:
+            for instance in stages:
+                if instance.spec.name == task:
+                    instance.drive(instance.advance_watermark(watermark))
+            self.settle()
+        return self
 
     def crash(self) -> TestDriver:
         """Kill the process without a commit, and start it again.

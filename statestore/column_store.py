@@ -170,7 +170,7 @@ class ColumnStore(CommittingStore[K, V]):
             rows = tuple(column[last] for column in rows)
         self._change_named(found.names, PRESENT, rows)
 
-    def update_batch(self, keys: pa.Array, update: Callable[[Column], Column]) -> None:
+    def update_batch(self, keys: pa.Array, update: Callable[[Column], Column]) -> int:
         """Replace the values of distinct keys by what a function makes of them.
 
         Keys are looked up once, which `get_batch` and `put_batch` would do twice.
@@ -180,12 +180,17 @@ class ColumnStore(CommittingStore[K, V]):
             update: Called once with the values as `get_batch` returns them; returns the new values,
                 aligned with `keys`. It must not use the store.
 
+        Returns:
+            Number of keys that had no value. A value that has expired counts as one until it is
+            removed.
+
         Raises:
             InvalidRecord: A key is null, not of the declared type, or there twice; or a new value
                 is null or not of the declared type. Nothing is changed then.
 
         >>> store = open_column_store(StoreSpec("n", key=str, value=int, engine="memory"))
         >>> store.update_batch(pa.array(["LHR"]), lambda old: old.fill_null(5))
+        1
         >>> store["LHR"]
         5
         """
@@ -197,9 +202,11 @@ class ColumnStore(CommittingStore[K, V]):
                 "update_batch() needs each key once"
             )
         slots = self._load_all(found.names)
+        fresh = int((self._table.states(slots) != PRESENT).sum())
         values = update(self._stored_columns.column(*self._read(slots)))
         self._check_lengths(keys, values, "values")
         self._change(slots, PRESENT, self._stored_columns.block(values))
+        return fresh
 
     def delete_batch(self, keys: pa.Array) -> None:
         """Remove keys, as far as they exist.

@@ -101,6 +101,20 @@ class BatchInstance(TaskInstance):
         finally:
             self._scope.unbind()
 
+    def advance_watermark(self, watermark: int) -> Steps:
+        """Let the event time of the handler's inputs reach a watermark in ms, as a step."""
+        assert isinstance(self._object, BatchHandler)
+        yield from self._runner.run(
+            *(self._clock_record(), "watermark", self._object.advance_watermark, watermark)
+        )
+        self._windows.handled()
+        return 1
+
+    @property
+    def has_event_time(self) -> bool:
+        """True if the handler is a stage of streams, whose inputs have watermarks."""
+        return isinstance(self._object, BatchHandler)
+
     def before_commit(self) -> None:
         """Let the handler write what belongs to the commit.
 

@@ -44,6 +44,12 @@ WATERMARK = Metric(
     "Watermark of a stage of streams, in seconds since the epoch.",
     ("app", "task", "partition"),
 )
+OPEN_WINDOWS = Metric(
+    "strandline_open_windows",
+    "gauge",
+    "Rows of state of open windows: one for each window, or pane of windows that overlap, and group.",
+    PARTITION,
+)
 LAG = Metric(
     "strandline_lag_records",
     "gauge",
@@ -84,7 +90,7 @@ MEMORY = Metric(
     "strandline_memory_budget_bytes", "gauge", "Bytes of memory that the app may use.", ("app",)
 )
 METRICS = (
-    *(PARTITIONS, UNREAD, FAILED, RUNNING, WATERMARK),
+    *(PARTITIONS, UNREAD, FAILED, RUNNING, WATERMARK, OPEN_WINDOWS),
     *(LAG, STANDBY_LAG, REMAINING, WAITING),
     *(MEMORY, ENTRIES, DISK, UNCOMMITTED, PENDING, CACHED),
 )
@@ -147,6 +153,8 @@ def gauges(app: str, tasks: TaskManager, ends: StableEnds) -> Iterator[MetricRea
         if (watermark := instance.context.watermark) is not None:
             labels = (app, instance.spec.name, str(instance.partition))
             yield MetricReading(WATERMARK, labels, watermark / 1_000)
+        for name, number in dict(instance.context.open_windows).items():
+            yield MetricReading(OPEN_WINDOWS, (app, name, str(instance.partition)), number)
 
 
 def _lags(app: str, tasks: TaskManager, ends: StableEnds) -> Iterator[MetricReading]:

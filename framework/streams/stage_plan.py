@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -12,7 +12,9 @@ from strandline.changelog.records import TopicInfo
 from strandline.changelog.settings import LONG_MAX
 from strandline.framework.session import Session
 from strandline.framework.store import Store
+from strandline.framework.streams.closings import Closings
 from strandline.framework.streams.fingerprints import fingerprint
+from strandline.framework.streams.lateness import late_rows
 from strandline.framework.streams.nodes import Emit, Node, StreamOptions, TopicSource
 from strandline.framework.streams.operators.count_groups import CountOperator
 from strandline.framework.streams.operators.duplicates import DuplicatesOperator, duplicate_keys
@@ -59,8 +61,7 @@ OF_WATERMARKS = StoreLimits(cache_bytes=1 << 20, overlay_bytes=1 << 20)
 """Limits of a store of watermarks, so that it leaves its share of the memory to the operators."""
 BY_MEMORY = StoreLimits(cache_bytes=LONG_MAX, dirty_bytes=LONG_MAX, overlay_bytes=LONG_MAX)
 """Limits of an operator's store: only the app's memory, because users cannot declare others."""
-SECOND_MS = 1_000
-DAY_MS = 24 * 3_600 * SECOND_MS
+DAY_MS = 24 * 3_600_000
 
 
 def source_name(topic: str, partition: int) -> str:
@@ -188,8 +189,21 @@ class StagePlan:
     # Operators ---------------------------------------------------------------------------------
 
     def operators(self, late: LateRows) -> dict[str, StageOperator]:
-        """Return the operators of one partition, each after those before it."""
-        return {name: self._operator(node, late) for name, node in self._nodes.items()}
+        """Return the operators of one partition, each after those before it.
+
+        Args:
+            late: Function that gets the late rows of an operator, except those that the stage
+                before an internal topic has found (`late_before`).
+        """
+        return {
+            name: self._operator(node, _not_found_before(node, late))
+            for name, node in self._nodes.items()
+        }
+
+    def late_before(self, sink: Repartition, rows: pl.DataFrame) -> list[pl.Series]:
+        """Return which rows for an internal topic are late for each operator that reads it."""
+        readers = self._plan.consumers[sink]
+        return [late_rows(node, rows) for node in readers if isinstance(node, StatefulNode)]
 
     def is_aggregate(self, name: str) -> bool:
         """Return True if an operator aggregates."""
@@ -213,29 +227,36 @@ class StagePlan:
         """Return the milliseconds by which the rows that a node gets may be before the watermark."""
         return max((self._lag_after(source) for source in node.inputs), default=0)
 
-    def mark_every_ms(self, sink: Repartition) -> int:
-        """Return the time in ms whose multiples a watermark must pass to be worth a mark."""
-        windows = [n.window for n in self._after(sink) if isinstance(n, GroupAggregate)]
-        steps = [_step_ms(window) for window in windows if isinstance(window, TimeWindow)]
-        return min(steps, default=DAY_MS)
+    def closes(self, sink: Repartition, before: int, watermark: int) -> bool:
+        """Return True if windows after an internal topic may be closed by a watermark in ms.
+
+        Args:
+            sink: Internal topic.
+            before: Watermark in ms of the last mark.
+            watermark: Watermark in ms.
+        """
+        return any(closings.between(before, watermark) for closings in self._closings[sink])
 
     @property
     def keeps_late(self) -> bool:
         """True if a topic that the stage reads has a topic for its late records."""
         return any(self.late_topic(topic.name) is not None for topic in self.topics)
 
-    def readers(self, sink: Repartition) -> list[StatefulNode]:
-        """Return the operators that read an internal topic."""
-        return [node for node in self._plan.consumers[sink] if isinstance(node, StatefulNode)]
+    @cached_property
+    def _closings(self) -> Mapping[Repartition, Collection[Closings]]:
+        """Times of closing of the windows after each internal topic, by the topic's watermark."""
+        return {sink: self._closings_after(sink) for sink in self.internal}
 
-    def _after(self, sink: Repartition) -> list[Node]:
-        found: list[Node] = []
-        waiting = list(self._plan.consumers[sink])
+    def _closings_after(self, sink: Repartition) -> set[Closings]:
+        found = set[Closings]()
+        waiting = [(node, 0) for node in self._plan.consumers[sink]]
         while waiting:
-            node = waiting.pop()
-            found.append(node)
-            waiting += self._plan.consumers[node]
-        return found
+            node, lag = waiting.pop()
+            if isinstance(node, GroupAggregate) and isinstance(node.window, TimeWindow):
+                found.add(node.window.closings.later(lag))
+                lag += node.window.grace_ms
+            waiting += [(consumer, lag) for consumer in self._plan.consumers[node]]
+        return found or {Closings(DAY_MS, 0)}
 
     def _lag_after(self, node: Node) -> int:
         if node in self.stage.sources:
@@ -293,6 +314,17 @@ def _needs_time(node: Node) -> TypeGuard[StatefulNode]:
     if isinstance(node, GroupAggregate):
         return isinstance(node.window, TimeWindow)
     return isinstance(node, DropDuplicates)
+
+
+def _not_found_before(node: StatefulNode, late: LateRows) -> LateRows:
+    """Return the function for late rows that leaves out those that were late before the topic."""
+    if not isinstance(node.inputs[0], Repartition):
+        return late
+
+    def found_here(rows: pl.DataFrame, /) -> None:
+        late(rows.filter(~late_rows(node, rows)))
+
+    return found_here
 
 
 def _specs(node: StatefulNode) -> list[AnySpec]:
@@ -356,12 +388,3 @@ def _options(stage: Stage) -> StreamOptions:
             return node.options
         waiting += node.inputs
     return StreamOptions()
-
-
-def _step_ms(window: TimeWindow) -> int:
-    """Return the greatest time in ms of which all closings of windows are multiples, about."""
-    if isinstance(window, HoppingWindow):
-        return window.pane_ms
-    if isinstance(window, TumblingWindow) and window.tz is None and not window.grace_ms:
-        return window.size.ms
-    return SECOND_MS

@@ -16,11 +16,14 @@ carry the watermark that decides whether they are late, and marks the one that c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial, reduce
+from operator import and_
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from strandline.changelog.errors import InvalidRecord
 from strandline.framework.batch import Batch, BatchHandler
@@ -29,7 +32,7 @@ from strandline.framework.streams.executor import Ends, Executor
 from strandline.framework.streams.nodes import Emit
 from strandline.framework.streams.operators.operator import StageOperator
 from strandline.framework.streams.operators.panes import PANE
-from strandline.framework.streams.schemas import INTERNAL, ROW, TIME, WATERMARK
+from strandline.framework.streams.schemas import INTERNAL, ROW, WATERMARK
 from strandline.framework.streams.stage_plan import StagePlan, source_name, writer_name
 from strandline.framework.streams.stage_rows import SOURCE, InternalTopic, TopicRows, divided, write
 from strandline.framework.streams.stage_time import StageTime
@@ -38,6 +41,15 @@ from strandline.framework.streams.watermark import NO_WATERMARK
 
 if TYPE_CHECKING:
     import polars as pl
+
+
+class Told(NamedTuple):
+    """Marks that the stages after an internal topic have of one that writes it."""
+
+    watermark: int = NO_WATERMARK
+    """Watermark in ms of the last mark."""
+    is_idle: bool = False
+    """True if they know that it is idle."""
 
 
 class StageTask(BatchHandler):
@@ -60,8 +72,10 @@ class StageTask(BatchHandler):
         """Batch being handled, for late records."""
         self._late = 0
         """Number of late rows of the batch so far."""
-        self._marked: dict[Repartition, int] = {}
-        """Watermark of the last mark to each internal topic."""
+        self._kept: set[int] = set()
+        """Numbers of the batch's records that were sent to the topic of late ones."""
+        self._told: dict[Repartition, Told] = {}
+        """Marks that were sent to each internal topic; none if it is not known any more."""
         self._last_active: dict[str, int] = {}
         """Time in ms of the wall clock at which each source was last seen active."""
 
@@ -74,20 +88,12 @@ class StageTask(BatchHandler):
 
     def process(self, batch: Batch) -> None:
         """Pass the records of a batch through the stage, and let time advance by them."""
-        try:
+        with self._step():
             self._batch = batch
-            time = self.time  # rows that no mark comes with are judged by the operators' watermarks
             frame = self._rows(batch)
             if not frame.is_empty():
                 self._write(self._executor.run({batch.topic: frame}))
             self._advance()
-            time.write()
-            self._note_time()
-        except BaseException:
-            self.restored()
-            raise
-        finally:
-            self._batch, self._late = None, 0
 
     def before_commit(self) -> None:
         """Send the results of keys that changed."""
@@ -97,15 +103,21 @@ class StageTask(BatchHandler):
 
     def window(self) -> None:
         """Look for sources that are idle; close all windows if the input is over."""
-        try:
+        with self._step():
             if current_task().ending:
                 self._close_all()
             else:
                 self._look_for_idle(current_task().record.timestamp)
-            self.time.write()
-        except BaseException:
-            self.restored()
-            raise
+
+    def advance_watermark(self, watermark: int) -> None:
+        """Raise the topics that the stage reads itself to a watermark in ms, without records.
+
+        The stages after internal topics are told in any case, so that they need no rounding.
+        """
+        with self._step():
+            sources = self.time.sources
+            self.time.raise_to(watermark, filter(self.plan.is_topic, sources))
+            self._advance(is_active=True)
 
     def is_open(self) -> bool:
         """Return True if an operator has open windows."""
@@ -117,14 +129,18 @@ class StageTask(BatchHandler):
             context.refused = []
         if self._time is not None:
             self._time.forget()
-        self._marked = {}
+        self._told = {}
         self._knows_time = False
         for operator in self._operators.values():
             operator.forget()
 
     @property
     def time(self) -> StageTime:
-        """Watermarks of the partition. The operators know theirs afterwards."""
+        """Watermarks of the partition."""
+        return self._load_time()
+
+    def _load_time(self) -> StageTime:
+        """Return the watermarks of the partition. The operators know theirs afterwards."""
         if self._time is None:  # `init` ran before a restart
             self._time = self._new_time(current_task())
         if not self._knows_time:
@@ -133,7 +149,26 @@ class StageTask(BatchHandler):
             for name, operator in self._operators.items():
                 lag = self.plan.lag_ms(name)
                 operator.watermark = now if now <= NO_WATERMARK else now - lag
+                operator.open_rows = self._time.rows_of(name)
         return self._time
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        """Keep what a step has changed in memory; forget it all if the step raises."""
+        try:
+            # Rows may come before a mark, and the operators must know the watermark by then.
+            self._load_time()
+            yield
+            found = {name: each.open_windows() for name, each in self._operators.items()}
+            rows = {name: number for name, number in found.items() if number is not None}
+            self.time.write(rows)
+            self._note_time()
+            current_task().open_windows = rows
+        except BaseException:
+            self.restored()
+            raise
+        finally:
+            self._batch, self._late, self._kept = None, 0, set()
 
     # Rows --------------------------------------------------------------------------------------
 
@@ -168,39 +203,40 @@ class StageTask(BatchHandler):
         context.watermark = watermark if watermark > NO_WATERMARK else None
 
     def _note_late(self, rows: pl.DataFrame) -> None:
-        """Count late rows, and send the records that they come from to the topic for them."""
-        self._late += len(rows)
-        self._keep_late(rows)
+        """Count late rows, and send the records that they come from to the topic for them.
 
-    def _keep_late(self, rows: pl.DataFrame) -> None:
-        """Send the records that late rows come from to the topic for late records."""
+        A record whose rows are late for several operators is sent once.
+        """
+        self._late += len(rows)
         topic = None if self._batch is None else self.plan.late_topic(self._batch.topic)
         if topic is None or ROW not in rows.columns or self._batch is None:
             return
-        numbers = rows[ROW].drop_nulls().unique(maintain_order=True)
-        if len(numbers):
-            topic.send_stored(self._batch.stored_rows(numbers.to_arrow()))
+        found = rows[ROW].drop_nulls().unique(maintain_order=True).to_list()
+        numbers = [number for number in found if number not in self._kept]
+        self._kept.update(numbers)
+        if numbers:
+            topic.send_stored(self._batch.stored_rows(pa.array(numbers)))
 
     def _write(self, ends: Ends) -> None:
         """Send the rows that reach the ends of the stage."""
         for sink, rows in ends.items():
             if isinstance(sink, Repartition):
-                self._keep_late_for_readers(sink, rows)
-                self.plan.internal[sink].send(rows)
+                self._send(sink, rows)
             elif isinstance(sink, OutputNode):
                 write(sink, rows)
 
-    def _keep_late_for_readers(self, sink: Repartition, rows: pl.DataFrame) -> None:
-        """Send the records that will be late after an internal topic to the topic for them.
+    def _send(self, sink: Repartition, rows: pl.DataFrame) -> None:
+        """Send the rows to an internal topic that are not late for all operators after it.
 
-        The stage that reads the internal topic counts their rows, but does not have the records.
+        Late rows are noted here, because only here are the records known that they come from.
         """
-        if self._batch is None or self.plan.late_topic(self._batch.topic) is None:
-            return
-        for reader in self.plan.readers(sink):
-            late = reader.late(rows[TIME], rows[WATERMARK])
-            if late is not None and late.any():
-                self._keep_late(rows.filter(late))
+        found = self.plan.late_before(sink, rows)
+        for late in found:
+            if late.any():
+                self._note_late(rows.filter(late))
+        kept = rows.filter(~reduce(and_, found))
+        if not kept.is_empty():
+            self.plan.internal[sink].send(kept)
 
     def _emit(self, name: str, results: pl.DataFrame | None, emit: Emit | None) -> None:
         if results is not None and not results.is_empty():
@@ -232,17 +268,17 @@ class StageTask(BatchHandler):
         """Return a function that takes back what the operators do and send from now on."""
         sends = [topic.sending() for topic in self.plan.written]
         stores = [store.columns() for store in self.plan.stores.values()]
-        marks, late = [store.mark() for store in stores], self._late
+        marks, late, kept_rows = [store.mark() for store in stores], self._late, {*self._kept}
         in_memory = [(operator, operator.mark()) for operator in self._operators.values()]
 
         def undo() -> None:
-            for store, mark in zip(stores, marks, strict=True):
-                store.rollback(mark)
-            for operator, kept in in_memory:
-                operator.undo(kept)
+            for store, length in zip(stores, marks, strict=True):
+                store.rollback(length)
+            for operator, mark in in_memory:
+                operator.undo(mark)
             for unsend in sends:
                 unsend()
-            self._late = late
+            self._late, self._kept = late, {*kept_rows}
 
         return undo
 
@@ -258,10 +294,11 @@ class StageTask(BatchHandler):
 
     # Time --------------------------------------------------------------------------------------
 
-    def _advance(self) -> None:
+    def _advance(self, *, is_active: bool = False) -> None:
         """Let the operators close what the watermark has passed, each after those before it.
 
-        Windows of a number of rows close without a watermark, too.
+        Windows of a number of rows close without a watermark, too. With `is_active` the stages
+        after internal topics are told that records come.
         """
         watermark = self.time.watermark
         is_known = watermark > NO_WATERMARK
@@ -271,19 +308,35 @@ class StageTask(BatchHandler):
             if self.plan.is_aggregate(name):
                 # The state is gone before the commit, which could not send its last update.
                 self._emit_each(name, results, "update")
-        if is_known:
-            self._send_marks()
+        self._send_marks(is_active=is_active)
 
-    def _send_marks(self) -> None:
-        """Send marks to the internal topics whose windows they may close."""
+    def _send_marks(self, *, is_active: bool) -> None:
+        """Send marks to the internal topics: what may close windows there.
+
+        A mark is sent when the watermark may close windows after a topic, when this
+        partition becomes idle or is not any more, and with `is_active`.
+        """
+        is_idle, now = self.time.is_idle, current_task().record.timestamp
         for sink, internal in self.plan.internal.items():
             if sink not in self.plan.stage.nodes:
                 continue
-            watermark = self.time.watermark - self.plan.lag_before_ms(sink)
-            step = self.plan.mark_every_ms(sink)
-            if watermark // step > self._marked.get(sink, NO_WATERMARK) // step:
-                self._marked[sink] = watermark
-                self._send_mark(internal, watermark, watermark)
+            told = self._told.get(sink, Told())
+            mark = self._mark_for(sink)
+            if (
+                self.plan.closes(sink, told.watermark, mark)
+                or is_active
+                or (told.is_idle and not is_idle)
+            ):
+                self._send_mark(internal, mark, mark)
+                told = Told(mark)
+            if is_idle and not told.is_idle:  # a mark has made it active there
+                self._send_mark(internal, None, now)
+            self._told[sink] = Told(told.watermark, is_idle)
+
+    def _mark_for(self, sink: Repartition) -> int:
+        """Return the watermark in ms of the rows that this partition will send to a topic."""
+        watermark = self.time.watermark
+        return watermark if watermark <= NO_WATERMARK else watermark - self.plan.lag_before_ms(sink)
 
     def _send_mark(self, internal: InternalTopic, watermark: int | None, time: int) -> None:
         source = writer_name(internal.topic.name, current_task().partition)
@@ -295,34 +348,27 @@ class StageTask(BatchHandler):
     def _look_for_idle(self, now: int) -> None:
         """Let sources that were silent for long hold nothing back; see `App.stream`."""
         time = self.time
-        for source in time.take_active():
-            self._last_active[source] = now
+        active = time.take_active()
+        self._last_active |= dict.fromkeys(active, now)
         idle_ms, close_ms = self.plan.options.idle_ms, self.plan.options.close_idle_ms
         silent = {
             source: now - self._last_active.setdefault(source, self._begun)
             for source in time.sources
         }
-        was_idle = time.is_idle
         for source, silence in silent.items():
             if idle_ms is not None and silence >= idle_ms and self.plan.is_topic(source):
                 time.set_idle(source)
-        if time.is_idle and not was_idle:
-            self._tell_idle(now)
         if close_ms is not None and silent and min(silent.values()) >= close_ms:
             self._close_all()
-        self._advance()
-
-    def _tell_idle(self, now: int) -> None:
-        for sink, internal in self.plan.internal.items():
-            if sink in self.plan.stage.nodes:
-                self._send_mark(internal, None, now)
+        # Without a mark, windows after internal topics would be closed although records come.
+        self._advance(is_active=close_ms is not None and bool(active))
 
     def _close_all(self) -> None:
         """Close all windows, because no more records come, or none for long."""
         for name, operator in self._operators.items():
             end = operator.closed_at()
             if end is not None:
-                self.time.raise_to(end + self.plan.lag_ms(name))
+                self.time.raise_to(end + self.plan.lag_ms(name), self.time.sources)
             self._advance()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from strandline.framework.store import Store
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 FLOOR = ""
 """Key of the watermark that was reached in common, which never goes back."""
+ROWS = "rows "
+"""Beginning of the keys of the numbers of rows of open windows, followed by the operator."""
 IDLE = "idle "
 """Beginning of the keys that say whether a source is idle (1), followed by the source."""
 
@@ -45,6 +47,7 @@ class StageTime:
         self._idle: set[str] = set()
         self._marks: SourceWatermarks | None = None
         self._written: dict[str, int] = {}
+        self._rows: dict[str, int] = {}
 
     @property
     def watermark(self) -> int:
@@ -77,10 +80,12 @@ class StageTime:
             marks.restored(marks.value, {source: NO_WATERMARK})
         marks.advance(source, watermark)
 
-    def raise_to(self, watermark: int) -> None:
-        """Raise all sources to a watermark, because the windows before it are closed."""
-        for source in self.sources:
-            self._loaded.advance(source, max(watermark, self.of(source)))
+    def raise_to(self, watermark: int, sources: Iterable[str]) -> None:
+        """Raise sources to a watermark, because the windows before it are to be closed.
+
+        A source that is idle stays so.
+        """
+        self._loaded.raise_to(watermark, sources)
 
     def take_active(self) -> set[str]:
         """Return the sources that had records since the last call."""
@@ -98,19 +103,31 @@ class StageTime:
     @property
     def is_idle(self) -> bool:
         """True if no source holds the watermark back."""
-        return self._idle.issuperset(self.sources)
+        sources = self.sources  # they are read from the store first, and what is idle with them
+        return self._idle.issuperset(sources)
 
     def is_source_idle(self, source: str) -> bool:
         """Return True if a source holds nothing back."""
         return source in self._idle
 
-    def write(self) -> None:
-        """Write what has changed to the store."""
+    def rows_of(self, name: str) -> int | None:
+        """Return the number of rows of an operator's open windows; None if it was never written."""
+        self._load()
+        return self._rows.get(name)
+
+    def write(self, rows: Mapping[str, int]) -> None:
+        """Write what has changed to the store.
+
+        Args:
+            rows: Number of rows of open windows by operator.
+        """
+        self._rows = dict(rows)
         value, marks = self._loaded.state()
         now = {str(source): mark for source, mark in {**marks, FLOOR: value}.items()}
         now |= {f"{IDLE}{source}": source in self._idle for source in map(str, marks)}
+        now |= {f"{ROWS}{name}": number for name, number in rows.items()}
         for key, mark in now.items():
-            if self._written.get(key, 0 if key.startswith(IDLE) else NO_WATERMARK) != mark:
+            if self._written.get(key, 0 if key.startswith((IDLE, ROWS)) else NO_WATERMARK) != mark:
                 for store in self._stores:
                     store.put(key, int(mark))
                 self._written[key] = mark
@@ -122,9 +139,14 @@ class StageTime:
 
     @property
     def _loaded(self) -> SourceWatermarks:
+        return self._load()
+
+    def _load(self) -> SourceWatermarks:
         if self._marks is None:
             found = self._read()
             floor = found.pop(FLOOR, NO_WATERMARK)
+            rows = {key for key in found if key.startswith(ROWS)}
+            self._rows = {key.removeprefix(ROWS): found.pop(key) for key in rows}
             flags = {key for key in found if key.startswith(IDLE)}
             self._idle = {key.removeprefix(IDLE) for key in flags if found.pop(key)}
             self._marks = SourceWatermarks(self._sources)

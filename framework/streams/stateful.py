@@ -29,10 +29,6 @@ class StatefulNode(Node):
     emit: Emit | None = None
     """Results that are taken of an aggregation before this operator."""
 
-    def late(self, times: pl.Series, watermarks: pl.Series) -> pl.Series | None:
-        """Return which rows come too late for the operator; None if none ever does."""
-        raise NotImplementedError
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GroupAggregate(StatefulNode):
@@ -49,17 +45,6 @@ class GroupAggregate(StatefulNode):
         window = "" if self.window is None else f" in {self.window}"
         figures = ", ".join(f"{n}={one}" for n, one in self.aggregates.aggregates.items())
         return f"{self.name}: by {', '.join(self.keys)}{window}: {figures}"
-
-    def late(self, times: pl.Series, watermarks: pl.Series) -> pl.Series | None:
-        """Return which rows are late for all their windows; None if no row is ever late.
-
-        Args:
-            times: Times of the rows.
-            watermarks: Watermark in ms before each row.
-        """
-        from strandline.framework.streams.windows import TimeWindow
-
-        return self.window.late(times, watermarks) if isinstance(self.window, TimeWindow) else None
 
     def columns_needed(self, needed: set[str]) -> set[str]:
         """Return the keys, the aggregated columns and the time."""
@@ -81,15 +66,6 @@ class DropDuplicates(StatefulNode):
     def detail(self) -> str:
         """Columns and time."""
         return f"{self.name}: on {', '.join(self.on)} within {self.within_ms} ms"
-
-    def late(self, times: pl.Series, watermarks: pl.Series) -> pl.Series | None:
-        """Return which rows are late, because those of their time are forgotten.
-
-        Args:
-            times: Times of the rows.
-            watermarks: Watermark in ms before each row.
-        """
-        return times + self.within_ms < watermarks
 
     def columns_needed(self, needed: set[str]) -> set[str]:
         """Return the needed columns, the compared ones and the time."""

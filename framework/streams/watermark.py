@@ -90,6 +90,15 @@ class SourceWatermarks:
     def set_idle(self, source: Hashable, *, idle: bool) -> int:
         """Set whether a source is idle, so that it holds nothing back; return the watermark."""
         (self._idle.add if idle else self._idle.discard)(source)
+        return self._reach()
+
+    def raise_to(self, watermark: int, sources: Iterable[Hashable]) -> int:
+        """Raise sources to a watermark; idle ones stay idle. Return the common watermark."""
+        for source in sources:
+            self._marks[source] = max(self._marks[source], watermark)
+        return self._reach()
+
+    def _reach(self) -> int:
         active = [mark for source, mark in self._marks.items() if source not in self._idle]
         reached = min(active) if active else max(self._marks.values(), default=self._value)
         self._value = max(self._value, reached)

@@ -20,8 +20,10 @@ import numpy as np
 
 from strandline.changelog.errors import InvalidConfig, InvalidRecord
 from strandline.framework.streams.calendars import MONDAY_MS, Calendar, check_zone
+from strandline.framework.streams.closings import Closings
 from strandline.framework.streams.durations import (
     DAY_MS,
+    SECOND_MS,
     WEEK_MS,
     Duration,
     Given,
@@ -61,6 +63,11 @@ class TimeWindow(Window):
     @abstractmethod
     def end_of(self, starts: T) -> T:
         """Return the end (exclusive) of windows: of one, in ms, or of a column of them."""
+
+    @property
+    def closings(self) -> Closings:
+        """Times in ms of the watermark at which windows are closed: at most a second apart."""
+        return Closings(SECOND_MS, 0)
 
     @abstractmethod
     def last_end(self, times: pl.Series) -> pl.Series:
@@ -133,6 +140,13 @@ class TumblingWindow(TimeWindow):
         import polars as pl
 
         return int(self.assign(pl.Series([watermark - self.grace_ms]))[0])
+
+    @property
+    def closings(self) -> Closings:
+        """Times in ms of the watermark at which windows are closed."""
+        if self._calendar is not None:
+            return Closings(SECOND_MS, 0)
+        return Closings(self.size.ms, self._anchor + self.grace_ms)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the definition as plain data, equal for equal definitions."""
@@ -259,6 +273,11 @@ class HoppingWindow(TimeWindow):
     def last_window(self, time: int) -> int:
         """Return the start in ms of the last window that a time belongs to."""
         return (time - self._anchor) // self.every_ms * self.every_ms + self._anchor
+
+    @property
+    def closings(self) -> Closings:
+        """Times in ms of the watermark at which windows are closed."""
+        return Closings(self.every_ms, self._anchor + self.size_ms + self.grace_ms)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the definition as plain data, equal for equal definitions."""

@@ -79,6 +79,8 @@ def count(on: Field, report: Report) -> None:
     stages = scribe.stages.values()
     report.records = scribe.records
     report.outputs = sum(figures.n for stage in stages for figures in stage.last.values())
+    report.windows, report.late = scribe.windows.count, scribe.windows.late
+    report.wrong += scribe.windows.wrong()
     report.lost = sum(stage.lost for stage in stages)
     report.doubled = sum(stage.doubled for stage in stages)
     report.wrong += scribe.wrong + [what for stage in stages for what in stage.wrong()][:10]
@@ -102,7 +104,7 @@ def at_rest(on: Field, committed: Mapping[TopicPartition, int]) -> list[str]:
 
 def differences(on: Field, state: Path, committed: Mapping[TopicPartition, int]) -> list[str]:
     """Return the differences of stores, restored to the end, and offsets from the expected ones."""
-    made = pipeline(on.address, recent=True, typed=on.typed, state_dir=state)
+    made = pipeline(on.address, recent=True, windows=True, typed=on.typed, state_dir=state)
     assert made.recent is not None
     with made.app:
         stages = on.scribe.stages

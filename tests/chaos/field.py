@@ -23,8 +23,8 @@ from tests.chaos.scribe import Scribe
 from tests.workers.pipeline import Pipeline, pipeline
 from tests.workers.processes import Process
 
-INPUTS = ("words", "pipeline-letter-repartition")
-OUTPUTS = ("figures", "letters")
+INPUTS = ("words", "pipeline-letter-repartition", "pipeline-per-second-repartition")
+OUTPUTS = ("figures", "letters", "windows", "late")
 AHEAD = 40_000
 """Maximum number of records that wait for the workers before the pens pause."""
 
@@ -54,7 +54,7 @@ class Field:
         self._said = said
         self._manner = [guarantee, *(["careless"] if careless else [])]
         self._bound = bound
-        self.made: Pipeline = pipeline(attached, recent=True, typed=typed)
+        self.made: Pipeline = pipeline(attached, recent=True, windows=True, typed=typed)
         self.made.app.prepare()
         self.prepare()
         for slot in range(workers):

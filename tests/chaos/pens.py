@@ -22,6 +22,8 @@ LETTERS = "abcdefgh"
 WORDS = 25
 """Number of different words per letter."""
 PAUSE_SECONDS = 0.05
+AGES_MS = (0,) * 15 + (900, 4_000)
+"""Milliseconds since a transaction's words happened: most are just now, a few come late."""
 
 
 class Pen:
@@ -68,12 +70,12 @@ class Pen:
     def _try(self, producer: Producer, words: list[str], values: list[int]) -> bool:
         """Write one transaction. Return True if it is committed, False if it never will be."""
         topic = self._made.words
-        now = self._made.app.session.clock.now_ms()
+        at_ms = self._made.app.session.clock.now_ms() - self._chance.choice(AGES_MS)
         keys = topic.keys.encode([topic.keys.item(word) for word in words]).to_pylist()
         items = topic.values.encode([topic.values.item(value) for value in values]).to_pylist()
         try:
             producer.begin_transaction()
-            producer.append_columns("words", keys, items, [now] * len(keys))
+            producer.append_columns("words", keys, items, [at_ms] * len(keys))
             producer.commit_transaction()
             return True
         except StrandlineError:

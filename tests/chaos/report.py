@@ -17,6 +17,10 @@ class Report:
     """Seconds from the death of the owner, or a broker, to the next answer."""
     records: int = 0
     outputs: int = 0
+    windows: int = 0
+    """Number of final results of windows."""
+    late: int = 0
+    """Number of words that came after their windows."""
     deleted: int = 0
     fences: int = 0
     rebalances: int = 0
@@ -39,6 +43,7 @@ class Report:
         takeovers, restores = sorted(self.takeovers), sorted(self.restores)
         return [
             f"seed {self.seed}, {self.seconds:.0f} s: {self.records:,} records in, {self.outputs:,} out",
+            f"{self.windows:,} windows closed, {self.late:,} late words",
             f"{self.deleted:,} records deleted while producers ran",
             "  ".join(f"{number} × {blow}" for blow, number in sorted(self.blows.items())),
             f"{self.fences} fences, {self.rebalances} rebalances",

@@ -18,6 +18,7 @@ from strandline.changelog.errors import StrandlineError
 from strandline.changelog.records import TopicPartition
 from strandline.framework.decoding import decode
 from strandline.framework.topic import Topic
+from tests.chaos.windows import Windows
 from tests.workers.pipeline import RECENT, Figures, Pipeline
 
 EXAMPLES = 10
@@ -86,7 +87,12 @@ class Scribe:
         self.values: Counter[int] = Counter()
         self.wrong: list[str] = []
         self.positions: dict[TopicPartition, int] = {}
+        self.windows = Windows()
+        assert made.windows is not None
+        assert made.late is not None
         self._topics: dict[str, Topic[Any, Any]] = {
+            "windows": made.windows,
+            "late": made.late,
             "words": made.words,
             "figures": made.figures,
             "letters": made.letters,
@@ -130,7 +136,12 @@ class Scribe:
                 if record.offset <= offset:
                     self._note(f"{tp}: offset {record.offset} after {offset}")
                 offset = record.offset
-                if tp.topic == "words":
+                if tp.topic == "windows":
+                    self.windows.came_out(record.value)
+                elif tp.topic == "late":
+                    self.windows.came_late(record.value)
+                elif tp.topic == "words":
+                    self.windows.put_in(tp, record.key, record.value, record.timestamp)
                     self.values[record.value] += 1
                     for stage in self.stages.values():
                         stage.put_in(record.key, record.value)

@@ -48,7 +48,13 @@ def test_nothing_is_lost_and_nothing_doubled(repository: Path) -> None:
         blows.append("fill disk")
     for blow in blows:
         assert f"× {blow}" in said, said
-    for what in ("passes of the cleaner", "tombstones removed", "times killed in a commit"):
+    for what in (
+        "windows closed",
+        "late words",
+        "passes of the cleaner",
+        "tombstones removed",
+        "times killed in a commit",
+    ):
         assert number_of(what, said) > 0, said
 
 

@@ -28,7 +28,7 @@ def main() -> None:
     if care == ["careless"]:
         PartitionOffsets.must_start_over = lambda *_: False  # type: ignore[method-assign]
     die_before("commit_until_known" if guarantee == "exactly_once" else "_commit_offsets")
-    work(log, guarantee, recent=True, state_dir=state)
+    work(log, guarantee, recent=True, windows=True, state_dir=state)
 
 
 def die_before(step: str) -> None:

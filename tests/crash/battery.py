@@ -3,6 +3,7 @@
     stops       before, after, and in the middle of each operation × deaths
     torn        each append cut off at every byte × a death
     failures    an EIO or ENOSPC at each operation, once or from then on × deaths
+    windows     stops, and failures, in the life of a stream with windows (tests/crash/windowed.py)
     recoveries  stops at operations of the recovery from a death, twice in a row; at each
                 operation of those that have, together, every point of a recovery
     pairs       two failures, in one life and in the recovery or life after it, drawn from a seed
@@ -33,6 +34,7 @@ from unittest import mock
 from strandline.changelog.embedded.cleaning import rewriting
 from strandline.changelog.embedded.context import LogContext
 from strandline.framework.container import outage
+from strandline.statestore import column_store, dirty
 from tests.cleaning import little_memory
 from tests.crash.images import Image, Score, Tried, judge, promised
 from tests.crash.lives import FAILURES, FailingDisk, Failure, Share, filmed
@@ -41,7 +43,7 @@ from tests.crash.points import AFTERMATH, POINTS
 from tests.crash.recoveries import known_recoveries, recoveries, recoveries_without_fsync
 from tests.crash.torn import torn
 from tests.crash.twin import Died, PowerStorage
-from tests.crash.workload import Scene
+from tests.crash.workload import Scene, WindowedScene
 from tests.log.power import taking_turns
 
 TWO_KEYS = 150
@@ -50,10 +52,10 @@ TWO_KEYS = 150
 # Stops --------------------------------------------------------------------------------
 
 
-def stops(share: Share, durability: str = "fsync") -> Score:
+def stops(share: Share, durability: str = "fsync", script: type[Scene] = Scene) -> Score:
     """Stop at each operation × deaths."""
     score, tried, known = Score(), Tried(), list[object]()
-    for number, image in enumerate(filmed(share.has, durability)):
+    for number, image in enumerate(filmed(share.has, durability, script=script)):
         if image.past.marks() != known:
             tried, known = Tried(), image.past.marks()
         for death in image.deaths(share.first + share.part + number, durability):
@@ -66,17 +68,22 @@ def stops_without_fsync(share: Share) -> Score:
     return stops(share, "os")
 
 
+def stops_of_windows(share: Share) -> Score:
+    """Stop at each operation of a life of a stream with windows × deaths."""
+    return stops(share, script=WindowedScene)
+
+
 # Failures of the disk -----------------------------------------------------------------
 
 
-def failures(share: Share) -> Score:
+def failures(share: Share, script: type[Scene] = Scene) -> Score:
     """Fail with each kind of disk failure at each operation × a death."""
     score = Score()
     for number in count(1):
         if not share.has(number):
             continue
         for at, failure in enumerate(FAILURES):
-            image = failing_life(score, number, failure)
+            image = failing_life(score, number, failure, script)
             if image is None:
                 return score
             if image.point:
@@ -85,11 +92,18 @@ def failures(share: Share) -> Score:
     return score
 
 
-def failing_life(score: Score, number: int, failure: Failure) -> Image | None:
+def failures_of_windows(share: Share) -> Score:
+    """Fail at each operation of a life of a stream with windows × a death."""
+    return failures(share, WindowedScene)
+
+
+def failing_life(
+    score: Score, number: int, failure: Failure, script: type[Scene] = Scene
+) -> Image | None:
     """Return the image after a life whose disk fails at an operation; None if it has fewer."""
     storage = PowerStorage()
     disk = FailingDisk(storage, number, failure)
-    scene = Scene(storage, may_fail=disk.has_struck)
+    scene = script(storage, may_fail=disk.has_struck)
     case = f"{failure.name} at operation {number}"
     try:
         with promised("goes on"), scene.actors.tolerant():
@@ -164,6 +178,8 @@ PARTS: dict[str, Callable[[Share], Score]] = {
     "stops, os": stops_without_fsync,
     "torn": torn,
     "failures": failures,
+    "windows": stops_of_windows,
+    "windows, failures": failures_of_windows,
     "recoveries": recoveries,
     "recoveries, os": recoveries_without_fsync,
     "recoveries, all points": known_recoveries,
@@ -171,7 +187,7 @@ PARTS: dict[str, Callable[[Share], Score]] = {
 }
 CHUNKS = 6
 """Number of shares of a part for each process."""
-BLOCKS = {"stops": 32, "stops, os": 32, "torn": 512, "recoveries, all points": 16}
+BLOCKS = {"stops": 32, "windows": 32, "stops, os": 32, "torn": 512, "recoveries, all points": 16}
 """Number of consecutive cases in one share. Neighbours spare each other's lives (`Tried`)."""
 
 
@@ -187,6 +203,8 @@ def alone() -> Iterator[None]:
             little_memory(TWO_KEYS),
             mock.patch.object(rewriting, "WRITE_BACK_BYTES", 1),
             mock.patch.object(rewriting, "MAX_WRITE_BACKS", 1),
+            mock.patch.object(dirty, "RANGE_MIN_KEYS", 1),
+            mock.patch.object(column_store, "RANGE_MIN_KEYS", 1),
         ):
             yield
     finally:

@@ -249,7 +249,7 @@ def judge(
 
 def opened(storage: PowerStorage, past: Past, durability: str) -> Scene:
     """Open the log that a death has left, and judge it."""
-    scene = Scene(storage, past, durability=durability)
+    scene = past.next_life(storage, durability=durability)
     with promised("opens"):
         scene.open()
     scene.actors.ledger.judge(scene.world)

@@ -42,21 +42,22 @@ def filmed(
     wanted: Callable[[int], bool],
     durability: str = "fsync",
     storage: PowerStorage | None = None,
+    script: type[Scene] = Scene,
 ) -> list[Image]:
-    """Return images of the workload at the wanted operations."""
+    """Return images of a life, by default of the workload, at the wanted operations."""
     storage = storage or PowerStorage()
-    scene = Scene(storage, durability=durability)
+    scene = script(storage, durability=durability)
     camera = Camera(f"{durability}: ", storage, scene.past, wanted)
     scene.open()
     scene.play()
     return camera.images
 
 
-def visited(durability: str = "fsync") -> list[str]:
-    """Return the points that the workload goes through, in order."""
+def visited(durability: str = "fsync", script: type[Scene] = Scene) -> list[str]:
+    """Return the points that a life, by default the workload, goes through, in order."""
     storage = PowerStorage()
     points = noted(storage)
-    scene = Scene(storage, durability=durability)
+    scene = script(storage, durability=durability)
     scene.open()
     scene.play()
     return points

@@ -1,6 +1,7 @@
 """A stateful task with two stores and timers on the storage twin, and its expected results.
 
-It counts each word, remembers its last value, and sends the count. QUIET_MS of stream time after
+It counts each word, remembers its last value, and sends the count. Some words delete the last
+values of a range of keys. QUIET_MS of stream time after
 the last record of a word a timer sends the count once more. A timer by the wall clock sends once
 for each word. `fold` computes stores and outputs if each record counts exactly once.
 
@@ -11,24 +12,27 @@ and a restore are written, synced and renamed there, and can be stopped anywhere
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import msgspec
 
 import strandline as sl
+from strandline.changelog import storage
 from strandline.changelog.clock import Clock
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.layout import STATE
 from strandline.changelog.records import TopicPartition
-from strandline.changelog.storage import Storage, replace
+from strandline.changelog.storage import Storage
 from strandline.framework.container.folders import StoreFolders
 from strandline.framework.container.running import worker_on
 from strandline.framework.options import Options
+from strandline.statestore.column_store import open_column_store
+from strandline.statestore.committing import CommittingStore
 from strandline.statestore.engine import Column, Entry, StorePosition
 from strandline.statestore.ranges import NO_RANGES, DeletedRanges
 from strandline.statestore.spec import StoreLimits, StoreSpec
-from strandline.statestore.store import PartitionStore, open_store
+from strandline.statestore.store import open_store
 from strandline.statestore.values import Expiry
 from tests.crash.oracle import check, records
 from tests.crash.twin import read_all
@@ -38,6 +42,8 @@ APP = "tally"
 WORDS = (TopicPartition("words", 0), TopicPartition("words", 1))
 OUT = (TopicPartition("out", 0), TopicPartition("out", 1))
 QUIET_MS = 25
+FORGETS = 4
+"""A word whose value is a multiple of this deletes the last values of the keys before its own."""
 WALL_MS = START_MS + 1_000
 CHECKPOINT_MS = 2_000
 FOREVER_MS = 1 << 40
@@ -64,6 +70,8 @@ def tally(limits: StoreLimits) -> Tally:
     def count(record: sl.Record[str, int]) -> None:
         n = seen[record.key] = seen[record.key] + 1
         last[record.key] = record.value
+        if record.value % FORGETS == 0:
+            last.delete_range(None, record.key)
         out.send(record.key, n)
         sl.set_timer(record.key, record.timestamp + QUIET_MS)
         if n == 1:
@@ -102,15 +110,19 @@ class Expected:
     def take(self, words: Iterable[Word]) -> None:
         """Process one partition of the input, in order."""
         timers: dict[str, int] = {}
+        last: dict[str, int] = {}
         for word in words:
             for key in sorted(timers, key=lambda key: timers[key]):
                 if timers[key] <= word.at_ms:
                     self._send(f"quiet {key}", self.seen[key])
                     del timers[key]
             self.seen[word.key] = self.seen.get(word.key, 0) + 1
-            self.last[word.key] = word.value
+            last[word.key] = word.value
+            if word.value % FORGETS == 0:
+                last = {key: value for key, value in last.items() if key >= word.key}
             self._send(word.key, self.seen[word.key])
             timers[word.key] = word.at_ms + QUIET_MS
+        self.last |= last
 
     def _send(self, key: str, value: int) -> None:
         self.sent.setdefault(key, []).append(value)
@@ -173,7 +185,7 @@ class SnapshotEngine:
         merged = {**kept, **changes}
         entries = {key: value for key, value in merged.items() if value is not None}
         content = msgspec.msgpack.encode((position.to_bytes(), entries))
-        replace(self._storage, self._path, content)
+        storage.replace(self._storage, self._path, content)
         self._entries, self._position = entries, position
 
     def wipe(self) -> None:
@@ -205,8 +217,12 @@ class TwinFolders(StoreFolders):
         expiry: Expiry | None = None,
         *,
         columns: bool = False,
-    ) -> PartitionStore[Any, Any]:
+    ) -> CommittingStore[Any, Any]:
+        limits = replace(spec.limits, checkpoint_interval_ms=CHECKPOINT_MS)
+        spec = replace(spec, limits=limits)
         engine = SnapshotEngine(self.storage, f"{STATE}/{APP}/{spec.name}/{partition}")
+        if columns:
+            return open_column_store(spec, clock=self.clock, engine=engine, expiry=expiry)
         return open_store(spec, clock=self.clock, engine=engine, expiry=expiry)
 
 
@@ -268,7 +284,7 @@ class Runner:
         end = position.offset if position is not None else 0
         for record in records(self._owner, tp):
             if finished or record.offset < end:
-                yield Word(_text(record.key), _number(record.value), record.timestamp)
+                yield Word(_text(record.key), number_of(record.value), record.timestamp)
 
     def _held(self, handle: Any) -> dict[str, int]:
         held: dict[str, int] = {}
@@ -281,7 +297,7 @@ class Runner:
         sent: dict[str, list[int]] = {}
         for tp in OUT:
             for record in records(self._owner, tp):
-                sent.setdefault(_text(record.key), []).append(_number(record.value))
+                sent.setdefault(_text(record.key), []).append(number_of(record.value))
         return sent
 
 
@@ -289,5 +305,5 @@ def _text(key: bytes | None) -> str:
     return (key or b"").decode()
 
 
-def _number(value: Any) -> int:
+def number_of(value: Any) -> int:
     return int(msgspec.msgpack.decode(value))

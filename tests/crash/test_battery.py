@@ -27,6 +27,7 @@ from tests.crash.points import POINTS, STEPS
 from tests.crash.recoveries import known
 from tests.crash.tally import SnapshotEngine
 from tests.crash.twin import PowerStorage
+from tests.crash.workload import Scene, WindowedScene
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("changelog", "statestore")
@@ -35,6 +36,8 @@ SHORT = {
     "stops, os": 167,
     "torn": 20_011,
     "failures": 797,
+    "windows": 257,
+    "windows, failures": 401,
     "recoveries": 251,
     "recoveries, os": 499,
     "recoveries, all points": 353,
@@ -60,7 +63,7 @@ def test_no_death_breaks_a_promise(part: str, capsys: pytest.CaptureFixture[str]
 
 
 def test_every_operation_has_a_name_and_every_name_is_visited() -> None:
-    met = {*visited("fsync"), *visited("os")}
+    met = {*visited("fsync"), *visited("os"), *visited(script=WindowedScene)}
     for base in known():
         met.update(visited_by_recovery(*base))
     assert met - POINTS == set(), "an operation without a name"
@@ -94,12 +97,14 @@ def test_a_life_is_skipped_only_if_it_begins_like_another() -> None:
 # The battery can fail --------------------------------------------------------------------
 
 
-def first_broken(point: str, storage: PowerStorage | None = None) -> set[Promise]:
+def first_broken(
+    point: str, storage: PowerStorage | None = None, script: type[Scene] = Scene
+) -> set[Promise]:
     """Return the promises broken by the first case that breaks any: deaths after the named
     point."""
-    numbers = {at for at, name in enumerate(visited(), start=1) if name == point}
+    numbers = {at for at, name in enumerate(visited(script=script), start=1) if name == point}
     score = Score()
-    for image in filmed(numbers.__contains__, storage=storage):
+    for image in filmed(numbers.__contains__, storage=storage, script=script):
         for death in image.any_death()[:3]:
             judge(score, image, death)
             if score.broken:
@@ -147,6 +152,13 @@ def test_the_battery_detects_outputs_outside_the_transaction_of_the_offsets(
 ) -> None:
     monkeypatch.setitem(COMMITS, "exactly_once", COMMITS["at_least_once"])  # type: ignore[misc]
     assert first_broken("offsets.offsets.append") == {"state"}
+
+
+def test_the_battery_detects_windows_that_are_sent_before_their_state_is_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(COMMITS, "exactly_once", COMMITS["at_least_once"])  # type: ignore[misc]
+    assert first_broken("offsets.offsets.append", script=WindowedScene) <= {"outputs", "state"}
 
 
 def test_the_battery_detects_a_store_that_leaves_out_a_change(

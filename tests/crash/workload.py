@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.errors import StorageFailed
 from strandline.changelog.records import TopicPartition
+from strandline.framework.container.folders import StoreFolders
 from tests.crash.actors import TIMEOUT_MS, Actors
 from tests.crash.oracle import AGED, KEPT, PARTITIONS, T0, T1, Ledger, check
 from tests.crash.tally import CHECKPOINT_MS, WORDS, Runner, TwinFolders
 from tests.crash.twin import PowerStorage
+from tests.crash.windowed import CLICKS, SIZE_MS, WindowedRunner
 from tests.log.kit import START_MS
 from tests.log.power import PowerWorld
 
@@ -30,6 +32,12 @@ KEYS = (b"ebb", b"flow", b"tide")
 FIRST_WORD = 1_000
 LARGE = b"." * 1_500
 MINUTE_MS = 60_000
+CLICK_MS = 9
+DELAYS = (0, 0, 2, 0, 30)
+"""Number of clicks after which a click is sent."""
+
+
+AnyRunner = Runner | WindowedRunner
 
 
 def never() -> bool:
@@ -41,6 +49,8 @@ class Past(NamedTuple):
 
     actors: Actors
     clock: ManualClock
+    scene: type[Scene] | None = None
+    """Script of the lives; None for `Scene`."""
 
     def marks(self) -> list[object]:
         """Return values that change whenever a client learns something."""
@@ -49,11 +59,18 @@ class Past(NamedTuple):
 
     def copy(self) -> Past:
         """Return a copy that later events do not change."""
-        return Past(self.actors.copy(None, never), copy.copy(self.clock))
+        return self._replace(actors=self.actors.copy(None, never), clock=copy.copy(self.clock))
+
+    def next_life(self, storage: PowerStorage, **settings: Any) -> Scene:
+        """Return the next life, by the same script."""
+        return (self.scene or Scene)(storage, self, **settings)
 
 
 class Scene:
     """A log in a storage, with all its clients; `past` is their knowledge from earlier lives."""
+
+    watched = (*PARTITIONS, AGED, KEPT, *WORDS)
+    """Partitions whose records the ledger keeps."""
 
     def __init__(
         self,
@@ -63,12 +80,10 @@ class Scene:
         durability: str = "fsync",
         may_fail: Callable[[], bool] = never,
     ) -> None:
-        past = past or Past(
-            Actors(None, Ledger((*PARTITIONS, AGED, KEPT, *WORDS)), never), _clock()
-        )
+        past = past or Past(Actors(None, Ledger(self.watched), never), _clock())
         self.clock = copy.copy(past.clock)
         self.actors = past.actors.copy(None, may_fail)
-        self.runner: Runner | None = None
+        self.runner: AnyRunner | None = None
         self._storage = storage
         self._durability = durability
         self.may_fail = may_fail
@@ -81,7 +96,7 @@ class Scene:
 
     def past(self) -> Past:
         """Return the clients' knowledge; `copy` keeps it as it is at a moment."""
-        return Past(self.actors, self.clock)
+        return Past(self.actors, self.clock, type(self))
 
     # Its life -------------------------------------------------------------------------
 
@@ -246,13 +261,16 @@ class Scene:
                 raise
             self._stop_task()
 
-    def start_task(self) -> Runner:
+    def start_task(self) -> AnyRunner:
         """Start the task if it is not running, and restore its stores."""
         if self.runner is None:
-            folders = TwinFolders(None, self.clock, self._storage)
-            self.runner = Runner(self.world.owner, self.clock, folders)
+            self.runner = self.new_runner(TwinFolders(None, self.clock, self._storage))
             self.runner.start()
         return self.runner
+
+    def new_runner(self, folders: StoreFolders) -> AnyRunner:
+        """Return the task, which is not started."""
+        return Runner(self.world.owner, self.clock, folders)
 
     def _stop_task(self) -> None:
         if self.runner is not None:
@@ -291,6 +309,51 @@ class Scene:
 
     def _wait(self, ms: int) -> None:
         self.clock.advance(ms)
+
+
+class WindowedScene(Scene):
+    """A life with nothing but a stream with windows, and the clicks that it reads."""
+
+    watched = CLICKS
+
+    def play(self) -> None:
+        """Close windows in several commits, with checkpoints and a restore between them."""
+        self.task()  # creates its topics
+        self._clicks(7)
+        self.task()
+        self._clicks(9)
+        self._wait(CHECKPOINT_MS)
+        self.task()  # with checkpoints
+        self._clicks(8)
+        self.task()
+        if self._reopen():
+            self._clicks(6)
+            self.task()
+            self._reopen()
+
+    def go_on(self) -> None:
+        """Handle what is left, and go on until all windows so far are closed."""
+        self.task()
+        self._clicks(4)
+        self.task()
+        end = self.actors.next_count() * CLICK_MS + 10 * SIZE_MS
+        for tp in CLICKS:
+            self._click(self.actors.next_count(), tp, end)
+        self.task()
+
+    def new_runner(self, folders: StoreFolders) -> AnyRunner:
+        return WindowedRunner(self.world.owner, self.clock, folders)
+
+    def _clicks(self, count: int) -> None:
+        """Send clicks, some of them out of order, and some late."""
+        for _ in range(count):
+            number = self.actors.next_count()
+            delay = DELAYS[number % len(DELAYS)]
+            self._click(number, CLICKS[number % len(CLICKS)], max(0, number - delay) * CLICK_MS)
+
+    def _click(self, number: int, tp: TopicPartition, at_ms: int) -> None:
+        value = msgspec.msgpack.encode(FIRST_WORD + number)
+        self.actors.append(number % 2, value, tp, key=KEYS[number % 3], at_ms=at_ms)
 
 
 def _clock() -> ManualClock:

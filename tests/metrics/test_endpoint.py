@@ -95,7 +95,8 @@ def of_a_stream() -> list[MetricReading]:
     words.group_by("key").window(sl.tumbling("1m")).agg(n=sl.count(), name="counts")
     with TestDriver(app) as driver:
         driver.run([("a", "x")])
-        return [one for one in driver.worker.metrics() if one.metric is gauges.WATERMARK]
+        own = (gauges.WATERMARK, gauges.OPEN_WINDOWS)
+        return [one for one in driver.worker.metrics() if one.metric in own]
 
 
 # The endpoint of a run -------------------------------------------------------------------------

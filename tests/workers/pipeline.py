@@ -1,7 +1,8 @@
 """Two stages with state on both. Each output can be checked on its own.
 
     words ── tally: figures per word ──▶ figures
-      └──── repartitioned by the word's first letter ── letters: figures per letter ──▶ letters
+      ├──── repartitioned by the word's first letter ── letters: figures per letter ──▶ letters
+      └──── if requested: a stream of windows per letter ──▶ windows, late
 
 Each change of a figure is sent, so a record that was lost, handled twice, or handled on a state
 that lacks another one shows in the outputs.
@@ -24,6 +25,7 @@ from strandline.framework.decoding import decode
 from strandline.framework.export import committed_batches
 
 PARTITIONS = 4
+WINDOW_MS, GRACE_MS = 1_000, 500
 RECENT = 3
 """Number of values kept per word, in the store of recent values."""
 QUERY_DEADLINE_S = 60.0
@@ -60,6 +62,10 @@ class Pipeline:
     per_letter: sl.Store[str, Figures]
     recent: sl.Store[str, int] | None
     """Last values of each word, by word and number, as "a1/17". Each new one deletes an old one."""
+    windows: sl.Topic[Any, Any] | None
+    """Final results of windows per letter."""
+    late: sl.Topic[str, int] | None
+    """Words that came after their windows were closed."""
 
     @property
     def inputs(self) -> list[str]:
@@ -68,10 +74,16 @@ class Pipeline:
 
 
 def pipeline(
-    log: Any, *, prefix: str = "", recent: bool = False, typed: bool = True, **options: Any
+    log: Any,
+    *,
+    prefix: str = "",
+    recent: bool = False,
+    windows: bool = False,
+    typed: bool = True,
+    **options: Any,
 ) -> Pipeline:
-    """Return the app on a log, with a store of `recent` values if requested; outputs are columns or
-    JSON.
+    """Return the app on a log, with a store of `recent` values and a stream of windows if requested;
+    outputs are columns or JSON.
 
     `prefix` begins its name, and those of its topics.
     """
@@ -99,7 +111,24 @@ def pipeline(
         per_letter[record.key] = now = per_letter[record.key].add(record.value)
         letters.send(record.key, now)
 
-    return Pipeline(app, words, figures, letters, per_word, per_letter, values)
+    made = (app, words, figures, letters, per_word, per_letter, values)
+    return Pipeline(*made, *(per_second(app, words) if windows else (None, None)))
+
+
+def per_second(
+    app: sl.App, words: sl.Topic[str, int]
+) -> tuple[sl.Topic[Any, Any], sl.Topic[str, int]]:
+    """Declare windows of the words' letters. Return the topics of final results and late words."""
+    late = app.topic("late", value=int)
+    results = (
+        app.stream(words, late=late, idle=None)
+        .with_columns(letter=sl.col("key").str.head(1))
+        .group_by("letter")
+        .window(sl.tumbling(WINDOW_MS, grace=GRACE_MS))
+        .agg(n=sl.count(), total=sl.sum("value"), name="per-second")
+        .to("windows", partitions=2)
+    )
+    return results, late
 
 
 def some(count: int, start: int = 0) -> list[tuple[str, int]]:

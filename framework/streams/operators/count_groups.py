@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from strandline.framework.context import current_task
 from strandline.framework.store import Store
 from strandline.framework.streams.operators.group_keys import GroupKeys
 from strandline.framework.streams.operators.groups import GroupState, as_results
@@ -52,13 +53,21 @@ class CountOperator(StageOperator):
         counted = pl.Series("counted", self._counts.columns().get_batch(keys)).fill_null(0)
         positions = self._window.positions(frame.select(self._node.keys), counted)
         rows = frame.with_columns(self._window.assign(positions).alias(PANE))
-        self._state.add(rows)
+        fresh = self._state.add(rows)
         self._counts.columns().add_batch(keys)
         is_last = (positions + 1) % self._window.n == 0
         if is_last.any():
             full = self._taken(rows.filter(is_last))
             self._full += [] if full is None else [full]
+        if self.open_rows is not None:
+            self.open_rows += fresh - int(is_last.sum())
         return None
+
+    def open_windows(self) -> int:
+        """Return the number of windows that are not full, of all groups."""
+        if self.open_rows is None:
+            self.open_rows = self._state.count()
+        return self.open_rows
 
     def advance(self, watermark: int) -> pl.DataFrame | None:
         """Return the results of the windows that have become full."""
@@ -75,43 +84,38 @@ class CountOperator(StageOperator):
         changed = self._state.changed()
         if changed.is_empty():
             return None
-        return self._results(changed.with_columns(pl.lit(None, pl.Int64).alias(TIME)))
+        latest = pl.lit(current_task().stream_time, pl.Int64).alias(TIME)
+        watermark = pl.lit(self.watermark, pl.Int64).alias(WATERMARK)
+        return self._results(changed.with_columns(latest, watermark))
 
     def forget(self) -> None:
         """Drop results that were not passed on."""
         self._full = []
 
     def mark(self) -> object:
-        """Return the results that were not passed on."""
-        return [*self._full]
+        """Return the results that were not passed on, and the number of open windows."""
+        return self.open_rows, [*self._full]
 
     def undo(self, mark: Any) -> None:
-        """Go back to the results that were not passed on at a mark."""
-        self._full = mark
+        """Go back to what was in memory at a mark."""
+        self.open_rows, self._full = mark
 
     def _taken(self, last_rows: pl.DataFrame) -> pl.DataFrame | None:
         """Delete the windows of which these rows are the last ones; return their results.
 
-        A result has the time and the watermark of its last row, so whether it is late for a later
-        operator does not depend on the division into batches.
+        A result has the time and the watermark of the row that made its window full, so whether it
+        is late for a later operator does not depend on the division into batches.
         """
         groups = last_rows.select(PANE, *self._node.keys, TIME, WATERMARK)
         states = groups.hstack(self._state.states(groups))
         self._state.delete(groups)
-
-        def results(part: pl.DataFrame) -> pl.DataFrame:
-            return self._results(part).with_columns(part[WATERMARK])
-
-        return self.each(states, [PANE, *self._node.keys], results)
+        return self.each(states, [PANE, *self._node.keys], self._results)
 
     def _results(self, states: pl.DataFrame) -> pl.DataFrame:
-        import polars as pl
-
-        from strandline.framework.context import current_task
-
+        """Return the results of states with their key, time and watermark."""
         results = self._state.results(states).with_columns(
             states[PANE].alias(WINDOW_START),
             (states[PANE] + self._window.n).alias(WINDOW_END),
-            states[TIME].fill_null(pl.lit(current_task().stream_time)),
+            states[TIME],
         )
-        return as_results(self._node, results, self.watermark)
+        return as_results(self._node, results, states[WATERMARK])

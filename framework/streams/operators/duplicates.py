@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from strandline.framework.store import Store
+from strandline.framework.streams.lateness import late_rows
 from strandline.framework.streams.operators.group_keys import GroupKeys
 from strandline.framework.streams.operators.operator import LateRows, StageOperator
-from strandline.framework.streams.schemas import INTERNAL, TIME, WATERMARK
+from strandline.framework.streams.schemas import INTERNAL, TIME
 from strandline.framework.streams.stateful import DropDuplicates
 from strandline.framework.streams.watermark import NO_WATERMARK
 
@@ -46,9 +47,8 @@ class DuplicatesOperator(StageOperator):
         import polars as pl
 
         within = self._node.within_ms
-        late = self._node.late(frame[TIME], frame[WATERMARK].clip(lower_bound=self.watermark))
-        if late is not None and late.any():
-            # What was kept at their time may be gone, so they may be duplicates.
+        late = late_rows(self._node, frame, self.watermark)
+        if late.any():
             self._late(frame.filter(late))
             frame = frame.filter(~late)
         if frame.is_empty():

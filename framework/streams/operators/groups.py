@@ -12,7 +12,6 @@ from strandline.framework.streams.operators.group_keys import GroupKeys
 from strandline.framework.streams.operators.operator import StageOperator
 from strandline.framework.streams.schemas import TIME, WATERMARK
 from strandline.framework.streams.stateful import GroupAggregate
-from strandline.framework.streams.windows import TimeWindow
 from strandline.statestore.column_store import ColumnStore
 from strandline.statestore.value_columns import Column
 
@@ -35,15 +34,23 @@ class GroupState:
         """Store of the running partition."""
         return self._store.columns()
 
-    def add(self, rows: pl.DataFrame) -> None:
-        """Add rows, which have the columns of the key, to the states of their groups."""
+    def add(self, rows: pl.DataFrame) -> int:
+        """Add rows, which have the columns of the key, to the states of their groups.
+
+        Returns:
+            Number of groups that had no state before.
+        """
         aggregates = self._aggregates
         gathered = aggregates.gather(rows, self._keys.names, TIME)
 
         def added(old: Column) -> Column:
             return aggregates.to_values(aggregates.add(self._states(old), gathered))
 
-        self.columns.update_batch(self._keys.keys(gathered), added)
+        return self.columns.update_batch(self._keys.keys(gathered), added)
+
+    def count(self) -> int:
+        """Return the number of groups, all of which are read for it."""
+        return sum(1 for _ in self.columns.all())
 
     def put(self, states: pl.DataFrame) -> None:
         """Set the states of groups, given with the columns of the key."""
@@ -81,19 +88,20 @@ class GroupState:
         return self._aggregates.from_values(values, self._types)
 
 
-def as_results(node: GroupAggregate, frame: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def as_results(
+    node: GroupAggregate, frame: pl.DataFrame, watermark: int | pl.Series
+) -> pl.DataFrame:
     """Return results with all columns of the node, in order and of its types.
 
     Args:
         node: The aggregation.
         frame: Columns of keys, window, results and time.
-        watermark: Watermark in ms before the results. That of the results themselves is earlier by
-            the grace, for which windows stay open after their end.
+        watermark: Watermark in ms before the results, or before each of them.
     """
     import polars as pl
 
-    grace = node.window.grace_ms if isinstance(node.window, TimeWindow) else 0
-    return frame.with_columns(pl.lit(watermark - grace, pl.Int64).alias(WATERMARK)).select(
+    marks = pl.lit(watermark, pl.Int64) if isinstance(watermark, int) else watermark
+    return frame.with_columns(marks.alias(WATERMARK)).select(
         pl.col(name).cast(dtype) for name, dtype in node.schema.items()
     )
 

@@ -42,6 +42,8 @@ class StageOperator(ABC):
         self.watermark = NO_WATERMARK
         """Watermark of its rows, in ms since the epoch, as of the last call of `advance`."""
         self.refuse: RefusedResult = _raised
+        self.open_rows: int | None = None
+        """Number of rows of state of open windows, as committed with them; None if not known."""
 
     @abstractmethod
     def process(self, frame: pl.DataFrame, /) -> pl.DataFrame | None:
@@ -66,11 +68,12 @@ class StageOperator(ABC):
 
     def mark(self) -> object:
         """Return what `undo` needs to go back to the present state in memory."""
-        return None
+        return self.open_rows
 
     def undo(self, mark: Any) -> None:
         """Go back to the state in memory at a mark, after the store went back to it."""
         self.forget()
+        self.open_rows = mark
 
     def each(
         self,
@@ -103,6 +106,21 @@ class StageOperator(ABC):
                 middle = starts[len(starts) // 2]
                 waiting += [part.filter(first >= middle), part.filter(first < middle)]
         return pl.concat(made) if made else None
+
+    def open_windows(self) -> int | None:
+        """Return the number of rows of state of open windows; None for other operators.
+
+        It is kept up to date as rows are added and deleted. Only state without `open_rows` is read.
+        """
+        return None
+
+    def mark_of_results(self, before: int) -> int:
+        """Return the watermark of results that became final after a watermark, in ms.
+
+        A result's time may be before the watermark that made it final by the grace. The operators
+        after this one have a watermark that is less by as much, so no result is late for them.
+        """
+        return before if before <= NO_WATERMARK else before - self.lag_ms
 
 
 def _raised(error: Exception, _result: Mapping[str, Any]) -> None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from strandline.framework.store import Store
+from strandline.framework.streams.lateness import late_rows, watermarks_of
 from strandline.framework.streams.operators.group_keys import GroupKeys
 from strandline.framework.streams.operators.groups import GroupState, as_results
 from strandline.framework.streams.operators.operator import LateRows, StageOperator
-from strandline.framework.streams.schemas import INTERNAL, TIME, WATERMARK
+from strandline.framework.streams.schemas import INTERNAL, TIME
 from strandline.framework.streams.stateful import WINDOW_END, WINDOW_START, GroupAggregate
 from strandline.framework.streams.watermark import NO_WATERMARK
 from strandline.framework.streams.windows import (
@@ -59,14 +60,13 @@ class PaneOperator(StageOperator):
 
     def process(self, frame: pl.DataFrame, /) -> pl.DataFrame | None:
         """Add the rows that are not late to their panes."""
-        marks = frame[WATERMARK].clip(lower_bound=self.watermark)
-        late = self._times.late(frame[TIME], marks)
+        late = late_rows(self._node, frame, self.watermark)
         if late.any():
             self._late(frame.filter(late))
-            frame, marks = frame.filter(~late), marks.filter(~late)
+            frame = frame.filter(~late)
         if not frame.is_empty():
-            rows = self._with_panes(frame, marks)
-            self._state.add(rows)
+            rows = self._with_panes(frame, watermarks_of(frame, self.watermark))
+            self._note_rows(self._state.add(rows))
             self._note_first(rows[PANE].min())
         return None
 
@@ -94,6 +94,16 @@ class PaneOperator(StageOperator):
             self._first = None if first is None else first[0][0]
         return self._first
 
+    def open_windows(self) -> int:
+        """Return the number of panes of open windows, of all groups."""
+        if self.open_rows is None:
+            self.open_rows = self._state.count()
+        return self.open_rows
+
+    def _note_rows(self, added: int) -> None:
+        if self.open_rows is not None:
+            self.open_rows += added
+
     def _note_first(self, pane: Any) -> None:
         if self._first is not None:
             self._first = min(self._first, int(pane))
@@ -102,9 +112,10 @@ class PaneOperator(StageOperator):
         """Return the panes that begin before `upper` (ms)."""
         return self._state.framed(*self._state.columns.scan_batch(None, (upper,)))
 
-    def _delete(self, upper: int) -> None:
-        """Delete the panes that begin before `upper` (ms)."""
+    def _delete(self, upper: int, panes: pl.DataFrame) -> None:
+        """Delete the panes that begin before `upper` (ms), which are among these."""
         self._state.columns.delete_range(None, (upper,))
+        self._note_rows(-int((panes[PANE] < upper).sum()))
         self._first = upper
 
     def _windows(self, states: pl.DataFrame, watermark: int) -> pl.DataFrame:
@@ -118,7 +129,7 @@ class PaneOperator(StageOperator):
             _datetimes(ends, WINDOW_END),
             pl.Series(TIME, ends - 1, pl.Int64),
         )
-        return as_results(self._node, results, watermark)
+        return as_results(self._node, results, self.mark_of_results(watermark))
 
 
 class TumblingOperator(PaneOperator):
@@ -140,6 +151,7 @@ class TumblingOperator(PaneOperator):
             return None
         self._first = upper = self._window.first_open(watermark)
         states = self._state.framed(*self._state.columns.pop_range(None, (upper,)))
+        self._note_rows(-len(states))
         by = [PANE, *self._node.keys]
         return self.each(states, by, lambda part: self._windows(part, before))
 
@@ -169,8 +181,9 @@ class OverlappingOperator(PaneOperator):
         needed_end, kept_from = self._panes_of(last)
         if last == done or needed_end <= first:
             return None
-        rows = self._by_window(self._taken(needed_end), done, last)
-        self._delete(kept_from)
+        panes = self._taken(needed_end)
+        rows = self._by_window(panes, done, last)
+        self._delete(kept_from, panes)
         if rows.is_empty():
             return None
         by = [PANE, *self._node.keys]

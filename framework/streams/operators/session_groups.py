@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from strandline.framework.store import Store
+from strandline.framework.streams.lateness import late_rows
 from strandline.framework.streams.operators.group_keys import GroupKeys
 from strandline.framework.streams.operators.groups import GroupState, as_results
 from strandline.framework.streams.operators.operator import LateRows, StageOperator
-from strandline.framework.streams.schemas import INTERNAL, TIME, WATERMARK
+from strandline.framework.streams.schemas import INTERNAL, TIME
 from strandline.framework.streams.sessions import END, START, merge_sessions
 from strandline.framework.streams.stateful import WINDOW_END, WINDOW_START, GroupAggregate
 from strandline.framework.streams.windows import SessionWindow
@@ -45,19 +46,24 @@ class OpenSessions:
     def __init__(self, sessions: Iterable[Key]) -> None:
         self._by_key: dict[Key, set[tuple[int, int]]] = {}
         self._by_end: list[tuple[int, int, Key]] = []
+        self.count = 0
+        """Number of sessions."""
         for session in sessions:
             self.add(session)
 
     def add(self, session: Key) -> None:
         """Add a session, given as a key of the store."""
         *key, first, last = session
-        self._by_key.setdefault(tuple(key), set()).add((first, last))
+        found = self._by_key.setdefault(tuple(key), set())
+        self.count += (first, last) not in found
+        found.add((first, last))
         heapq.heappush(self._by_end, (last, first, tuple(key)))
 
     def remove(self, session: Key) -> None:
         """Remove a session."""
         *key, first, last = session
         found = self._by_key[tuple(key)]
+        self.count -= (first, last) in found
         found.discard((first, last))
         if not found:
             del self._by_key[tuple(key)]
@@ -100,7 +106,7 @@ class SessionOperator(StageOperator):
 
     def process(self, frame: pl.DataFrame, /) -> pl.DataFrame | None:
         """Merge the rows that are not late with the sessions of their keys."""
-        late = self._window.late(frame[TIME], frame[WATERMARK].clip(lower_bound=self.watermark))
+        late = late_rows(self._node, frame, self.watermark)
         if late.any():
             self._late(frame.filter(late))
             frame = frame.filter(~late)
@@ -128,6 +134,10 @@ class SessionOperator(StageOperator):
         """Return the watermark at which the last session is closed; None without sessions."""
         last = self._open.last_end()
         return None if last is None else last + self._window.grace_ms
+
+    def open_windows(self) -> int:
+        """Return the number of open sessions."""
+        return self._open.count
 
     def forget(self) -> None:
         """Find the open sessions in the store again."""
@@ -196,7 +206,7 @@ class SessionOperator(StageOperator):
             shown(WINDOW_END, LAST),
             (states[LAST] - 1).alias(TIME),
         )
-        return as_results(self._node, results, watermark)
+        return as_results(self._node, results, self.mark_of_results(watermark))
 
     def _frame(self, sessions: list[Key]) -> pl.DataFrame:
         """Return sessions, given as keys of the store, as columns."""
