@@ -180,7 +180,9 @@ class Declarations:
             if name not in letters
         }
         for name, spec in letters.items():
-            topic = self.topics[name]
+            topic, stored = self.topics[name], spec.inputs[0].stored_schema
+            if topic.is_derived and stored is not None:
+                topic.follow(stored)  # records are copied as they are
             infos[name] = self._topic(broker, topic, _dead_letter_config(spec, infos))
         for spec in self.tasks.values():
             partitions = self._copartitioned(spec, infos)
@@ -244,6 +246,8 @@ class Declarations:
                 f"topic {topic.name!r} has {info.partitions} partitions, but is declared with"
                 f" {topic.partitions}; declare {info.partitions}, or alter the topic first"
             )
+        if topic.is_derived and topic.stored_schema is not None and info.schema is not None:
+            topic.follow(info.schema)
         schema = topic.stored_schema
         if (info.schema is None) != (schema is None):
             raise _other_form(topic, info)

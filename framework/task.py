@@ -171,4 +171,8 @@ def dead_letter_topic(spec: TaskSpec) -> Topic[Any, Any]:
         )
     session = spec.inputs[0].session
     value = bytes if schemas[0] is None else schemas[0]
-    return Topic(session, f"{session.app}-{spec.name}-dead-letter", key=bytes, value=value)
+    topic = Topic[Any, Any](
+        session, f"{session.app}-{spec.name}-dead-letter", key=bytes, value=value
+    )
+    topic.is_derived = all(one.is_derived for one in spec.inputs)
+    return topic

@@ -53,9 +53,7 @@ class TopicDeclaration:
         self.config = dict(settings.get("config") or {})
         self.serde = settings.get("serde")
         self.key_serde = settings.get("key_serde")
-        columns = session.holds_columns()
-        place = SerdeUse(name, "value", session.registry)
-        self.values: Codec = value_codec(value, self.serde, place, columns=columns)
+        self.values: Codec = self._value_codec(value)
         self.key_column: str | None = key if isinstance(key, str) else None
         """Column of the value that holds the key; None if the key is no column."""
         self.timestamp_column = settings.get("timestamp")
@@ -69,6 +67,8 @@ class TopicDeclaration:
         self._timestamp_at = self._column_at("timestamp", self.timestamp_column)
         takes_columns = self._key_at is not None or self._timestamp_at is not None
         self._row_of = self.typed.row if takes_columns else None
+        self.is_derived = False
+        """True if the columns follow from a plan, so that their order in the log does not matter."""
 
     @property
     def rows(self) -> RowType | None:
@@ -112,6 +112,21 @@ class TopicDeclaration:
             return None if key is None else self.keys.item(key), item, at
         except InvalidRecord as error:
             raise InvalidRecord(f"topic {self.name!r}: {error}") from error.__cause__
+
+    def follow(self, stored: pa.Schema) -> None:
+        """Take the columns of a derived topic in the order of the log, which may have more of them.
+
+        Columns that the log does not have come at the end.
+        """
+        assert self.schema is not None
+        own = {field.name: field for field in self.schema}
+        kept = [own.pop(field.name, field) for field in stored]
+        self.kind = pa.schema([*kept, *own.values()])
+        self.values = self._value_codec(self.kind)
+
+    def _value_codec(self, kind: Any) -> Codec:
+        place = SerdeUse(self.name, "value", self.session.registry)
+        return value_codec(kind, self.serde, place, columns=self.session.holds_columns())
 
     def same_as(self, other: TopicDeclaration) -> bool:
         """Return True if another declaration has the same types and settings."""

@@ -110,6 +110,7 @@ class InternalTopic:
             *(session, node.topic), key=bytes, value=value, partitions=partitions,
             config=KEEP_FOREVER,
         )  # fmt: skip
+        self.topic.is_derived = True
 
     def send(self, rows: pl.DataFrame) -> None:
         """Send rows, each to the partition of its key.

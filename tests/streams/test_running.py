@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -673,3 +674,53 @@ def test_an_aborted_commit_takes_the_time_of_the_operators_back(
     abort(driver, {number})
     driver.run([Event("ann", "x", 1, BASE + at) for at in (0, 5, 20, 1_500, 3_000)]).end()
     assert [record.value["n"] for record in driver.output(out)] == [2, 1, 1, 1]
+
+
+def summed(stream: Any) -> None:
+    stream.group_by("kind").agg(n=sl.sum("amount"), name="agg").to("out")
+
+
+def reordered(stream: Any) -> None:
+    summed(stream.select("amount", "kind", "user"))
+
+
+def shared(stream: Any) -> None:
+    groups = stream.group_by("kind", name="agg")
+    groups.agg(n=sl.sum("amount")).to("out")
+    groups.agg(k=sl.first("amount"), u=sl.max("at"), name="more").to("others")
+
+
+@pytest.mark.parametrize("on_error", ["fail", "dead_letter"])
+@pytest.mark.parametrize("changed", [reordered, shared])
+def test_an_internal_topic_may_get_columns_in_another_order(
+    tmp_path: Any, changed: Any, on_error: Any
+) -> None:
+    def run_on(build: Any, amount: int | None) -> list[int]:
+        app = sl.App("app", log=tmp_path / "log")
+        topic = app.topic("events", value=Event, key="user", timestamp="at")
+        stream = app.stream(topic, on_error=on_error)
+        build(stream.with_columns(amount=sl.col("amount") + sl.col("amount") * 0))
+        with app:
+            topic.append([Event("ann", "x", amount, 1_700_000_000_000)])
+            app.run(until="idle", progress=False)
+            return totals(app)
+
+    assert run_on(summed, 1) == [1]
+    assert run_on(changed, 2) == [1, 3]
+    assert run_on(summed, 4) == [1, 3, 7]
+    assert run_on(changed, 8) == [1, 3, 7, 15]
+    if on_error == "dead_letter":
+        assert run_on(changed, 2**63 - 1) == [1, 3, 7, 15]
+        with sl.App("reader", log=tmp_path / "log") as reader:
+            rows = reader.topic("app-agg-dead-letter", key=bytes, value=LETTER).to_polars()
+        assert rows.select("kind", "amount").rows() == [("x", 2**63 - 1)]
+
+
+LETTER = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("amount", pa.int64()),
+        ("strandline_source", pa.string()),
+        ("strandline_watermark", pa.int64()),
+    ]
+)
