@@ -52,7 +52,10 @@ def one_thing_after_another() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    "part",
+    [pytest.param(p, marks=pytest.mark.long) if p == "windows, failures" else p for p in PARTS],
+)
 def test_no_death_breaks_a_promise(part: str, capsys: pytest.CaptureFixture[str]) -> None:
     score = PARTS[part](Share(0, SHORT[part]))
     with capsys.disabled():
