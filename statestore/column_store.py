@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -50,6 +51,9 @@ from strandline.statestore.values import DELETED, Expiry, ValueCodec
 
 K = TypeVar("K")
 V = TypeVar("V")
+
+SCAN_ROWS = 65_536
+"""Default number of entries that a scan by batches converts to columns at once."""
 
 
 def open_column_store(
@@ -272,22 +276,32 @@ class ColumnStore(CommittingStore[K, V]):
             A column of keys, and a column of their values.
         """
         entries = self._stored(*self._bounds(lower, upper), reverse=False)
-        if self._values.expiry != "none":
-            entries = (entry for entry in entries if not self._values.expired(entry[1]))
-        names, data = zip(*pairs, strict=True) if (pairs := list(entries)) else ((), ())
-        rows = self._stored_columns.decode(data)
-        valid = np.ones(len(names), np.bool_)
-        keys = self._key_columns.decode(_binaries(names))
-        return keys, self._stored_columns.column(rows, valid)
+        return self._columns(self._unexpired(entries))
 
-    def pop_range(self, lower: K | None = None, upper: K | None = None) -> tuple[pa.Array, Column]:
+    def scan_batches(
+        self, lower: K | None = None, upper: K | None = None, *, rows: int = SCAN_ROWS
+    ) -> Iterator[tuple[pa.Array, Column]]:
+        """Return an iterator of the entries that `scan_batch` returns, in several batches.
+
+        Args:
+            lower: First key, as for `scan_batch`.
+            upper: End of the range (exclusive), as for `scan_batch`.
+            rows: Maximum number of entries in a batch.
+
+        Returns:
+            An iterator of columns of keys and of their values, as of this call.
+        """
+        entries = self._unexpired(self._stored(*self._bounds(lower, upper), reverse=False))
+        return map(self._columns, iter(lambda: list(islice(entries, rows)), []))
+
+    def take_batch(self, lower: K | None = None, upper: K | None = None) -> tuple[pa.Array, Column]:
         """Remove the entries from `lower` to `upper`, and return them as `scan_batch` does.
 
         The range is listed once, which `scan_batch` and `delete_range` would do twice.
 
         >>> store = open_column_store(StoreSpec("n", key=str, value=int, engine="memory"))
         >>> store.put_batch(pa.array(["JFK", "LHR", "CDG"]), pa.array([1, 2, 3]))
-        >>> [column.to_pylist() for column in store.pop_range(None, "K")], len(store.scan_batch()[0])
+        >>> [column.to_pylist() for column in store.take_batch(None, "K")], len(store.scan_batch()[0])
         ([['CDG', 'JFK'], [3, 1]], 1)
         """
         bounds = self._bounds(lower, upper)
@@ -420,6 +434,18 @@ class ColumnStore(CommittingStore[K, V]):
             (name, b"" if there else None) for name, there in zip(names, exists, strict=True)
         ]
         return _binaries([name for name, _ in self._scan(changes, lower, upper, reverse=False)])
+
+    def _unexpired(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        if self._values.expiry == "none":
+            return iter(entries)
+        return (entry for entry in entries if not self._values.expired(entry[1]))
+
+    def _columns(self, entries: Iterable[Entry]) -> tuple[pa.Array, Column]:
+        """Return entries as a column of keys, and a column of their values."""
+        names, data = zip(*pairs, strict=True) if (pairs := list(entries)) else ((), ())
+        rows = self._stored_columns.decode(data)
+        keys = self._key_columns.decode(_binaries(names))
+        return keys, self._stored_columns.column(rows, np.ones(len(names), np.bool_))
 
     def _stored(self, lower: bytes, upper: bytes | None, *, reverse: bool) -> Iterator[Entry]:
         changes = self._own_changes(lower, upper)

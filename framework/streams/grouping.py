@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from strandline.framework.streams.stateful import (
     GroupAggregate,
     Repartition,
     emission_of,
+    taken_names,
     window_fields,
 )
 from strandline.framework.streams.windows import HoppingWindow, SessionWindow, SlidingWindow, Window
@@ -72,7 +73,7 @@ class Groups:
         except InvalidConfig as error:
             raise refusal("agg", str(error)) from None
         fields = window_fields(window)
-        _check_results(self.keys, fields, results)
+        _check_results(self.keys, taken_names(window), results)
         try:
             figures.check_keys(self.keys)
         except InvalidConfig as error:
@@ -230,9 +231,9 @@ def _checked_aggregates(kinds: Mapping[str, Aggregate], window: Window | None) -
 
 
 def _check_results(
-    keys: Sequence[str], fields: Mapping[str, Any], results: Mapping[str, pl.DataType]
+    keys: Sequence[str], fields: Iterable[str], results: Mapping[str, pl.DataType]
 ) -> None:
-    """Raise InvalidConfig if two columns of the results would have one name."""
+    """Raise InvalidConfig if two columns of the results or the state would have one name."""
     taken = [*keys, *fields, TIME]
     twice = sorted({name for name in [*taken, *results] if [*taken, *results].count(name) > 1})
     if twice:

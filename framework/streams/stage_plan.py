@@ -19,7 +19,16 @@ from strandline.framework.streams.nodes import Emit, Node, StreamOptions, TopicS
 from strandline.framework.streams.operators.count_groups import CountOperator
 from strandline.framework.streams.operators.duplicates import DuplicatesOperator, duplicate_keys
 from strandline.framework.streams.operators.group_keys import GroupKeys
-from strandline.framework.streams.operators.groups import GroupOperator
+from strandline.framework.streams.operators.groups import (
+    GroupOperator,
+    kept_aggregates,
+    state_inputs,
+)
+from strandline.framework.streams.operators.open_sessions import (
+    OpenSessions,
+    deadline_keys,
+    session_keys,
+)
 from strandline.framework.streams.operators.operator import LateRows, StageOperator
 from strandline.framework.streams.operators.panes import (
     PANE,
@@ -28,7 +37,7 @@ from strandline.framework.streams.operators.panes import (
     TumblingOperator,
     pane_keys,
 )
-from strandline.framework.streams.operators.session_groups import SessionOperator, session_keys
+from strandline.framework.streams.operators.session_groups import SessionOperator
 from strandline.framework.streams.plan import Plan
 from strandline.framework.streams.schemas import TIME
 from strandline.framework.streams.stage_rows import InternalTopic, TopicRows
@@ -279,7 +288,8 @@ class StagePlan:
         if isinstance(window, SlidingWindow):
             return SlidingOperator(node, window, store, late)
         if isinstance(window, SessionWindow):
-            return SessionOperator(node, window, store, late)
+            sessions = OpenSessions(node, store, self.stores[_deadlines_of(node)])
+            return SessionOperator(node, window, sessions, late)
         if isinstance(window, CountWindow):
             return CountOperator(node, window, store, self.stores[_counts_of(node)])
         assert window is None
@@ -334,16 +344,19 @@ def _specs(node: StatefulNode) -> list[AnySpec]:
         key = duplicate_keys(node).declared
         return [StoreSpec(node.name, key=key, value=int, definition=definition, limits=BY_MEMORY)]
     assert isinstance(node, GroupAggregate)
-    kept = node.aggregates.spec(
+    kept = kept_aggregates(node).spec(
         node.name,
         _group_keys(node).declared,
-        rows=node.inputs[0].schema,
+        rows=state_inputs(node),
         definition=definition,
         limits=BY_MEMORY,
     )
     if isinstance(node.window, CountWindow):
         keys = GroupKeys(node.keys, node.inputs[0].schema, node.name)
         return [kept, counter_spec(_counts_of(node), keys.declared)]
+    if isinstance(node.window, SessionWindow):
+        key = deadline_keys(node).declared
+        return [kept, StoreSpec(_deadlines_of(node), key=key, value=int, limits=BY_MEMORY)]
     return [kept]
 
 
@@ -369,6 +382,10 @@ def _group_keys(node: GroupAggregate) -> GroupKeys:
 
 def _counts_of(node: GroupAggregate) -> str:
     return f"{node.name}-counts"
+
+
+def _deadlines_of(node: GroupAggregate) -> str:
+    return f"{node.name}-deadlines"
 
 
 def _fields_read(source: TopicSource | Through) -> Mapping[str, str]:

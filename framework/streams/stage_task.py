@@ -121,7 +121,7 @@ class StageTask(BatchHandler):
 
     def is_open(self) -> bool:
         """Return True if an operator has open windows."""
-        return any(operator.closed_at() is not None for operator in self._operators.values())
+        return any(operator.has_open() for operator in self._operators.values())
 
     def restored(self) -> None:
         """Forget what is in memory."""

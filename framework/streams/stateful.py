@@ -8,16 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 from strandline.framework.streams.nodes import Emit, Node
 from strandline.framework.streams.schemas import TIME, WATERMARK
-from strandline.framework.streams.windows import Window
+from strandline.framework.streams.windows import SessionWindow, Window
 from strandline.framework.topic import Topic
 from strandline.statestore.aggregates import Aggregates
 from strandline.statestore.aggregates.aggregate import Aggregate
+from strandline.statestore.aggregates.numeric import Max, Min
 
 if TYPE_CHECKING:
     import polars as pl
 
 WINDOW_START = "window_start"
 WINDOW_END = "window_end"
+WINDOW_COUNT = "window_count"
+SESSION_FIELDS: Mapping[str, Aggregate] = {
+    WINDOW_START: Min(WINDOW_START),
+    WINDOW_END: Max(WINDOW_END),
+    WINDOW_COUNT: Max(WINDOW_COUNT),
+}
+"""Fields of a session's state besides its aggregates: start and end (exclusive) in ms since the
+epoch, and in the first session of a group the number of its sessions. Merged sessions keep the
+least start and the greatest end."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -155,6 +165,12 @@ def window_fields(window: Window | None) -> dict[str, pl.DataType]:
         return {}
     dtype = pl.Datetime("us", "UTC") if isinstance(window, TimeWindow) else pl.Int64()
     return {WINDOW_START: dtype, WINDOW_END: dtype}
+
+
+def taken_names(window: Window | None) -> tuple[str, ...]:
+    """Return the names that neither keys nor aggregates of a window can have."""
+    names = dict.fromkeys(window_fields(window))
+    return (*names, WINDOW_COUNT) if isinstance(window, SessionWindow) else tuple(names)
 
 
 def aggregations_of(node: Node) -> list[GroupAggregate]:

@@ -62,13 +62,6 @@ class ColumnMachine(StoreMachine):
         with pytest.raises(InvalidRecord, match="each key once"):
             self.store.update_batch(pa.array([*keys, keys[0]], pa.string()), lambda old: old)
 
-    @rule(lower=KEYS, upper=KEYS)
-    def pop_range(self, lower: str, upper: str) -> None:
-        keys, values = self.store.pop_range(lower, upper)
-        there = sorted(key for key in self.model if lower <= key < upper)
-        assert keys.to_pylist() == there
-        assert self.plain(values) == [self.model.pop(key) for key in there]
-
     @rule(keys=st.lists(KEYS, max_size=5))
     def delete_batch(self, keys: list[str]) -> None:
         self.store.delete_batch(pa.array(keys, pa.string()))
@@ -83,13 +76,33 @@ class ColumnMachine(StoreMachine):
     @rule(lower=st.none() | KEYS, upper=st.none() | KEYS)
     def scan_batch(self, lower: str | None, upper: str | None) -> None:
         keys, values = self.store.scan_batch(lower, upper)
-        expected = [
+        expected = self.keys_of(lower, upper)
+        assert keys.to_pylist() == expected
+        assert self.plain(values) == [self.model[key] for key in expected]
+
+    @rule(lower=st.none() | KEYS, upper=st.none() | KEYS, rows=st.integers(1, 4))
+    def scan_batches(self, lower: str | None, upper: str | None, rows: int) -> None:
+        batches = list(self.store.scan_batches(lower, upper, rows=rows))
+        assert all(0 < len(keys) <= rows for keys, _ in batches)
+        found = [key for keys, _ in batches for key in keys.to_pylist()]
+        assert found == self.keys_of(lower, upper)
+        values = [value for _, column in batches for value in self.plain(column)]
+        assert values == [self.model[key] for key in found]
+
+    @rule(lower=st.none() | KEYS, upper=st.none() | KEYS)
+    def take_batch(self, lower: str | None, upper: str | None) -> None:
+        keys, values = self.store.take_batch(lower, upper)
+        expected = self.keys_of(lower, upper)
+        assert keys.to_pylist() == expected
+        assert self.plain(values) == [self.model.pop(key) for key in expected]
+
+    def keys_of(self, lower: str | None, upper: str | None) -> list[str]:
+        """Return the keys of a range, in their order."""
+        return [
             key
             for key in sorted(self.model)
             if (lower is None or lower <= key) and (upper is None or key < upper)
         ]
-        assert keys.to_pylist() == expected
-        assert self.plain(values) == [self.model[key] for key in expected]
 
     @rule()
     def changed_rows(self) -> None:

@@ -290,6 +290,13 @@ MISTAKES: list[tuple[str, Declare, str]] = [
         "agg: the results would have two columns 'window_start'",
     ),
     (
+        "an aggregate called as a field of sessions",
+        lambda s: (
+            s.group_by("origin").window(sl.session("1h")).agg(window_count=sl.count(), name="x")
+        ),
+        "agg: the results would have two columns 'window_count'",
+    ),
+    (
         "no window",
         lambda s: s.group_by("origin").window("1h"),
         "window: expected windows, as sl.tumbling('1h'), got '1h'",

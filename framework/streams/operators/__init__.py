@@ -5,6 +5,8 @@ group_keys      columns of rows as keys of a store
 groups          aggregates without windows
 panes           tumbling, calendar and hopping windows
 session_groups  sessions
+open_sessions   the stores of open sessions
+first_time      the earliest time in a store
 count_groups    windows of a number of records
 duplicates      the first of equal rows
 """

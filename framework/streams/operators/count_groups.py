@@ -59,8 +59,7 @@ class CountOperator(StageOperator):
         if is_last.any():
             full = self._taken(rows.filter(is_last))
             self._full += [] if full is None else [full]
-        if self.open_rows is not None:
-            self.open_rows += fresh - int(is_last.sum())
+        self._note_rows(fresh - int(is_last.sum()))
         return None
 
     def open_windows(self) -> int:

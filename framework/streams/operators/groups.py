@@ -11,7 +11,9 @@ from strandline.framework.store import Store
 from strandline.framework.streams.operators.group_keys import GroupKeys
 from strandline.framework.streams.operators.operator import StageOperator
 from strandline.framework.streams.schemas import TIME, WATERMARK
-from strandline.framework.streams.stateful import GroupAggregate
+from strandline.framework.streams.stateful import SESSION_FIELDS, GroupAggregate
+from strandline.framework.streams.windows import SessionWindow
+from strandline.statestore.aggregates import Aggregates
 from strandline.statestore.column_store import ColumnStore
 from strandline.statestore.value_columns import Column
 
@@ -26,8 +28,8 @@ class GroupState:
         self._node = node
         self._keys = keys
         self._store = store
-        self._aggregates = node.aggregates
-        self._types = node.aggregates.state_schema(node.inputs[0].schema)
+        self._aggregates = kept_aggregates(node)
+        self._types = self._aggregates.state_schema(state_inputs(node))
 
     @property
     def columns(self) -> ColumnStore[Any, Any]:
@@ -79,13 +81,30 @@ class GroupState:
 
     def results(self, states: pl.DataFrame) -> pl.DataFrame:
         """Return the columns of the group's keys, and of the results, of a frame of states."""
-        return states.select(self._node.keys).hstack(self._aggregates.results(states))
+        return states.select(self._node.keys).hstack(self._node.aggregates.results(states))
 
     def _put(self, keys: pa.Array, states: pl.DataFrame) -> None:
         self.columns.put_batch(keys, self._aggregates.to_values(states))
 
     def _states(self, values: Any) -> pl.DataFrame:
         return self._aggregates.from_values(values, self._types)
+
+
+def kept_aggregates(node: GroupAggregate) -> Aggregates:
+    """Return the aggregates that the store of an aggregation keeps."""
+    if not isinstance(node.window, SessionWindow):
+        return node.aggregates
+    return Aggregates(**node.aggregates.aggregates, **SESSION_FIELDS)
+
+
+def state_inputs(node: GroupAggregate) -> dict[str, pl.DataType]:
+    """Return the types of the columns of which `kept_aggregates` are made."""
+    import polars as pl
+
+    found: dict[str, pl.DataType] = dict(node.inputs[0].schema)
+    if isinstance(node.window, SessionWindow):
+        found |= dict.fromkeys(SESSION_FIELDS, pl.Int64())
+    return found
 
 
 def as_results(

@@ -58,6 +58,10 @@ class StageOperator(ABC):
         """Return the present results of the keys that changed since the last commit."""
         return None
 
+    def has_open(self) -> bool:
+        """Return True if something is open."""
+        return self.closed_at() is not None
+
     def closed_at(self) -> int | None:
         """Return the watermark at which everything that is open now is closed; None if nothing is."""
         return None
@@ -113,6 +117,11 @@ class StageOperator(ABC):
         It is kept up to date as rows are added and deleted. Only state without `open_rows` is read.
         """
         return None
+
+    def _note_rows(self, added: int) -> None:
+        """Note that rows of state of open windows were added, or removed if negative."""
+        if self.open_rows is not None:
+            self.open_rows += added
 
     def mark_of_results(self, before: int) -> int:
         """Return the watermark of results that became final after a watermark, in ms.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from strandline.framework.store import Store
 from strandline.framework.streams.lateness import late_rows, watermarks_of
+from strandline.framework.streams.operators.first_time import FirstTime
 from strandline.framework.streams.operators.group_keys import GroupKeys
 from strandline.framework.streams.operators.groups import GroupState, as_results
 from strandline.framework.streams.operators.operator import LateRows, StageOperator
@@ -55,8 +56,8 @@ class PaneOperator(StageOperator):
         self._late = late
         self._state = GroupState(node, pane_keys(node), store)
         self._times = window
-        self._first: int | None = None
-        """Start of a pane at or before all others; None if it must be looked up."""
+        self._first = FirstTime(store)
+        """Start in ms of a pane at or before all others."""
 
     def process(self, frame: pl.DataFrame, /) -> pl.DataFrame | None:
         """Add the rows that are not late to their panes."""
@@ -67,7 +68,7 @@ class PaneOperator(StageOperator):
         if not frame.is_empty():
             rows = self._with_panes(frame, watermarks_of(frame, self.watermark))
             self._note_rows(self._state.add(rows))
-            self._note_first(rows[PANE].min())
+            self._first.added(rows[PANE].min())
         return None
 
     def closed_at(self) -> int | None:
@@ -77,7 +78,7 @@ class PaneOperator(StageOperator):
 
     def forget(self) -> None:
         """Look the first pane up again."""
-        self._first = None
+        self._first.forget()
 
     def _with_panes(self, frame: pl.DataFrame, marks: pl.Series) -> pl.DataFrame:
         """Return rows with the columns of the key of their panes."""
@@ -87,26 +88,11 @@ class PaneOperator(StageOperator):
         """Return the watermark in ms at which all windows of a pane are closed."""
         raise NotImplementedError
 
-    def _first_pane(self) -> int | None:
-        """Return a time in ms at or before the start of all panes; None if there are none."""
-        if self._first is None:
-            first = next(iter(self._state.columns.all()), None)
-            self._first = None if first is None else first[0][0]
-        return self._first
-
     def open_windows(self) -> int:
         """Return the number of panes of open windows, of all groups."""
         if self.open_rows is None:
             self.open_rows = self._state.count()
         return self.open_rows
-
-    def _note_rows(self, added: int) -> None:
-        if self.open_rows is not None:
-            self.open_rows += added
-
-    def _note_first(self, pane: Any) -> None:
-        if self._first is not None:
-            self._first = min(self._first, int(pane))
 
     def _taken(self, upper: int) -> pl.DataFrame:
         """Return the panes that begin before `upper` (ms)."""
@@ -116,7 +102,7 @@ class PaneOperator(StageOperator):
         """Delete the panes that begin before `upper` (ms), which are among these."""
         self._state.columns.delete_range(None, (upper,))
         self._note_rows(-int((panes[PANE] < upper).sum()))
-        self._first = upper
+        self._first.removed_before(upper)
 
     def _windows(self, states: pl.DataFrame, watermark: int) -> pl.DataFrame:
         """Return the results of states of whole windows, whose start is in PANE."""
@@ -144,13 +130,14 @@ class TumblingOperator(PaneOperator):
     def advance(self, watermark: int) -> pl.DataFrame | None:
         """Close the windows that the watermark has passed; return their results."""
         before, self.watermark = self.watermark, watermark
-        first = self._first_pane()
+        first = self._first.get()
         if watermark <= NO_WATERMARK or first is None:
             return None
         if self._window.closed_at(first) > watermark:
             return None
-        self._first = upper = self._window.first_open(watermark)
-        states = self._state.framed(*self._state.columns.pop_range(None, (upper,)))
+        upper = self._window.first_open(watermark)
+        states = self._state.framed(*self._state.columns.take_batch(None, (upper,)))
+        self._first.removed_before(upper)
         self._note_rows(-len(states))
         by = [PANE, *self._node.keys]
         return self.each(states, by, lambda part: self._windows(part, before))
@@ -173,7 +160,7 @@ class OverlappingOperator(PaneOperator):
     def advance(self, watermark: int) -> pl.DataFrame | None:
         """Close the windows that the watermark has passed; return their results."""
         before, self.watermark = self.watermark, watermark
-        first = self._first_pane()
+        first = self._first.get()
         if watermark <= NO_WATERMARK or first is None:
             return None
         last = self._last_closed(watermark)

@@ -1,20 +1,18 @@
-"""Aggregates of sessions.
+"""Aggregates of sessions: what a batch, and the passing of time, make of the open ones.
 
-The store's keys are those of the group, followed by the start and the end of the session. Which
-sessions are open is kept in memory as well: by key, to find those that a record extends, and by
-end, to find those to close.
+The sessions of the groups of a batch are read from the store, merged with its records, and written
+back. The module `open_sessions` describes how they are kept.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from strandline.framework.store import Store
+import numpy as np
+
 from strandline.framework.streams.lateness import late_rows
-from strandline.framework.streams.operators.group_keys import GroupKeys
-from strandline.framework.streams.operators.groups import GroupState, as_results
+from strandline.framework.streams.operators.groups import as_results
+from strandline.framework.streams.operators.open_sessions import GROUP, OpenSessions
 from strandline.framework.streams.operators.operator import LateRows, StageOperator
 from strandline.framework.streams.schemas import INTERNAL, TIME
 from strandline.framework.streams.sessions import END, START, merge_sessions
@@ -24,85 +22,22 @@ from strandline.framework.streams.windows import SessionWindow
 if TYPE_CHECKING:
     import polars as pl
 
-FIRST, LAST = f"{INTERNAL}start", f"{INTERNAL}end"
-"""Columns of start and end (exclusive) of a session, in ms since the epoch."""
-NUMBER = f"{INTERNAL}session"
+SESSION = f"{INTERNAL}session"
 """Column of the number of a session within a batch."""
-
-Key = tuple[Any, ...]
-
-
-def session_keys(node: GroupAggregate) -> GroupKeys:
-    """Return the columns of the keys of an aggregation's sessions."""
-    import polars as pl
-
-    schema = {**node.inputs[0].schema, FIRST: pl.Int64(), LAST: pl.Int64()}
-    return GroupKeys([*node.keys, FIRST, LAST], schema, node.name)
-
-
-class OpenSessions:
-    """The sessions of a store that are not closed: by key, and by end."""
-
-    def __init__(self, sessions: Iterable[Key]) -> None:
-        self._by_key: dict[Key, set[tuple[int, int]]] = {}
-        self._by_end: list[tuple[int, int, Key]] = []
-        self.count = 0
-        """Number of sessions."""
-        for session in sessions:
-            self.add(session)
-
-    def add(self, session: Key) -> None:
-        """Add a session, given as a key of the store."""
-        *key, first, last = session
-        found = self._by_key.setdefault(tuple(key), set())
-        self.count += (first, last) not in found
-        found.add((first, last))
-        heapq.heappush(self._by_end, (last, first, tuple(key)))
-
-    def remove(self, session: Key) -> None:
-        """Remove a session."""
-        *key, first, last = session
-        found = self._by_key[tuple(key)]
-        self.count -= (first, last) in found
-        found.discard((first, last))
-        if not found:
-            del self._by_key[tuple(key)]
-
-    def of(self, keys: Iterable[Key]) -> list[Key]:
-        """Return the sessions of some keys."""
-        return [(*key, *bounds) for key in keys for bounds in sorted(self._by_key.get(key, ()))]
-
-    def take_closed(self, before: int) -> list[Key]:
-        """Remove and return the sessions that end at or before a time (ms)."""
-        closed = []
-        while self._by_end and self._by_end[0][0] <= before:
-            last, first, key = heapq.heappop(self._by_end)
-            # A session that was extended since has another end.
-            if (first, last) in self._by_key.get(key, ()):
-                closed.append((*key, first, last))
-                self.remove(closed[-1])
-        return closed
-
-    def last_end(self) -> int | None:
-        """Return the greatest end of a session in ms; None if there are none."""
-        ends = [last for bounds in self._by_key.values() for _, last in bounds]
-        return max(ends, default=None)
 
 
 class SessionOperator(StageOperator):
     """Aggregates of records with less than a gap between one and the next."""
 
     def __init__(
-        self, node: GroupAggregate, window: SessionWindow, store: Store[Any, Any], late: LateRows
+        self, node: GroupAggregate, window: SessionWindow, sessions: OpenSessions, late: LateRows
     ) -> None:
         super().__init__()
         self.lag_ms = window.grace_ms
         self._node = node
         self._window = window
         self._late = late
-        self._keys = session_keys(node)
-        self._state = GroupState(node, self._keys, store)
-        self._found: OpenSessions | None = None
+        self._open = sessions
 
     def process(self, frame: pl.DataFrame, /) -> pl.DataFrame | None:
         """Merge the rows that are not late with the sessions of their keys."""
@@ -116,19 +51,26 @@ class SessionOperator(StageOperator):
 
     def advance(self, watermark: int) -> pl.DataFrame | None:
         """Close the sessions that the watermark has passed; return their results."""
-        before, self.watermark = self.watermark, watermark
-        closed = self._open.take_closed(watermark - self._window.grace_ms)
-        if not closed:
-            return None
-        sessions = self._frame(closed)
-        states = self._with_states(sessions)
-        self._state.columns.delete_batch(self._keys.keys(sessions))
-        return self.each(states, self._keys.names, lambda part: self._results(part, before))
+        import polars as pl
 
-    def updates(self) -> pl.DataFrame | None:
-        """Return the results of the sessions that changed since the last commit and are open."""
-        changed = self._state.changed()
-        return None if changed.is_empty() else self._results(changed, self.watermark)
+        before, self.watermark = self.watermark, watermark
+        end = watermark - self._window.grace_ms
+        groups = self._open.take_due(end)
+        if groups is None:
+            return None
+        sessions = self._open.of(groups)
+        is_closed = pl.col(WINDOW_END) <= end
+        closed = sessions.filter(is_closed)
+        self._open.replace(sessions, sessions.filter(~is_closed), groups, are_due=True)
+        self._note_rows(-len(closed))
+        if closed.is_empty():
+            return None
+        by = [*self._node.keys, WINDOW_START]
+        return self.each(closed, by, lambda part: self._results(part, before))
+
+    def has_open(self) -> bool:
+        """Return True if there are open sessions."""
+        return bool(self._open)
 
     def closed_at(self) -> int | None:
         """Return the watermark at which the last session is closed; None without sessions."""
@@ -137,81 +79,70 @@ class SessionOperator(StageOperator):
 
     def open_windows(self) -> int:
         """Return the number of open sessions."""
-        return self._open.count
+        if self.open_rows is None:
+            self.open_rows = self._open.count()
+        return self.open_rows
 
     def forget(self) -> None:
-        """Find the open sessions in the store again."""
-        self._found = None
-
-    @property
-    def _open(self) -> OpenSessions:
-        if self._found is None:
-            self._found = OpenSessions(key for key, _ in self._state.columns.all())
-        return self._found
+        """Drop what is kept of the store."""
+        self._open.forget()
 
     def _merge(self, frame: pl.DataFrame) -> None:
-        """Merge rows with the sessions of their keys."""
+        """Merge rows with the sessions of their groups."""
         import polars as pl
 
         keys = list(self._node.keys)
-        self._keys.keys(frame.with_columns(pl.lit(0).alias(FIRST), pl.lit(0).alias(LAST)))
-        stored = self._frame(self._open.of(frame.select(keys).unique(maintain_order=True).rows()))
-        # A column of the key may be called as one of those that merging adds.
-        plain = {key: f"{INTERNAL}key{at}" for at, key in enumerate(keys)}
+        numbers, groups = _grouped(frame.select(keys))
+        stored = self._open.of(groups)
         merged = merge_sessions(
-            frame.select(*keys, TIME).rename(plain),
-            stored.rename({**plain, FIRST: START, LAST: END}),
-            [*plain.values()],
-            TIME,
-            self._window.gap_ms,
+            frame.select(TIME).with_columns(numbers),
+            stored.select(GROUP, pl.col(WINDOW_START).alias(START), pl.col(WINDOW_END).alias(END)),
+            *([GROUP], TIME, self._window.gap_ms),
         )
         fresh = self._node.aggregates.partial(
-            frame.with_columns(merged.records.alias(NUMBER)), [NUMBER], TIME
+            frame.with_columns(merged.records.alias(SESSION)), [SESSION], TIME
         )
-        touched = stored.with_columns(merged.stored.alias(NUMBER)).filter(
-            merged.stored.is_not_null()
-        )
-        states = fresh
-        if not touched.is_empty():
-            old = self._state.states(touched).with_columns(touched[NUMBER])
-            both = pl.concat([old.select(fresh.columns), fresh], how="vertical_relaxed")
-            states = self._node.aggregates.combine(both, [NUMBER])
-        shown = {name: key for key, name in plain.items()}
-        named = merged.sessions.rename({**shown, START: FIRST, END: LAST})
-        numbered = named.with_row_index(NUMBER)
-        made = numbered.with_columns(pl.col(NUMBER).cast(pl.Int64)).join(states, on=NUMBER)
-        self._store(stored.filter(merged.absorbed), made.drop(NUMBER))
-
-    def _store(self, absorbed: pl.DataFrame, made: pl.DataFrame) -> None:
-        if not absorbed.is_empty():
-            self._state.columns.delete_batch(self._keys.keys(absorbed))
-        self._state.put(made)
-        names = list(self._keys.names)
-        for session in absorbed.select(names).rows():
-            self._open.remove(session)
-        for session in made.select(names).rows():
-            self._open.add(session)
-
-    def _with_states(self, sessions: pl.DataFrame) -> pl.DataFrame:
-        return sessions.hstack(self._state.states(sessions))
+        touched = stored.with_columns(merged.stored.alias(SESSION)).drop_nulls(SESSION)
+        both = pl.concat([touched.select(fresh.columns), fresh], how="vertical_relaxed")
+        states = self._node.aggregates.combine(both, [SESSION]).sort(SESSION)
+        made = merged.sessions.rename({START: WINDOW_START, END: WINDOW_END})
+        made = made.hstack(groups[made[GROUP]]).hstack(states.drop(SESSION))
+        after = _together(stored.filter(merged.stored.is_null()), made)
+        self._open.replace(stored, after, groups)
+        self._note_rows(len(after) - len(stored))
 
     def _results(self, states: pl.DataFrame, watermark: int) -> pl.DataFrame:
         import polars as pl
 
-        def shown(name: str, column: str) -> pl.Series:
-            return (states[column] * 1_000).cast(pl.Datetime("us", "UTC")).alias(name)
-
-        results = self._state.results(states).with_columns(
-            shown(WINDOW_START, FIRST),
-            shown(WINDOW_END, LAST),
-            (states[LAST] - 1).alias(TIME),
+        states = states.sort(WINDOW_END, WINDOW_START, maintain_order=True)
+        bounds = states.select(pl.col(WINDOW_START, WINDOW_END) * 1_000)
+        results = (
+            states.select(self._node.keys)
+            .hstack(self._node.aggregates.results(states))
+            .hstack(bounds.cast(pl.Datetime("us", "UTC")))
+            .with_columns((states[WINDOW_END] - 1).alias(TIME))
         )
         return as_results(self._node, results, self.mark_of_results(watermark))
 
-    def _frame(self, sessions: list[Key]) -> pl.DataFrame:
-        """Return sessions, given as keys of the store, as columns."""
-        import polars as pl
 
-        schema = {**self._node.inputs[0].schema, FIRST: pl.Int64(), LAST: pl.Int64()}
-        kinds = {name: schema[name] for name in self._keys.names}
-        return pl.DataFrame(sessions, schema=kinds, orient="row")
+def _together(rest: pl.DataFrame, made: pl.DataFrame) -> pl.DataFrame:
+    """Return stored sessions and new ones, which have no places yet, by group and start."""
+    import polars as pl
+
+    columns = [
+        (pl.col(name) if name in made.columns else pl.lit(None)).cast(dtype).alias(name)
+        for name, dtype in rest.schema.items()
+    ]
+    after = made.select(columns)
+    return after if rest.is_empty() else pl.concat([rest, after]).sort(GROUP, WINDOW_START)
+
+
+def _grouped(keys: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame]:
+    """Return the number of each row's group, and the distinct groups by number."""
+    import polars as pl
+
+    first = pl.col(GROUP).first().over(keys.columns)
+    firsts = keys.with_row_index(GROUP).select(first.cast(pl.Int64)).to_series().to_numpy()
+    is_first = firsts == np.arange(len(firsts))
+    numbers = np.cumsum(is_first)[firsts] - 1
+    return pl.Series(GROUP, numbers, pl.Int64), keys.filter(is_first)
