@@ -174,16 +174,15 @@ class Declarations:
         Raises InvalidConfig, SchemaMismatch.
         """
         letters = {spec.dead_letter.name: spec for spec in self.tasks.values() if spec.dead_letter}
-        infos = {
-            name: self._topic(broker, topic, topic.config)
-            for name, topic in self.topics.items()
-            if name not in letters
-        }
+        infos: dict[str, TopicInfo] = {}
+        for name, topic in self.topics.items():
+            if name not in letters:
+                infos[name] = self._topic(broker, topic, topic.config, infos)
         for name, spec in letters.items():
             topic, stored = self.topics[name], spec.inputs[0].stored_schema
             if topic.is_derived and stored is not None:
                 topic.follow(stored)  # records are copied as they are
-            infos[name] = self._topic(broker, topic, _dead_letter_config(spec, infos))
+            infos[name] = self._topic(broker, topic, _dead_letter_config(spec, infos), infos)
         for spec in self.tasks.values():
             partitions = self._copartitioned(spec, infos)
             stores = [store.spec for store in spec.stores]
@@ -235,12 +234,16 @@ class Declarations:
             raise InvalidConfig(f"task {spec.name!r} names an input twice")
 
     def _topic(
-        self, broker: Broker, topic: Topic[Any, Any], config: Mapping[str, str]
+        self,
+        broker: Broker,
+        topic: Topic[Any, Any],
+        config: Mapping[str, str],
+        infos: Mapping[str, TopicInfo],
     ) -> TopicInfo:
         try:
             info = broker.topic(topic.name)
         except UnknownTopic:
-            return _created(broker, topic, config)
+            return _created(broker, topic, config, infos)
         if topic.partitions not in (None, info.partitions):
             raise InvalidConfig(
                 f"topic {topic.name!r} has {info.partitions} partitions, but is declared with"
@@ -360,11 +363,17 @@ def _dead_letter_config(spec: TaskSpec, infos: Mapping[str, TopicInfo]) -> dict[
     return {"max.message.bytes": str(min(largest + DEAD_LETTER_ROOM_BYTES, LARGEST_MESSAGE_BYTES))}
 
 
-def _created(broker: Broker, topic: Topic[Any, Any], config: Mapping[str, str]) -> TopicInfo:
+def _created(
+    broker: Broker,
+    topic: Topic[Any, Any],
+    config: Mapping[str, str],
+    infos: Mapping[str, TopicInfo],
+) -> TopicInfo:
+    counts = [infos[source.name].partitions for source in topic.sources if source.name in infos]
     try:
         return broker.create_topic(
             topic.name,
-            topic.partitions or 1,
+            topic.partitions or max(counts, default=1),
             config={**KEEP_FOREVER, **config},
             schema=topic.stored_schema,
         )

@@ -42,6 +42,7 @@ def declare(
         serde=source.serde,
         config=KEEP_FOREVER,
     )
+    topic.sources = (source,)
     declared.add_topic(topic)
     chosen = _by_column if isinstance(key, str) else key
 

@@ -50,6 +50,8 @@ class TopicDeclaration:
         """Name of the topic in the log."""
         self.partitions = settings.get("partitions")
         """Declared number of partitions; None takes those of the existing topic, or one."""
+        self.sources: tuple[TopicDeclaration, ...] = ()
+        """Topics declared earlier: a new topic without a declared number has their greatest one."""
         self.config = dict(settings.get("config") or {})
         self.serde = settings.get("serde")
         self.key_serde = settings.get("key_serde")

@@ -154,6 +154,24 @@ class ColumnStore(CommittingStore[K, V]):
             rows, valid = tuple(column[found.codes] for column in rows), valid[found.codes]
         return self._stored_columns.column(rows, valid)
 
+    def contains_batch(self, keys: pa.Array) -> npt.NDArray[np.bool_]:
+        """Return True for each key that has a value of its own, not a default.
+
+        >>> store = open_column_store(StoreSpec("n", key=str, value=int, engine="memory"))
+        >>> store.put("JFK", 1)
+        >>> store.contains_batch(pa.array(["JFK", "CDG", "JFK"])).tolist()
+        [True, False, True]
+
+        Raises:
+            InvalidRecord: A key is null or not of the declared type.
+        """
+        found = self._key_columns.distinct(keys)
+        slots = self._load_all(found.names)
+        rows = self._table.rows(slots)
+        valid = self._stored_columns.valid(self._table.states(slots) == PRESENT, rows)
+        self._age()
+        return valid[found.codes]
+
     def put_batch(self, keys: pa.Array, values: Column) -> None:
         """Set the values of keys. Of equal keys the last value is kept.
 

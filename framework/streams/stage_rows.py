@@ -27,7 +27,7 @@ from strandline.framework.streams.schemas import (
     WATERMARK,
     arrow_schema,
 )
-from strandline.framework.streams.stateful import OutputNode, Repartition
+from strandline.framework.streams.stateful import OutputNode, Repartition, Through
 from strandline.framework.topic import Topic
 
 if TYPE_CHECKING:
@@ -105,12 +105,11 @@ class InternalTopic:
         kept = {name: node.schema[name] for name in self._columns}
         kept |= {SOURCE: pl.String(), WATERMARK: pl.Int64()}
         value = arrow_schema({_field(name): dtype for name, dtype in kept.items()}, node.label)
-        partitions = _partitions_before(node)
         self.topic = Topic[Any, Any](
-            *(session, node.topic), key=bytes, value=value, partitions=partitions,
-            config=KEEP_FOREVER,
-        )  # fmt: skip
+            *(session, node.topic), key=bytes, value=value, config=KEEP_FOREVER
+        )
         self.topic.is_derived = True
+        self.topic.sources = _topics_before(node)
 
     def send(self, rows: pl.DataFrame) -> None:
         """Send rows, each to the partition of its key.
@@ -203,16 +202,15 @@ def _keys(topic: Topic[Any, Any], columns: tuple[str, ...], rows: pl.DataFrame) 
     return topic.keys.encode(items)
 
 
-def _partitions_before(node: Repartition) -> int | None:
-    """Return the number of partitions of the topics before an operator; None if not declared."""
+def _topics_before(node: Repartition) -> tuple[Topic[Any, Any], ...]:
+    """Return the topics that the rows of an internal topic were read from."""
     from strandline.framework.streams.nodes import TopicSource
 
-    waiting, found = list(node.inputs), set[int | None]()
+    waiting, found = list(node.inputs), dict[Topic[Any, Any], None]()
     while waiting:
         one = waiting.pop()
-        if isinstance(one, TopicSource):
-            found.add(one.topic.partitions)
+        if isinstance(one, TopicSource | Through):
+            found[one.topic] = None
         else:
             waiting += one.inputs
-    known = [count for count in found if count is not None]
-    return max(known, default=None)
+    return tuple(found)

@@ -73,6 +73,11 @@ class ColumnMachine(StoreMachine):
         found = self.store.get_batch(pa.array(keys, pa.string()))
         assert self.plain(found) == [self.model.get(key) for key in keys]
 
+    @rule(keys=st.lists(KEYS, max_size=5))
+    def contains_batch(self, keys: list[str]) -> None:
+        found = self.store.contains_batch(pa.array(keys, pa.string()))
+        assert found.tolist() == [key in self.model for key in keys]
+
     @rule(lower=st.none() | KEYS, upper=st.none() | KEYS)
     def scan_batch(self, lower: str | None, upper: str | None) -> None:
         keys, values = self.store.scan_batch(lower, upper)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 import strandline as sl
 from strandline.framework.testing import CRASH, TestDriver
-from strandline.statestore.column_store import ColumnStore
 
 BASE = 1_000_000
 GAP = 10
@@ -49,21 +45,6 @@ def sent(driver: TestDriver, out: Any) -> list[tuple[str, int, int, int]]:
 
 
 BOUNDS = ("window_start", "window_end")
-
-
-@pytest.fixture
-def entries_read(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Return the keys of all entries that scans of stores of columns have read, as a list."""
-    found: list[bytes] = []
-    scan = ColumnStore._stored
-
-    def counted(self: Any, *bounds: Any, **order: Any) -> Iterator[Any]:
-        for entry in scan(self, *bounds, **order):
-            found.append(entry[0])
-            yield entry
-
-    monkeypatch.setattr(ColumnStore, "_stored", counted)
-    return found
 
 
 def test_a_batch_after_a_restart_reads_no_sessions_of_other_groups(

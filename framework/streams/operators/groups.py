@@ -66,6 +66,29 @@ class GroupState:
         """Return the states of groups, in the same order; rows of nulls for those without."""
         return self._states(self.columns.get_batch(self._keys.keys(groups)))
 
+    def existing(self, groups: pl.DataFrame) -> pl.DataFrame:
+        """Return the groups that have a state, with their states."""
+        import polars as pl
+
+        found = groups.filter(pl.Series(self.columns.contains_batch(self._keys.keys(groups))))
+        return found.hstack(self.states(found))
+
+    def scan(self, lower: int, upper: int, groups: pl.DataFrame) -> pl.DataFrame:
+        """Return keys from `lower` to `upper` (ms, exclusive) with their states, of some groups.
+
+        Args:
+            lower: First time; the keys begin with times.
+            upper: End of the times.
+            groups: Columns of the key that the returned keys share with one of these rows.
+        """
+        import polars as pl
+
+        on = groups.columns
+        batches = self.columns.scan_batches((lower,), (upper,))
+        framed = (self.framed(*batch) for batch in batches)
+        near = [frame.join(groups, on=on, how="semi", maintain_order="left") for frame in framed]
+        return pl.concat(near)
+
     def changed(self) -> pl.DataFrame:
         """Return the groups that changed since the last commit and exist, with their states."""
         keys, values = self.columns.changed_rows()

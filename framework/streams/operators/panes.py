@@ -221,11 +221,33 @@ class HoppingOperator(OverlappingOperator):
         windows = expanded.select(PANE, *keys).unique(maintain_order=True)
         if windows.is_empty():
             return None
-        starts: list[int] = windows[PANE].to_list()
-        panes = self._taken(max(starts) + self._window.size_ms)
-        states = self._combined(self._by_window(panes, min(starts) - 1, max(starts)))
+        panes = self._panes_in(windows)
+        starts = windows[PANE].to_numpy()
+        states = self._combined(self._by_window(panes, int(starts.min()) - 1, int(starts.max())))
         affected = windows.join(states, on=[PANE, *keys], maintain_order="left")
         return self._windows(affected, self.watermark)
+
+    def _panes_in(self, windows: pl.DataFrame) -> pl.DataFrame:
+        """Return the panes of windows, given by start (in PANE) and key, in the order of time.
+
+        They are looked up if that costs less than a scan of the panes of all groups in that time.
+        A pane that counts for later windows only may be under any of the starts of its windows.
+        """
+        import polars as pl
+
+        size, step = self._window.size_ms, self._window.pane_ms
+        entries = self._state.columns.approximate_num_entries()
+        starts = size // step * (size // self._window.every_ms + 1)
+        if len(windows) * starts * LOOKUP_ENTRIES > entries:
+            first, last = windows[PANE].to_numpy().min(), windows[PANE].to_numpy().max()
+            groups = windows.select(self._node.keys).unique()
+            return self._state.scan(int(first), int(last) + size, groups)
+        offsets = pl.int_ranges(0, size, step, dtype=pl.Int64)
+        panes = windows.with_columns(offsets.alias(_OFFSET)).explode(_OFFSET)
+        panes = panes.select(pl.col(PANE) + pl.col(_OFFSET), *self._node.keys).unique()
+        since = self._window.windows_of_panes(panes[PANE])
+        looked_up = panes[since["row"]].with_columns(since["start"].alias(SINCE))
+        return self._state.existing(looked_up).sort(PANE, SINCE, maintain_order=True)
 
     def _by_window(self, panes: pl.DataFrame, after: int | None, last: int | None) -> pl.DataFrame:
         windows = self._window.windows_of_panes(panes[PANE], panes[SINCE], after=after, last=last)
@@ -267,8 +289,9 @@ class SlidingOperator(OverlappingOperator):
         changed = self._state.changed()
         if changed.is_empty():
             return None
-        size = self._window.size_ms
-        panes = self._taken(max(changed[PANE].to_list()) + size + 1)
+        size, at = self._window.size_ms, changed[PANE].to_numpy()
+        groups = changed.select(self._node.keys).unique()
+        panes = self._state.scan(int(at.min()) - size, int(at.max()) + size + 1, groups)
         times = changed.select(pl.col(PANE).alias(_CHANGED), *self._node.keys).unique()
         pairs = panes.join(times, on=list(self._node.keys), nulls_equal=True)
         near = pairs.filter((pl.col(PANE) - pl.col(_CHANGED)).is_between(0, size))
@@ -313,7 +336,10 @@ class SlidingOperator(OverlappingOperator):
         return pane + self._window.size_ms + 1 + self._window.grace_ms
 
 
+LOOKUP_ENTRIES = 1.0
+"""Number of entries of a scan that cost as much as a look-up."""
 _CHANGED = f"{INTERNAL}changed"
+_OFFSET = f"{INTERNAL}offset"
 _TIME_OF = f"{INTERNAL}time_of"
 
 
