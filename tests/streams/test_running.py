@@ -263,6 +263,28 @@ def test_late_records_are_counted_and_go_to_their_topic(
         assert late_rows(driver) == number
 
 
+@pytest.mark.parametrize(
+    "late_for",
+    [
+        lambda s: s.group_by("kind").window(sl.tumbling(30)).agg(n=sl.count(), name="agg"),
+        lambda s: s.group_by("kind").window(sl.hopping(30, 15)).agg(n=sl.count(), name="agg"),
+        lambda s: s.group_by("kind").window(sl.sliding(29)).agg(n=sl.count(), name="agg"),
+        lambda s: s.group_by("kind").window(sl.session(10, grace=20)).agg(n=sl.count(), name="agg"),
+        lambda s: s.drop_duplicates(on="kind", within=30, name="once"),
+    ],
+)
+def test_late_records_go_to_their_topic_before_an_internal_topic(late_for: Any) -> None:
+    app = sl.App("app", commit_records=7)
+    topic = app.topic("events", value=Event, key="user", timestamp="at")
+    late = app.topic("late", value=Event, key="user", timestamp="at")
+    late_for(app.stream(topic, late=late, idle=None))
+    times = [0, 199, 10, 190, 20]
+    events = [Event("ann", "x", number, BASE + at) for number, at in enumerate(times)]
+    driver = run(app, events, [(3, False)]).end()
+    assert [record.value for record in driver.output(late)] == [events[2], events[4]]
+    assert late_rows(driver) == 2
+
+
 # Aggregates without windows -----------------------------------------------------------
 
 
