@@ -97,6 +97,7 @@ class StageTask(BatchHandler):
 
     def before_commit(self) -> None:
         """Send the results of keys that changed."""
+        self._load_time()  # a step that raised may have been the last one
         for name, operator in self._operators.items():
             if self._executor.takes(name, "update") and self.plan.is_aggregate(name):
                 self._emit(name, operator.updates(), "update")
@@ -231,10 +232,10 @@ class StageTask(BatchHandler):
         Late rows are noted here, because only here are the records known that they come from.
         """
         found = self.plan.late_before(sink, rows)
-        for late in found:
-            if late.any():
-                self._note_late(rows.filter(late))
-        kept = rows.filter(~reduce(and_, found))
+        some = [late for late in found if late.any()]
+        for late in some:
+            self._note_late(rows.filter(late))
+        kept = rows.filter(~reduce(and_, found)) if some else rows
         if not kept.is_empty():
             self.plan.internal[sink].send(kept)
 
