@@ -85,7 +85,5 @@ def _plain(column: pl.Series) -> pl.Series:
     """Return a column of keys in which equal values have the same bytes."""
     import polars as pl
 
-    if column.dtype.is_float():
-        return column + 0.0  # -0.0 becomes 0.0, which is equal
     is_coded = isinstance(column.dtype, pl.Categorical | pl.Enum)
     return column.cast(pl.String) if is_coded else column
