@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -13,22 +13,20 @@ from strandline.changelog.settings import LONG_MAX
 from strandline.framework.session import Session
 from strandline.framework.store import Store
 from strandline.framework.streams.fingerprints import fingerprint
+from strandline.framework.streams.group_store import GroupStore
 from strandline.framework.streams.nodes import Emit, Node, StreamOptions, TopicSource
 from strandline.framework.streams.operators.count_groups import CountOperator
 from strandline.framework.streams.operators.duplicates import DuplicatesOperator, duplicate_keys
-from strandline.framework.streams.operators.group_keys import GroupKeys
+from strandline.framework.streams.operators.group_keys import GroupKeys, state_keys
 from strandline.framework.streams.operators.groups import GroupOperator
 from strandline.framework.streams.operators.operator import LateRows, StageOperator
 from strandline.framework.streams.operators.panes import (
-    PANE,
     HoppingOperator,
     SlidingOperator,
     TumblingOperator,
-    pane_keys,
 )
-from strandline.framework.streams.operators.session_groups import SessionOperator, session_keys
+from strandline.framework.streams.operators.session_groups import SessionOperator
 from strandline.framework.streams.plan import Plan
-from strandline.framework.streams.schemas import TIME
 from strandline.framework.streams.stage_rows import InternalTopic, TopicRows
 from strandline.framework.streams.stages import Stage, topic_of
 from strandline.framework.streams.stateful import (
@@ -38,6 +36,7 @@ from strandline.framework.streams.stateful import (
     StatefulNode,
     Through,
 )
+from strandline.framework.streams.stored_groups import StoredGroups, closed_of, typed_figures
 from strandline.framework.streams.windows import (
     CountWindow,
     HoppingWindow,
@@ -49,9 +48,6 @@ from strandline.framework.streams.windows import (
 from strandline.framework.topic import Topic
 from strandline.statestore.aggregates import counter_spec
 from strandline.statestore.spec import AnySpec, StoreLimits, StoreSpec
-
-if TYPE_CHECKING:
-    import polars as pl
 
 BY_MEMORY = StoreLimits(cache_bytes=LONG_MAX, dirty_bytes=LONG_MAX, overlay_bytes=LONG_MAX)
 """Limits of an operator's store: only the app's memory, because users cannot declare others."""
@@ -94,9 +90,7 @@ class StagePlan:
         }
         """Internal topics that the stage reads or writes."""
         self.stores: dict[str, Store[Any, Any]] = {
-            spec.name: Store(session, spec)
-            for node in self._nodes.values()
-            for spec in _specs(node)
+            store.name: store for node in self._nodes.values() for store in _stores(session, node)
         }
         """Stores of the operators, by name."""
         self.times: Store[str, int] = Store(
@@ -211,9 +205,9 @@ class StagePlan:
         if isinstance(window, TumblingWindow):
             return TumblingOperator(node, window, store, late)
         if isinstance(window, HoppingWindow):
-            return HoppingOperator(node, window, store, late)
+            return HoppingOperator(node, window, store, late, self.stores[closed_of(node.name)])
         if isinstance(window, SlidingWindow):
-            return SlidingOperator(node, window, store, late)
+            return SlidingOperator(node, window, store, late, self.stores[closed_of(node.name)])
         if isinstance(window, SessionWindow):
             return SessionOperator(node, window, store, late)
         if isinstance(window, CountWindow):
@@ -234,44 +228,47 @@ class StagePlan:
         return max(1, min(waits) // 3) if waits else DAY_MS
 
 
-def _specs(node: StatefulNode) -> list[AnySpec]:
-    """Return the declarations of an operator's stores."""
+def _stores(session: Session, node: StatefulNode) -> list[Store[Any, Any]]:
+    """Return the stores of an operator.
+
+    A commit applies to them in this order. The last closed window comes before the panes, because
+    readers look at the panes first, and must know of every window whose panes are deleted.
+    """
     definition = _definition(node)
     if isinstance(node, DropDuplicates):
         key = duplicate_keys(node).declared
-        return [StoreSpec(node.name, key=key, value=int, definition=definition, limits=BY_MEMORY)]
+        once: AnySpec = StoreSpec(
+            node.name, key=key, value=int, definition=definition, limits=BY_MEMORY
+        )
+        return [Store(session, once)]
     assert isinstance(node, GroupAggregate)
-    kept = node.aggregates.spec(
+    spec = node.aggregates.spec(
         node.name,
-        _group_keys(node).declared,
+        state_keys(node).declared,
         rows=node.inputs[0].schema,
         definition=definition,
         limits=BY_MEMORY,
     )
+    kept = GroupStore(session, spec, StoredGroups.of_node(node))
+    if kept.groups.is_merged:
+        closed: AnySpec = StoreSpec(closed_of(node.name), key=str, value=int, limits=BY_MEMORY)
+        return [Store(session, closed), kept]
     if isinstance(node.window, CountWindow):
         keys = GroupKeys(node.keys, node.inputs[0].schema, node.name)
-        return [kept, counter_spec(_counts_of(node), keys.declared)]
+        return [kept, Store(session, counter_spec(_counts_of(node), keys.declared))]
     return [kept]
 
 
 def _definition(node: StatefulNode) -> str:
     """Return what defines the state of an operator, as JSON.
 
-    The aggregates are left out, because a store's declaration has them already.
+    The aggregates are left out, because a store's declaration has them already. The types of state
+    and results are there, so that the declaration is enough to read the state.
     """
     found = {k: v for k, v in fingerprint(node).definition.items() if k != "aggregates"}
+    if isinstance(node, GroupAggregate):
+        found |= typed_figures(node)
     return msgspec.json.encode(found, order="sorted").decode()
-
-
-def _group_keys(node: GroupAggregate) -> GroupKeys:
-    rows: dict[str, pl.DataType] = dict(node.inputs[0].schema)
-    if isinstance(node.window, TumblingWindow | HoppingWindow | SlidingWindow):
-        return pane_keys(node)
-    if isinstance(node.window, SessionWindow):
-        return session_keys(node)
-    if isinstance(node.window, CountWindow):
-        return GroupKeys([PANE, *node.keys], {**rows, PANE: rows[TIME]}, node.name)
-    return GroupKeys(node.keys, rows, node.name)
 
 
 def _counts_of(node: GroupAggregate) -> str:

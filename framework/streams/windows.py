@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -547,6 +548,22 @@ def count_window(n: int) -> CountWindow:
     return CountWindow(n)
 
 
+def recorded_window(data: Mapping[str, Any]) -> Window:
+    """Return the window that `to_dict` has described. Raises InvalidConfig for unknown ones.
+
+    >>> print(recorded_window(tumbling("1d", tz="Europe/Paris").to_dict()))
+    tumbling("1d", tz="Europe/Paris")
+    """
+    given = dict(data)
+    try:
+        kind = _KINDS[given.pop("kind")]
+        if kind is TumblingWindow:
+            given["size"] = duration(given["size"], "size")
+        return kind(**given)
+    except (KeyError, TypeError) as error:
+        raise InvalidConfig(f"unknown window {dict(data)!r:.200}; use a later version") from error
+
+
 def _anchor(size_ms: int) -> int:
     """Return a time at which windows of a size begin: a Monday for whole weeks, else the epoch."""
     return MONDAY_MS if size_ms % WEEK_MS == 0 else 0
@@ -594,3 +611,13 @@ def _shifted(starts: T, by_ms: int) -> T:
 
 def _shown_grace(grace_ms: int) -> str:
     return f', grace="{Duration(grace_ms)}"' if grace_ms else ""
+
+
+_KINDS: Mapping[str, type[Window]] = {
+    "tumbling": TumblingWindow,
+    "hopping": HoppingWindow,
+    "sliding": SlidingWindow,
+    "session": SessionWindow,
+    "count": CountWindow,
+}
+"""Class of windows by the kind that `to_dict` names."""

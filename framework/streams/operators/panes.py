@@ -10,11 +10,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from strandline.framework.store import Store
-from strandline.framework.streams.operators.group_keys import GroupKeys
+from strandline.framework.streams.operators.group_keys import PANE, SINCE, state_keys
 from strandline.framework.streams.operators.groups import GroupState, as_results
+from strandline.framework.streams.operators.merging import (
+    expanded,
+    hopping_states,
+    sliding_states,
+    window_columns,
+)
 from strandline.framework.streams.operators.operator import LateRows, StageOperator
 from strandline.framework.streams.schemas import INTERNAL, TIME, WATERMARK
-from strandline.framework.streams.stateful import WINDOW_END, WINDOW_START, GroupAggregate
+from strandline.framework.streams.stateful import GroupAggregate
 from strandline.framework.streams.watermark import NO_WATERMARK
 from strandline.framework.streams.windows import (
     HoppingWindow,
@@ -26,20 +32,8 @@ from strandline.framework.streams.windows import (
 if TYPE_CHECKING:
     import polars as pl
 
-PANE = f"{INTERNAL}pane"
-"""Start of a pane in ms since the epoch."""
-SINCE = f"{INTERNAL}since"
-"""Start in ms of the first window that a pane counts for."""
-
-
-def pane_keys(node: GroupAggregate) -> GroupKeys:
-    """Return the columns of the keys of an aggregation's panes."""
-    import polars as pl
-
-    is_shared = isinstance(node.window, HoppingWindow | SlidingWindow)
-    names = [PANE, SINCE] if is_shared else [PANE]
-    schema = {**node.inputs[0].schema, PANE: pl.Int64(), SINCE: pl.Int64()}
-    return GroupKeys([*names, *node.keys], schema, node.name)
+LAST_CLOSED = "last"
+"""Key of the last closed window in the store of it: its start in ms, or its last time if sliding."""
 
 
 class PaneOperator(StageOperator):
@@ -52,7 +46,7 @@ class PaneOperator(StageOperator):
         self.lag_ms = window.grace_ms
         self._node = node
         self._late = late
-        self._state = GroupState(node, pane_keys(node), store)
+        self._state = GroupState(node, state_keys(node), store)
         self._times = window
         self._first: int | None = None
         """Start of a pane at or before all others; None if it must be looked up."""
@@ -111,12 +105,9 @@ class PaneOperator(StageOperator):
         """Return the results of states of whole windows, whose start is in PANE."""
         import polars as pl
 
-        starts = states[PANE]
-        ends = self._times.end_of(starts)
+        last_ms = pl.Series(TIME, self._times.end_of(states[PANE]) - 1, pl.Int64)
         results = self._state.results(states).with_columns(
-            _datetimes(starts, WINDOW_START),
-            _datetimes(ends, WINDOW_END),
-            pl.Series(TIME, ends - 1, pl.Int64),
+            *window_columns(self._times, states), last_ms
         )
         return as_results(self._node, results, watermark)
 
@@ -156,7 +147,22 @@ class TumblingOperator(PaneOperator):
 
 
 class OverlappingOperator(PaneOperator):
-    """Aggregates of windows that share panes, which are merged when the windows are emitted."""
+    """Aggregates of windows that share panes, which are merged when the windows are emitted.
+
+    Panes outlive their closed windows, so a second store has the last closed window, by which
+    readers of the state know the windows that are open.
+    """
+
+    def __init__(
+        self,
+        node: GroupAggregate,
+        window: TimeWindow,
+        store: Store[Any, Any],
+        late: LateRows,
+        closed: Store[str, int],
+    ) -> None:
+        super().__init__(node, window, store, late)
+        self._closed = closed
 
     def advance(self, watermark: int) -> pl.DataFrame | None:
         """Close the windows that the watermark has passed; return their results."""
@@ -174,6 +180,7 @@ class OverlappingOperator(PaneOperator):
         closed = (pl.col(PANE) <= last) & (pl.col(PANE) > done)
         states = self._merged(self._taken(needed_end), closed)
         self._delete(kept_from)
+        self._closed.put(LAST_CLOSED, last)
         return None if states.is_empty() else self._windows(states, before)
 
     def _last_closed(self, watermark: int) -> int:
@@ -193,9 +200,14 @@ class HoppingOperator(OverlappingOperator):
     """Aggregates of windows that overlap, merged from their panes when they are emitted."""
 
     def __init__(
-        self, node: GroupAggregate, window: HoppingWindow, store: Store[Any, Any], late: LateRows
+        self,
+        node: GroupAggregate,
+        window: HoppingWindow,
+        store: Store[Any, Any],
+        late: LateRows,
+        closed: Store[str, int],
     ) -> None:
-        super().__init__(node, window, store, late)
+        super().__init__(node, window, store, late, closed)
         self._window = window
 
     def updates(self) -> pl.DataFrame | None:
@@ -206,7 +218,7 @@ class HoppingOperator(OverlappingOperator):
         if changed.is_empty():
             return None
         keys = list(self._node.keys)
-        windows = self._expanded(changed).select(PANE, *keys).unique(maintain_order=True)
+        windows = expanded(self._window, changed).select(PANE, *keys).unique(maintain_order=True)
         if self.watermark > NO_WATERMARK:
             # Panes outlive their closed windows, of which some panes are gone.
             windows = windows.filter(pl.col(PANE) > self._last_closed(self.watermark))
@@ -218,22 +230,13 @@ class HoppingOperator(OverlappingOperator):
         return self._windows(affected, self.watermark)
 
     def _merged(self, panes: pl.DataFrame, wanted: pl.Expr | None) -> pl.DataFrame:
-        expanded = self._expanded(panes)
-        if wanted is not None:
-            expanded = expanded.filter(wanted)
-        return self._node.aggregates.combine(expanded, [PANE, *self._node.keys])
+        return hopping_states(self._window, self._node.aggregates, self._node.keys, panes, wanted)
 
     def _last_closed(self, watermark: int) -> int:
         return self._window.last_closed(watermark)
 
     def _panes_of(self, last: int) -> tuple[int, int]:
         return last + self._window.size_ms, last + self._window.every_ms
-
-    def _expanded(self, panes: pl.DataFrame) -> pl.DataFrame:
-        """Return a row for each window of each pane, with the start of the window in PANE."""
-        windows = self._window.windows_of_panes(panes[PANE], panes[SINCE])
-        rows = panes[windows["row"]]
-        return rows.with_columns(windows["start"].alias(PANE))
 
     def _with_panes(self, frame: pl.DataFrame, marks: pl.Series) -> pl.DataFrame:
         return frame.with_columns(
@@ -248,14 +251,18 @@ class HoppingOperator(OverlappingOperator):
 class SlidingOperator(OverlappingOperator):
     """Aggregates of the records up to a time before each record, and of itself.
 
-    The records of one time are a pane. It counts for the windows of the times from `SINCE` on, and
-    has a window of its own if that is its time.
+    The records of one time are a pane; `sliding_states` says for which windows it counts.
     """
 
     def __init__(
-        self, node: GroupAggregate, window: SlidingWindow, store: Store[Any, Any], late: LateRows
+        self,
+        node: GroupAggregate,
+        window: SlidingWindow,
+        store: Store[Any, Any],
+        late: LateRows,
+        closed: Store[str, int],
     ) -> None:
-        super().__init__(node, window, store, late)
+        super().__init__(node, window, store, late, closed)
         self._window = window
 
     def updates(self) -> pl.DataFrame | None:
@@ -283,19 +290,7 @@ class SlidingOperator(OverlappingOperator):
         return last + 1, last - self._window.size_ms + 1
 
     def _merged(self, panes: pl.DataFrame, wanted: pl.Expr | None) -> pl.DataFrame:
-        import polars as pl
-
-        keys, size = list(self._node.keys), self._window.size_ms
-        own = panes.filter(pl.col(SINCE) == pl.col(PANE))
-        own = own if wanted is None else own.filter(wanted)
-        windows = own.select(pl.col(PANE).alias(_TIME_OF), *keys)
-        pairs = windows.join(panes, on=keys, maintain_order="left_right")
-        counting = pairs.filter(
-            (pl.col(_TIME_OF) - pl.col(PANE)).is_between(0, size)
-            & (pl.col(SINCE) <= pl.col(_TIME_OF))
-        )
-        starts = counting.with_columns((pl.col(_TIME_OF) - size).alias(PANE)).drop(_TIME_OF)
-        return self._node.aggregates.combine(starts, [PANE, *keys])
+        return sliding_states(self._window, self._node.aggregates, self._node.keys, panes, wanted)
 
     def _with_panes(self, frame: pl.DataFrame, marks: pl.Series) -> pl.DataFrame:
         return frame.with_columns(
@@ -307,11 +302,3 @@ class SlidingOperator(OverlappingOperator):
 
 
 _CHANGED = f"{INTERNAL}changed"
-_TIME_OF = f"{INTERNAL}time_of"
-
-
-def _datetimes(ms: pl.Series, name: str) -> pl.Series:
-    """Return times in ms since the epoch as datetimes."""
-    import polars as pl
-
-    return (ms * 1_000).cast(pl.Datetime("us", "UTC")).alias(name)

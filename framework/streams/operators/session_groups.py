@@ -12,31 +12,22 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from strandline.framework.store import Store
-from strandline.framework.streams.operators.group_keys import GroupKeys
+from strandline.framework.streams.operators.group_keys import FIRST, LAST, state_keys
 from strandline.framework.streams.operators.groups import GroupState, as_results
+from strandline.framework.streams.operators.merging import window_columns
 from strandline.framework.streams.operators.operator import LateRows, StageOperator
 from strandline.framework.streams.schemas import INTERNAL, TIME, WATERMARK
 from strandline.framework.streams.sessions import END, START, merge_sessions
-from strandline.framework.streams.stateful import WINDOW_END, WINDOW_START, GroupAggregate
+from strandline.framework.streams.stateful import GroupAggregate
 from strandline.framework.streams.windows import SessionWindow
 
 if TYPE_CHECKING:
     import polars as pl
 
-FIRST, LAST = f"{INTERNAL}start", f"{INTERNAL}end"
-"""Columns of start and end (exclusive) of a session, in ms since the epoch."""
 NUMBER = f"{INTERNAL}session"
 """Column of the number of a session within a batch."""
 
 Key = tuple[Any, ...]
-
-
-def session_keys(node: GroupAggregate) -> GroupKeys:
-    """Return the columns of the keys of an aggregation's sessions."""
-    import polars as pl
-
-    schema = {**node.inputs[0].schema, FIRST: pl.Int64(), LAST: pl.Int64()}
-    return GroupKeys([*node.keys, FIRST, LAST], schema, node.name)
 
 
 class OpenSessions:
@@ -94,7 +85,7 @@ class SessionOperator(StageOperator):
         self._node = node
         self._window = window
         self._late = late
-        self._keys = session_keys(node)
+        self._keys = state_keys(node)
         self._state = GroupState(node, self._keys, store)
         self._found: OpenSessions | None = None
 
@@ -177,15 +168,8 @@ class SessionOperator(StageOperator):
         return sessions.hstack(self._state.states(sessions))
 
     def _results(self, states: pl.DataFrame, watermark: int) -> pl.DataFrame:
-        import polars as pl
-
-        def shown(name: str, column: str) -> pl.Series:
-            return (states[column] * 1_000).cast(pl.Datetime("us", "UTC")).alias(name)
-
         results = self._state.results(states).with_columns(
-            shown(WINDOW_START, FIRST),
-            shown(WINDOW_END, LAST),
-            (states[LAST] - 1).alias(TIME),
+            *window_columns(self._window, states), (states[LAST] - 1).alias(TIME)
         )
         return as_results(self._node, results, watermark)
 
