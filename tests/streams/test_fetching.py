@@ -383,30 +383,34 @@ def contiguous(rows: Sequence[Any], first: dict[int, int]) -> None:
         assert row.least == first[millis(row.window_start)]
 
 
-@pytest.mark.parametrize("window", [sl.hopping(40, 10, grace=150), sl.sliding(30, grace=5)])
+@pytest.mark.parametrize(
+    ("window", "step", "page"),
+    [(sl.hopping(40, 10, grace=150), 7, 2), (sl.sliding(30, grace=5), 20, 1_000)],
+)
 @pytest.mark.parametrize("ask", ["fetch", "fetch_all"])
 def test_a_commit_between_two_pages_is_in_all_panes_or_in_none(
-    window: Any, ask: str, monkeypatch: pytest.MonkeyPatch
+    window: Any, step: int, page: int, ask: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, _, stream = app_of()
     aggregates = {"n": sl.count(), "least": sl.min("amount"), "most": sl.max("amount")}
     stream.group_by("user").window(window).agg(**aggregates, name="agg")
     events = [Event("ann", "x", number, BASE + number) for number in range(300)]
-    driver = TestDriver(app, now_ms=BASE + 10_000).run(events[:100])
+    driver = TestDriver(app, now_ms=BASE + 10_000).run(events[:95])
     store = driver.query("agg")
-    more, page = iter(range(100, 300, 20)), ReplayedSource.page
+    more, unpatched = iter(range(95, 295, step)), ReplayedSource.page
     read_on = [0]
 
     def page_and_commit(self: ReplayedSource, *args: Any) -> Any:
-        found = page(self, *args)
+        found = unpatched(self, *args)
         begin = next(more, None)
         if begin is not None:
-            driver.run(events[begin : begin + 20])
+            driver.run(events[begin : begin + step])
             read_on[0] += 1
         return found
 
     monkeypatch.setattr(groups, "PAGE_ENTRIES", 2)
     monkeypatch.setattr(committed, "FIRST_PAGE_ENTRIES", 2)
+    monkeypatch.setattr(committed, "PAGE_ENTRIES", page)
     monkeypatch.setattr(ReplayedSource, "page", page_and_commit)
     rows = store.fetch("ann") if ask == "fetch" else store.fetch_all()
     assert read_on[0] >= 2
