@@ -93,6 +93,9 @@ class GroupQuery:
         first: bytes = FIRST_KEY
         last: bytes | None = None
         if self.group is not None and self.groups.is_by_group:
+            if not codec.is_tuple:  # the key of the store is the value of the only column
+                name = codec.encode(self.group[0])
+                return KeyRange(name, name + b"\x00")
             first, last = codec.prefix(self.group)
         lower, upper = self.groups.bounds(self.of, self.group)
         first = first if lower is None else codec.bound(lower)
