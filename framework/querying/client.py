@@ -481,7 +481,8 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
 
         The state of a stream's aggregation has the columns of the group and the figures; with
         windows, one row for each open window, with `window_start` and `window_end`. Any other store
-        has the columns `key` and `value`; values of a class become structs.
+        has the columns `key` and `value`. Values of a class become structs; tuple keys become lists, or
+        structs of `_1`, `_2` … if their elements are of several types.
 
         Raises:
             KeyInSeveralPartitions: Several partitions have values that cannot be merged.
@@ -491,12 +492,15 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
         import msgspec
         import pyarrow as pa
 
-        query = self._stored_groups()
+        # A caller that gives the types of keys or values wants them as they are stored.
+        key, value = self._given
+        as_declared = isinstance(value, Store) or key is value is UNSET
+        query = self._stored_groups() if as_declared else None
         if query is not None:
             return self._groups.frame(query).to_arrow()
         entries = list(self.all())
         plain = [msgspec.to_builtins(value, builtin_types=_NATIVE) for _, value in entries]
-        return pa.table({"key": [key for key, _ in entries], "value": plain})
+        return pa.table({"key": _plain_keys([key for key, _ in entries]), "value": plain})
 
     def approximate_num_entries(self) -> int:
         """Return the approximate number of keys.
@@ -525,15 +529,13 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
         """Return the query for all of an aggregation of a stream; None for other stores."""
         key, value = self._given
         if isinstance(value, GroupStore):
-            groups: StoredGroups | None = value.groups
-        elif key is UNSET and value is UNSET:
-            # The declaration is read for each query, because a reset app may have another one.
-            groups = StoredGroups.of_declaration(self.name, self._committed.recorded())
-        else:
-            groups = None
+            return GroupQuery(form_of(self.name, None, key, value), value.groups)
+        # The declaration is read for each query, because a reset app may have another one.
+        recorded = self._committed.recorded()
+        groups = StoredGroups.of_declaration(self.name, recorded)
         if groups is None:
             return None
-        return GroupQuery(self._ask(lambda form, _source: form), groups)
+        return GroupQuery(form_of(self.name, as_recorded(recorded), UNSET, UNSET), groups)
 
     def _get(self, form: StoreCodec, source: Source, key: Any, default: Any, otherwise: Any) -> Any:
         data = self._find(form, source, key)
@@ -588,6 +590,16 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
         if self._known is None:
             self._known = form_of(self.name, description, *self._given)
         return self._known
+
+
+def _plain_keys(keys: list[Any]) -> list[Any]:
+    """Return keys as an Arrow column takes them."""
+    if not keys or not isinstance(keys[0], tuple):
+        return keys
+    kinds = {type(item) for key in keys for item in key if item is not None}
+    if len(kinds) < 2:
+        return keys
+    return [{f"_{number}": item for number, item in enumerate(key, 1)} for key in keys]
 
 
 def _rows(frame: pl.DataFrame) -> list[StreamRow]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -556,11 +556,8 @@ def recorded_window(data: Mapping[str, Any]) -> Window:
     """
     given = dict(data)
     try:
-        kind = _KINDS[given.pop("kind")]
-        if kind is TumblingWindow:
-            given["size"] = duration(given["size"], "size")
-        return kind(**given)
-    except (KeyError, TypeError) as error:
+        return _RECORDED[given.pop("kind")](**given)
+    except (KeyError, TypeError, InvalidConfig) as error:
         raise InvalidConfig(f"unknown window {dict(data)!r:.200}; use a later version") from error
 
 
@@ -613,11 +610,13 @@ def _shown_grace(grace_ms: int) -> str:
     return f', grace="{Duration(grace_ms)}"' if grace_ms else ""
 
 
-_KINDS: Mapping[str, type[Window]] = {
-    "tumbling": TumblingWindow,
-    "hopping": HoppingWindow,
-    "sliding": SlidingWindow,
-    "session": SessionWindow,
-    "count": CountWindow,
+_RECORDED: Mapping[str, Callable[..., Window]] = {
+    "tumbling": lambda size, grace_ms, tz, offset_ms: tumbling(
+        size, grace=grace_ms, tz=tz, offset=offset_ms
+    ),
+    "hopping": lambda size_ms, every_ms, grace_ms: hopping(size_ms, every_ms, grace=grace_ms),
+    "sliding": lambda size_ms, grace_ms: sliding(size_ms, grace=grace_ms),
+    "session": lambda gap_ms, grace_ms: session(gap_ms, grace=grace_ms),
+    "count": count_window,
 }
-"""Class of windows by the kind that `to_dict` names."""
+"""Function that makes the windows of a kind of what `to_dict` returns besides the kind."""

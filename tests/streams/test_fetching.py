@@ -17,10 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strandline as sl
+from strandline.changelog.client.partitioner import partition_for
 from strandline.framework.container import batch_instance
 from strandline.framework.querying import committed, groups
 from strandline.framework.querying.folded import ReplayedSource
 from strandline.framework.testing import TestDriver
+from strandline.statestore.keys import key_codec
 from tests.streams import test_aggregates as every
 from tests.streams.oracle import Event, Windowed, by_partition, fixed_windows, sessions, sliding
 from tests.streams.test_running import (
@@ -315,6 +317,60 @@ def test_a_range_of_times_is_given_as_datetimes_or_ms(hourly: sl.ReadOnlyStore[A
 def test_a_window_that_has_closed_has_no_state(hourly: sl.ReadOnlyStore[Any, Any]) -> None:
     assert hourly.fetch(("ann", "x"), BASE, BASE + 1) == []
     assert hourly.fetch(("bob", "x")) == []
+
+
+def test_one_partition_is_fetched_alone(hourly: sl.ReadOnlyStore[Any, Any]) -> None:
+    parts = [with_partition(hourly, number).fetch_all() for number in range(PARTITIONS)]
+    assert sorted(map(len, parts)) == [0, 0, 1]
+    assert [row for part in parts for row in part] == hourly.fetch_all()
+
+
+def with_partition(store: sl.ReadOnlyStore[Any, Any], number: int) -> sl.ReadOnlyStore[Any, Any]:
+    given, source = store._given, store._groups._source
+    return sl.ReadOnlyStore(store.name, store._committed, given, number, source)
+
+
+def test_types_that_are_given_do_not_change_windows() -> None:
+    app, _, stream = app_of()
+    stream.group_by("user").window(sl.hopping(20, 10)).agg(n=sl.count(), name="agg")
+    driver = run(app, [Event("ann", "x", 1, BASE)])
+    with sl.connect(driver.owner) as connection:
+        given = connection.store("app/agg", key=tuple[int, int, str], value=dict)
+        assert given.fetch("ann") == connection.store("app/agg").fetch("ann")
+        table = given.to_arrow()
+        assert table.column_names == ["key", "value"]
+        assert table["key"][0].as_py() == {"_1": BASE, "_2": BASE - 10, "_3": "ann"}
+
+
+@pytest.mark.parametrize("window", [sl.hopping(20, 10), sl.sliding(10)])
+def test_the_last_closed_window_is_applied_before_panes_are_deleted(window: Any) -> None:
+    app, _, stream = app_of()
+    stream.group_by("user").window(window).agg(n=sl.count(), name="agg")
+    driver = run(app, [Event("ann", "x", 1, BASE)])
+    [instance] = [one for one in driver.worker.instances if one.partition == home_of("ann")]
+    parts = {store.spec.name: store for store in instance.all_stores}
+    seen: list[Any] = []
+
+    def look() -> None:
+        [closed] = parts["agg-closed"].reader().get_many([key_codec(str).encode("last")]).values
+        seen.append(closed)
+
+    apply = type(parts["agg"]).committed
+
+    def looking(self: Any, *args: Any) -> None:
+        if self is parts["agg"]:
+            look()
+        apply(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(parts["agg"]), "committed", looking)
+        driver.run([Event("ann", "x", 1, BASE + 500)])
+    assert len(seen) == 1
+    assert seen[0] is not None
+
+
+def home_of(user: str) -> int:
+    return partition_for(user.encode(), PARTITIONS)
 
 
 def test_a_key_of_another_type_is_refused(hourly: sl.ReadOnlyStore[Any, Any]) -> None:
