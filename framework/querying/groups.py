@@ -13,14 +13,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from strandline.changelog.errors import InvalidRecord
-from strandline.framework.querying.committed import CommittedSource, entries
+from strandline.framework.querying.committed import (
+    FIRST_PAGE_ENTRIES,
+    CommittedSource,
+    entries,
+)
 from strandline.framework.querying.declared import StoreCodec
 from strandline.framework.querying.workers import Source
 from strandline.framework.streams.operators.panes import LAST_CLOSED
 from strandline.framework.streams.stored_groups import Group, StoredGroups, WindowRange, closed_of
 from strandline.statestore.keys import key_codec
 from strandline.statestore.ordered import FIRST_KEY
-from strandline.statestore.reader import PAGE_ENTRIES, KeyRange
+from strandline.statestore.reader import KeyRange
 from strandline.statestore.serdes import MessagePack
 
 if TYPE_CHECKING:
@@ -62,7 +66,7 @@ class GroupQuery:
         Of one group the keys are looked up, if they are known and the range has many of others.
         """
         bounds = self._bounds()
-        page, rest = source.page(partition, bounds, PAGE_ENTRIES)
+        page, rest = source.page(partition, bounds, FIRST_PAGE_ENTRIES)
         if rest is None:
             return dict(page)
         names = self._lookups(partition, bounds, source)

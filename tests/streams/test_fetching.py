@@ -198,10 +198,10 @@ class pages_of:  # noqa: N801 - a context manager
         self._entries = entries
 
     def __enter__(self) -> None:
-        self._before, groups.PAGE_ENTRIES = groups.PAGE_ENTRIES, self._entries  # type: ignore[misc]
+        self._before, groups.FIRST_PAGE_ENTRIES = groups.FIRST_PAGE_ENTRIES, self._entries  # type: ignore[misc]
 
     def __exit__(self, *error: object) -> None:
-        groups.PAGE_ENTRIES = self._before  # type: ignore[misc]
+        groups.FIRST_PAGE_ENTRIES = self._before  # type: ignore[misc]
 
 
 # Aggregates and types -----------------------------------------------------------------
@@ -464,7 +464,7 @@ def test_a_commit_between_two_pages_is_in_all_panes_or_in_none(
             read_on[0] += 1
         return found
 
-    monkeypatch.setattr(groups, "PAGE_ENTRIES", 2)
+    monkeypatch.setattr(groups, "FIRST_PAGE_ENTRIES", 2)
     monkeypatch.setattr(committed, "FIRST_PAGE_ENTRIES", 2)
     monkeypatch.setattr(committed, "PAGE_ENTRIES", page)
     monkeypatch.setattr(ReplayedSource, "page", page_and_commit)
