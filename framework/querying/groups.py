@@ -77,19 +77,19 @@ class GroupQuery:
         pairs = zip(names, values, strict=True)
         return {name: data for name, data in pairs if data is not None}
 
-    def rows(self, found: Mapping[bytes, bytes], closed: int | None = None) -> pl.DataFrame:
-        """Return the rows of entries of one partition, in no particular order.
+    def states(self, found: Mapping[bytes, bytes], closed: int | None = None) -> pl.DataFrame:
+        """Return the states in entries of one partition, for `StoredGroups.rows`.
 
         Args:
             found: Encoded keys and values, in the order of keys.
-            closed: Last closed window; see `StoredGroups.frame`.
+            closed: Last closed window; see `StoredGroups.states`.
         """
         group_of = self.groups.group_of
         pairs = [(self.form.key_of(name), data) for name, data in found.items()]
         if self.group is not None:
             pairs = [pair for pair in pairs if group_of(pair[0]) == self.group]
         states = [self.form.values.loads(data) for _, data in pairs]
-        return self.groups.frame([key for key, _ in pairs], states, self.of, closed)
+        return self.groups.states([key for key, _ in pairs], states, closed)
 
     def _bounds(self) -> KeyRange:
         """Return the range of the store's keys that have the state."""
@@ -152,18 +152,20 @@ class GroupReader:
         Raises:
             InvalidRecord: A key or a state is not as declared.
             InvalidConfig: Windows cannot be merged without the functions of the app.
+            KeyInSeveralPartitions: Parts of a group cannot be merged.
         """
         query.groups.check_readable()
-        return query.groups.joined([self._part(number, query) for number in self._partitions])
+        parts = [self._part(number, query) for number in self._partitions]
+        return query.groups.rows(parts, query.of)
 
     def _part(self, partition: int, query: GroupQuery) -> pl.DataFrame:
-        """Return the rows of one partition."""
+        """Return the states of one partition."""
         found = self._committed.at_once(partition, partial(query.read, partition))
         if not query.groups.is_merged:
-            return query.rows(found)
+            return query.states(found)
         if self._closed is None:
             self._closed = self._source(closed_of(self._name))
-        return query.rows(found, last_closed(self._closed, partition))
+        return query.states(found, last_closed(self._closed, partition))
 
 
 def last_closed(source: Source, partition: int) -> int | None:

@@ -1,7 +1,8 @@
 """Aggregations of streams as tables: columns of the group, the window and the figures.
 
 A row is what `framework.querying` returns of the same state: a group, or an open window, merged
-from its panes if need be. Each group is in one partition, so there is no column for that.
+from its panes if need be. A group is in one partition, so there is no column for that. If records
+were not placed by the key of their topic, each partition gives a row for its part of a group.
 """
 
 from __future__ import annotations
@@ -125,9 +126,10 @@ def _rows(
 ) -> Iterator[pl.DataFrame]:
     if not query.groups.is_merged:
         for batch in table.to_batches(max_chunksize=batch_rows):
-            yield query.rows(dict(_entries(batch)))
+            yield query.groups.rows([query.states(dict(_entries(batch)))], query.of)
     else:
-        yield query.rows(dict(sorted(_entries(table))), closed)  # panes are merged in their order
+        entries = dict(sorted(_entries(table)))  # panes are merged in their order
+        yield query.groups.rows([query.states(entries, closed)], query.of)
 
 
 def _entries(table: pa.Table | pa.RecordBatch) -> Iterable[tuple[bytes, bytes]]:

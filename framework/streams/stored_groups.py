@@ -8,6 +8,7 @@ and its figures are the kinds of the aggregates. Only the functions of a reducer
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,13 @@ import msgspec
 
 from strandline.changelog.decoding import json_decoder
 from strandline.changelog.depth import check_json
-from strandline.changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord, InvalidRequest
+from strandline.changelog.errors import (
+    UNREADABLE,
+    InvalidConfig,
+    InvalidRecord,
+    InvalidRequest,
+    KeyInSeveralPartitions,
+)
 from strandline.changelog.times import to_ms
 from strandline.framework.streams.operators.group_keys import FIRST, PANE, SINCE, key_layout
 from strandline.framework.streams.operators.merging import (
@@ -202,7 +209,9 @@ class StoredGroups:
         if given is None:
             return None
         if not isinstance(self.window, CountWindow):
-            return max(-MAX_TIME_MS, min(to_ms(given, around=0), MAX_TIME_MS))
+            # Windows begin at whole milliseconds, so the first ms at or after a bound is meant.
+            part = isinstance(given, dt.datetime) and given.microsecond % 1_000 > 0
+            return max(-MAX_TIME_MS, min(to_ms(given, around=0) + part, MAX_TIME_MS))
         if type(given) is not int:
             raise InvalidRecord(
                 f"windows of store {self.name!r} begin at numbers of rows, got {given!r:.80}; give"
@@ -275,41 +284,64 @@ class StoredGroups:
         kinds = self.group_of(tuple(declared.__args__))
         return kinds[0] if len(kinds) == 1 else tuple[kinds]  # type: ignore[valid-type]
 
-    def frame(
-        self, keys: Sequence[Any], states: Sequence[Any], of: WindowRange, closed: int | None
+    def states(
+        self, keys: Sequence[Any], states: Sequence[Any], closed: int | None
     ) -> pl.DataFrame:
-        """Return the windows, or without windows the groups, of entries of the store.
+        """Return the states of windows, or without windows of groups, of one partition.
 
         Args:
             keys: Keys of the store, in its order.
             states: States, objects whose attributes are the fields.
-            of: Range of the windows.
             closed: Last closed window, as the store `closed_of` has it; None if there is none.
 
         Returns:
-            A row for each window, with the columns `columns`.
+            Columns for `rows`.
 
         Raises:
             InvalidConfig: Windows cannot be merged without the functions of the app.
             InvalidRecord: A key or a state is of another type than declared.
         """
-        merged = self._windows(self._panes(keys, states), closed)
-        results = self.aggregates.results(merged)
-        found = merged.select(list(self.keys))
-        if self.window is not None:
-            found = found.with_columns(*window_columns(self.window, merged))
-        rows = found.hstack(results).cast(self.columns)  # type: ignore[arg-type]
-        if self.window is None:
-            return rows
-        start = merged[FIRST if isinstance(self.window, SessionWindow) else PANE]
-        return rows.filter(_within(start, of))
+        found = self._windows(self._panes(keys, states), closed)
+        return found.select(*self._identity, *self.state)
 
-    def joined(self, parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        """Return the rows of several partitions, by start of the window and by key."""
+    def rows(self, parts: Sequence[pl.DataFrame], of: WindowRange) -> pl.DataFrame:
+        """Return the windows, or without windows the groups, of several partitions.
+
+        A group is in one partition, unless records were not placed by the key of their topic. Then
+        its parts are merged.
+
+        Args:
+            parts: Results of `states`.
+            of: Range of the windows.
+
+        Returns:
+            A row for each window, by start and key, with the columns `columns`.
+
+        Raises:
+            KeyInSeveralPartitions: Parts of a group cannot be merged.
+        """
         import polars as pl
 
-        starts = [] if self.window is None else [WINDOW_START]
-        return pl.concat(parts).sort(*starts, *self.keys, maintain_order=True)
+        found = pl.concat(parts)
+        if len(parts) > 1 and found.select(self._identity).is_duplicated().any():
+            found = self._combined(found)
+        rows = found.select(list(self.keys)).hstack(self.aggregates.results(found))
+        if self.window is None:
+            return rows.cast(self.columns).sort(*self.keys)  # type: ignore[arg-type]
+        rows = rows.with_columns(*window_columns(self.window, found)).select(list(self.columns))
+        start = found[FIRST if isinstance(self.window, SessionWindow) else PANE]
+        chosen = rows.cast(self.columns).filter(_within(start, of))  # type: ignore[arg-type]
+        return chosen.sort(WINDOW_START, *self.keys)
+
+    def _combined(self, found: pl.DataFrame) -> pl.DataFrame:
+        if self.aggregates.can_merge:
+            return self.aggregates.combine(found, self._identity)
+        names = [n for n, one in self.aggregates.aggregates.items() if not one.can_merge]
+        raise KeyInSeveralPartitions(
+            f"store {self.name!r} has parts of a group in several partitions, and {', '.join(names)}"
+            " cannot be merged; give the records of the input the partitions of their keys, or read"
+            " one part with partition=0"
+        )
 
     def _windows(self, panes: pl.DataFrame, closed: int | None) -> pl.DataFrame:
         """Return the states of windows."""
@@ -341,6 +373,11 @@ class StoredGroups:
                 f"the keys of store {self.name!r} are not {dict(self.keys)}: {error}"
             ) from error
         return pl.DataFrame(made).hstack(self.aggregates.from_values(list(states), self.state))
+
+    @cached_property
+    def _identity(self) -> list[str]:
+        """Columns that identify a window, or without windows a group."""
+        return [name for name in self._layout if name != SINCE]
 
     @cached_property
     def _layout(self) -> list[str]:

@@ -7,6 +7,7 @@ import zoneinfo
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strandline as sl
+from strandline import changelog
 from strandline.changelog.client.partitioner import partition_for
+from strandline.changelog.client.producer import Producer
 from strandline.framework.container import batch_instance
 from strandline.framework.querying import committed, groups
 from strandline.framework.querying.folded import ReplayedSource
@@ -308,6 +311,13 @@ def test_a_range_of_times_is_given_as_datetimes_or_ms(hourly: sl.ReadOnlyStore[A
     assert dict(row) == {"user": "ann", "kind": "x", **dict(list(row)[2:])}
     for start, end in [(BASE + 20, BASE + 21), (at(BASE + 20), at(BASE + 21)), (0, None)]:
         assert hourly.fetch(("ann", "x"), start, end) == hourly.fetch_all(start, end) == [row]
+    later, sooner = dt.timedelta(microseconds=1), dt.timedelta(microseconds=-1)
+    for first, last in [(sooner, later), (0 * later, later), (sooner, sooner + later + later)]:
+        assert hourly.fetch_all(at(BASE + 20) + first, at(BASE + 20) + last) == [row]
+    for first, last in [(later, None), (sooner, 0 * later)]:
+        until = None if last is None else at(BASE + 20) + last
+        assert hourly.fetch_all(at(BASE + 20) + first, until) == []
+    assert hourly.fetch_all(at(BASE + 20).replace(tzinfo=None)) == [row]
     paris = at(BASE + 20).astimezone(zoneinfo.ZoneInfo("Europe/Paris"))
     assert hourly.fetch_all(paris) == [row]
     for start, end in [(BASE, BASE + 20), (BASE + 21, None), (BASE + 20, BASE + 20), (None, 0)]:
@@ -328,6 +338,31 @@ def test_one_partition_is_fetched_alone(hourly: sl.ReadOnlyStore[Any, Any]) -> N
 def with_partition(store: sl.ReadOnlyStore[Any, Any], number: int) -> sl.ReadOnlyStore[Any, Any]:
     given, source = store._given, store._groups._source
     return sl.ReadOnlyStore(store.name, store._committed, given, number, source)
+
+
+@pytest.mark.parametrize("window", [None, sl.tumbling(50), sl.hopping(50, 10), sl.session(50)])
+def test_parts_of_a_group_in_several_partitions_are_merged(window: Any) -> None:
+    app = sl.App("app")
+    topic = app.topic("events", value=Event, key="user", timestamp="at", partitions=2)
+    grouped = app.stream(topic, idle=None).group_by("user")
+    windowed = grouped if window is None else grouped.window(window)
+    windowed.agg(n=sl.count(), most=sl.max("amount"), name="agg")
+    adding = sl.reducer(0, lambda old, _: old + 1)
+    if window is None:
+        grouped.agg(n=adding, name="made")
+    driver = TestDriver(app).run()
+    for number in range(2):
+        row = {"user": "ann", "kind": "x", "amount": number, "at": BASE + 5, "timestamp": BASE + 5}
+        with Producer(driver.owner) as producer:
+            producer.append("events", [row], partition=number)
+    driver.run()
+    with sl.connect(driver.owner) as connection:
+        table = connection.store("app/agg").to_polars()
+        assert len(table) == (5 if isinstance(window, type(sl.hopping(50, 10))) else 1)
+        assert set(table.select("n", "most").rows()) == {(2, 1)}
+        if window is None:
+            with pytest.raises(sl.KeyInSeveralPartitions, match="n cannot be merged"):
+                connection.store("app/made").to_polars()
 
 
 def test_types_that_are_given_do_not_change_windows() -> None:
@@ -472,3 +507,23 @@ def test_a_commit_between_two_pages_is_in_all_panes_or_in_none(
     assert read_on[0] >= 2
     assert rows
     contiguous(rows, {BASE + start: max(0, start) for start in range(-50, 301)})
+
+
+def test_other_windows_after_a_reset_are_read_by_the_same_object(tmp_path: Path) -> None:
+    windows = [sl.tumbling(20), sl.hopping(40, 20), sl.hopping(20, 20), sl.session(5)]
+    starts = [[20], [0, 20], [20], [25]]
+    with changelog.open(tmp_path / "log") as log, sl.connect(log) as connection:
+        store: Any = None
+        for window, wanted in zip(windows, starts, strict=True):
+            app = sl.App("app", log=log)
+            topic = app.topic("events", value=Event, key="user", timestamp="at")
+            app.stream(topic, idle=None).group_by("user").window(window).agg(n=sl.count(), name="x")
+            if store is None:
+                topic.append([Event("ann", "x", 1, BASE + 0), Event("ann", "x", 1, BASE + 25)])
+            app.run(until="idle", progress=False)
+            store = connection.store("app/x") if store is None else store
+            found = [(millis(row.window_start) - BASE, row.n) for row in store.fetch("ann")]
+            assert [start for start, _ in found] == wanted
+            assert store.to_polars()["window_start"].len() == len(wanted)
+            app.reset()
+            app.close()
