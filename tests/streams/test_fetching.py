@@ -14,7 +14,7 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
@@ -89,11 +89,12 @@ class sl_row(dict[str, Any]):  # noqa: N801 - a row of a frame with attributes
     __getattr__ = dict.__getitem__
 
 
+FETCHED = settings(PROPERTY, max_examples=12)
 SMALL_PAGES = st.sampled_from([1, 2, 1_000])
 
 
 @pytest.mark.parametrize("by", KEYS)
-@PROPERTY
+@FETCHED
 @given(
     events=EVENTS, cuts=CUTS, size=st.integers(1, 90), grace=st.integers(0, 60), page=SMALL_PAGES
 )
@@ -113,7 +114,7 @@ def test_open_tumbling_windows_are_fetched(
 
 
 @pytest.mark.parametrize("by", KEYS)
-@PROPERTY
+@FETCHED
 @given(
     events=EVENTS,
     cuts=CUTS,
@@ -146,7 +147,7 @@ def test_open_hopping_windows_are_merged_of_their_panes(
 
 
 @pytest.mark.parametrize("by", KEYS)
-@PROPERTY
+@FETCHED
 @given(
     events=EVENTS, cuts=CUTS, size=st.integers(1, 90), grace=st.integers(0, 60), page=SMALL_PAGES
 )
@@ -164,7 +165,7 @@ def test_open_sliding_windows_are_merged_of_their_panes(
 
 
 @pytest.mark.parametrize("by", KEYS)
-@PROPERTY
+@FETCHED
 @given(events=EVENTS, cuts=CUTS, gap=st.integers(1, 60), grace=st.integers(0, 80))
 def test_open_sessions_are_fetched(
     by: str, events: list[Event], cuts: Any, gap: int, grace: int
@@ -180,7 +181,7 @@ def test_open_sessions_are_fetched(
         check(driver, out, keys, windows)
 
 
-@PROPERTY
+@FETCHED
 @given(events=EVENTS, cuts=CUTS, n=st.integers(1, 5))
 def test_a_count_window_that_is_not_full_is_fetched(events: list[Event], cuts: Any, n: int) -> None:
     app, _, stream = app_of()
