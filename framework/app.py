@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")
 V = TypeVar("V")
+
+Queried = Store[K, V] | str
+"""A store of the app, or its name: that of a stream's aggregation."""
 H = TypeVar("H", bound=Callable[..., Any])
 
 DEFAULT_LOG = "./data"
@@ -691,14 +694,14 @@ class App(StreamDeclaring):
         """
         return self.session.producer(transactional_id)
 
-    def query(self, store: Store[K, V], *, partition: int | None = None) -> ReadOnlyStore[K, V]:
+    def query(self, store: Queried[K, V], *, partition: int | None = None) -> ReadOnlyStore[K, V]:
         """Return the committed state of a store, for reading outside of its task.
 
         The workers of the app are asked, in this process or another one. While none runs, the
         store is read from its changelog. Keep the result for several questions.
 
         Args:
-            store: A store of this app.
+            store: A store of this app, or its name: that of a stream's aggregation.
             partition: Partition to read alone. By default all partitions are combined, and a key
                 that several partitions hold is merged or refused, as `ReadOnlyStore` describes.
 
@@ -707,19 +710,18 @@ class App(StreamDeclaring):
 
         Raises:
             InvalidConfig: The store belongs to no task, or its stored values have another type.
-            InvalidRequest: There is no such partition.
+            InvalidRequest: There is no such store or partition.
         """
-        self.prepare()
-        if self._connection is None:
-            from strandline.framework.querying.client import connection_of
+        from strandline.framework.querying.client import connection_of
 
-            self._connection = connection_of(self.session)
-        return self._connection.store(store, partition=partition)
+        self.prepare()
+        self._connection = self._connection or connection_of(self.session)
+        return self._connection.store(self.declared.store(store), partition=partition)
 
     def describe(self) -> dict[str, Any]:
         """Return tasks with their inputs and stores, streams, topics, and settings as plain data."""
-        described = self.declared.described(self.session.options)
-        return described | {"streams": self.plan().data() if self.has_streams else []}
+        streams = self.plan().data() if self.has_streams else []
+        return {**self.declared.described(self.session.options), "streams": streams}
 
     def reset(self) -> None:
         """Delete state, committed offsets and internal topics.

@@ -5,11 +5,18 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.config import check_topic_name
-from strandline.changelog.errors import InvalidConfig, SchemaMismatch, TopicExists, UnknownTopic
+from strandline.changelog.errors import (
+    InvalidConfig,
+    InvalidRequest,
+    SchemaMismatch,
+    TopicExists,
+    UnknownTopic,
+)
 from strandline.changelog.records import TopicInfo
 from strandline.changelog.schema import extends
 from strandline.framework.options import Options
@@ -112,6 +119,21 @@ class Declarations:
             raise InvalidConfig(f"store {store.name!r}: names with this ending are reserved")
         self.stores[store.name] = store
         return store
+
+    def store(self, name: str | Store[Any, Any]) -> Store[Any, Any]:
+        """Return the store of a name, also that of a stream. Raises InvalidRequest.
+
+        Args:
+            name: Name of the store; a store is returned as it is.
+        """
+        if isinstance(name, Store):
+            return name
+        _ = self.tasks  # those of streams, and their stores, are derived when they are needed
+        if name in self.stores:
+            return self.stores[name]
+        near = get_close_matches(name, self.stores, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"its stores: {[*self.stores]}"
+        raise InvalidRequest(f"app {self.app!r} has no store {name!r}; {hint}")
 
     def add_task(self, spec: TaskSpec) -> None:
         """Register a task, and its stores as belonging to it."""

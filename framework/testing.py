@@ -39,6 +39,7 @@ from strandline.framework.decoding import decode
 from strandline.framework.export import committed_batches
 from strandline.framework.options import Until
 from strandline.framework.parts import PartitionMerger
+from strandline.framework.querying.client import ReadOnlyStore, connect
 from strandline.framework.record import Record
 from strandline.framework.store import Store
 from strandline.framework.topic import Topic
@@ -250,6 +251,22 @@ class TestDriver:
             if chunk.error is not None:
                 raise chunk.error
         return [record for chunk in chunks for record in chunk.records]
+
+    def query(self, store: Store[K, V] | str) -> ReadOnlyStore[K, V]:
+        """Return the committed state of a store, as `App.query` does.
+
+            driver.query("late-by-hour").fetch(("JFK", "AA"))
+
+        Args:
+            store: Store of the app, or its name: that of a stream's aggregation.
+
+        Returns:
+            The store, to be read until the next `crash`.
+
+        Raises:
+            InvalidRequest: The app has no such store.
+        """
+        return connect(self.owner).store(self.app.declared.store(store))
 
     def store(self, store: Store[K, V]) -> dict[K, V]:
         """Return all entries of a store over all partitions, as `App.query` does.

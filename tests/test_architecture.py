@@ -68,12 +68,15 @@ ROOMS = {
     "framework/streams": {LOG, STATE, "statestore/aggregates", APP, "framework/formats"},
     "framework/querying": {
         *(LOG, "changelog front", "changelog/flight", STATE, "statestore/aggregates", APP),
+        *("statestore/engines", "framework/streams"),
     },
     "framework/container": {
         *(LOG, "changelog/client", STATE, "statestore/engines", APP, "framework/querying"),
     },
     "framework/supervisor": {LOG, APP, "framework/container"},
-    "framework/spark": {LOG, "changelog front", STATE, APP, "framework/querying"},
+    "framework/spark": {
+        *(LOG, "changelog front", STATE, APP, "framework/querying", "framework/streams"),
+    },
     "framework front": {
         *(LOG, "changelog/client", "changelog/embedded", STATE, "statestore/aggregates"),
         *(APP, "framework/formats", "framework/container", "framework/querying"),

@@ -8,6 +8,7 @@ pipe, a table is as wide as its content, so that nothing is cut off, and numbers
 from __future__ import annotations
 
 import datetime as dt
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -93,12 +94,21 @@ def cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return number(value)
+    if isinstance(value, dt.date):  # also a datetime
+        return json_line(value)[1:-1]
     return value if isinstance(value, str) else json_line(value)
 
 
 def number(value: float, digits: int = 0) -> str:
     """Return a number as text: with separators on a terminal, without them in a pipe."""
     return f"{value:,.{digits}f}" if sys.stdout.isatty() else str(value)
+
+
+def rounded(value: Any) -> Any:
+    """Return a float with three digits after the point, and any other value as it is."""
+    if isinstance(value, float) and math.isfinite(value):
+        return number(value, 3)
+    return value
 
 
 def moment(ms: int) -> str | None:

@@ -1,14 +1,13 @@
 """`strandline stores`: committed state of apps, read from their workers or from changelogs.
 
 The app's code is not needed: keys are self-describing, and values are MessagePack unless the app
-has a serde of its own.
+has a serde of its own. The state of streams is shown as columns (`stored_rows`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import heapq
-import math
 from collections.abc import Iterator
 from itertools import groupby, islice
 from operator import itemgetter
@@ -30,6 +29,7 @@ from strandline.framework.cli import output
 from strandline.framework.cli.forms import ValueForm, json_line, plain, show_value
 from strandline.framework.cli.loading import location, opened
 from strandline.framework.cli.options import JsonOption, LogOption
+from strandline.framework.cli.stored_rows import print_rows, stream_rows
 from strandline.framework.parts import Entry, PartitionMerger, partitions_asked
 from strandline.framework.querying.client import Connection, connect
 from strandline.framework.querying.committed import entries
@@ -119,7 +119,16 @@ def get(
 ) -> None:
     """Print the committed value of a key. The exit code is 1 if it has none."""
     with _connected(log, expired=expired) as connection:
-        held = _held(connection, _named(connection.broker, store), expired, partition)
+        where = _named(connection.broker, store)
+        as_stored = parts or expired or value_format != "auto"
+        rows = None if as_stored else stream_rows(connection, str(where), partition)
+        if rows is not None:
+            shown = rows.of_key([decode_key(name) for name in encoded_keys(key)])
+            if not shown:
+                raise InvalidRequest(f"store {store} has nothing of the key {key}")
+            print_rows(shown, json=json)
+            return
+        held = _held(connection, where, expired, partition)
         found = [
             _entry(entry, value_format, held)
             for name, have in held.having(list(encoded_keys(key)))
@@ -151,7 +160,13 @@ def scan(
 ) -> None:
     """Print all keys of a store in order, with their committed values. --json: one line per key."""
     with _connected(log, expired=expired) as connection:
-        held = _held(connection, _named(connection.broker, store), expired, partition)
+        name = _named(connection.broker, store)
+        as_stored = parts or expired or value_format != "auto"
+        stream = None if as_stored else stream_rows(connection, str(name), partition)
+        if stream is not None:
+            print_rows(stream.all(prefix, limit), json=json)
+            return
+        held = _held(connection, name, expired, partition)
         entries_ = held.parts() if parts else held.all()
         rows = (_entry(entry, value_format, held) for entry in entries_)
         shown = islice((row for row in rows if _begins(row["key"], prefix)), limit)
@@ -356,7 +371,7 @@ def _print_entries(rows: list[dict[str, Any]], *, parts: bool) -> None:
     cells = []
     for row in rows:
         values = _fields(row["value"])
-        rest = [_rounded(values.get(name)) for name in fields] if fields else [row["value"]]
+        rest = [output.rounded(values.get(name)) for name in fields] if fields else [row["value"]]
         where = [row["partition"]] if parts else []
         cells.append([output.cell(row["key"]), *where, *rest])
     output.table("", columns, cells)
@@ -364,9 +379,3 @@ def _print_entries(rows: list[dict[str, Any]], *, parts: bool) -> None:
 
 def _fields(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) and value.keys() != {"base64"} else {}
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float) and math.isfinite(value):
-        return output.number(value, 3)
-    return value

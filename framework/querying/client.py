@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
@@ -27,12 +29,16 @@ from strandline.framework.querying.committed import CommittedSource
 from strandline.framework.querying.connections import Connections
 from strandline.framework.querying.declared import StoreCodec, as_recorded, check_given, form_of
 from strandline.framework.querying.folded import ReplayedSource
+from strandline.framework.querying.groups import GroupQuery, GroupReader
 from strandline.framework.querying.messages import StoreDescription
 from strandline.framework.querying.placement import Placement
 from strandline.framework.querying.workers import Fleet, Source
 from strandline.framework.session import Session
 from strandline.framework.store import Store
 from strandline.framework.store_declarations import StoreDeclarations
+from strandline.framework.streams.group_store import GroupStore
+from strandline.framework.streams.rows import StreamRow, rows_of
+from strandline.framework.streams.stored_groups import StoredGroups
 from strandline.statestore.no_len import NoLen
 from strandline.statestore.ordered import FIRST_KEY
 from strandline.statestore.reader import KeyRange
@@ -40,12 +46,16 @@ from strandline.statestore.spec import UNSET, changelog_topic
 from strandline.statestore.values import Expiry
 
 if TYPE_CHECKING:
+    import polars as pl
     import pyarrow as pa
 
 K = TypeVar("K")
 V = TypeVar("V")
 D = TypeVar("D")
 T = TypeVar("T")
+
+Time = datetime | int | None
+"""Start of a window: a datetime, ms since the epoch, or None for no limit."""
 
 DEADLINE_S = 10.0
 """Default seconds that a query waits for a partition that no worker owns at the moment."""
@@ -178,13 +188,13 @@ class Connection:
         if not isinstance(name, Store):
             committed = self.committed(name)
             check_given(name, committed.recorded(), key, value)
-            return ReadOnlyStore(name, committed, key, value, partition)
+            return ReadOnlyStore(name, committed, (key, value), partition, self.committed)
         if name.task is None:
             raise InvalidConfig(f"store {name.name!r} belongs to no task, so it holds nothing")
         full = f"{name.session.app}/{name.name}"
         info = self._changelog(full)
         committed = self._source(full, info, self._checked(name, info))
-        return ReadOnlyStore(full, committed, key, name, partition)
+        return ReadOnlyStore(full, committed, (key, name), partition, self.committed)
 
     def committed(self, name: str) -> CommittedSource:
         """Return the committed state of the store "app/store", as bytes.
@@ -269,14 +279,24 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
         self,
         name: str,
         committed: CommittedSource,
-        key: Any,
-        value: Any,
-        partition: int | None = None,
+        given: tuple[Any, Any],
+        partition: int | None,
+        source: Callable[[str], CommittedSource],
     ) -> None:
+        """Create a store for reading.
+
+        Args:
+            name: Name of the app, a slash, name of the store.
+            committed: Committed state of the store.
+            given: Types of keys and values, or UNSET.
+            partition: Number of the only partition to read; None for all.
+            source: Returns the committed state of another store by its name.
+        """
         self.name = name
         self._committed = committed
         self._partitions = partitions_asked(name, len(committed.partitions), partition)
-        self._given = (key, value)
+        self._given = given
+        self._groups = GroupReader(name, committed, self._partitions, source)
         self._known: StoreCodec | None = None
         """Codec by a worker's description of the store; None until a worker has answered."""
 
@@ -403,21 +423,84 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
         """
         return dict(self.all())
 
-    def to_arrow(self) -> pa.Table:
-        """Return all entries, in key order, as the Arrow columns `key` and `value`.
+    def fetch(self, key: K | Any, start: Time = None, end: Time = None) -> list[StreamRow]:
+        """Return the open windows of one group of a stream, by start.
 
-        Values of a class become structs.
+            late.fetch(("JFK", "AA"), start=dt.datetime(2025, 10, 9, tzinfo=dt.UTC))
+
+        A window that is closed has no state: its result is in the topic that the stream writes.
+        The windows of a partition are as of one moment between two commits.
+
+        Args:
+            key: Key of the group: the value of its column, or a tuple of several.
+            start: First start of a window: a datetime (UTC if it has no zone), or ms since the
+                epoch; of count windows the number of a row. None, the default, is no limit.
+            end: End of the starts (exclusive), like `start`.
+
+        Returns:
+            Rows with the columns of the group, `window_start`, `window_end` and the figures, as
+            attributes and items. Times are datetimes.
+
+        Raises:
+            InvalidRequest: The store is not the state of windows, or `end` is before `start`.
+            InvalidRecord: The key or a bound is of another type.
+            InvalidConfig: The windows can only be merged by functions of the app (`sl.reducer`).
+        """
+        query = self._query()
+        chosen = replace(query, of=query.groups.range(start, end)).for_group(key)
+        return _rows(self._groups.frame(chosen))
+
+    def fetch_all(self, start: Time = None, end: Time = None) -> list[StreamRow]:
+        """Return the open windows of all groups of a stream, by start and group.
+
+        Args:
+            start: First start of a window, as for `fetch`.
+            end: End of the starts (exclusive).
+
+        Returns:
+            Rows as those of `fetch`.
+
+        Raises:
+            InvalidRequest: The store is not the state of windows, or `end` is before `start`.
+            InvalidRecord: A bound is of another type.
+            InvalidConfig: The windows can only be merged by functions of the app (`sl.reducer`).
+        """
+        query = self._query()
+        return _rows(self._groups.frame(replace(query, of=query.groups.range(start, end))))
+
+    def to_polars(self) -> pl.DataFrame:
+        """Return what `to_arrow` returns as a Polars frame."""
+        import polars as pl
+
+        found = pl.from_arrow(self.to_arrow())
+        assert isinstance(found, pl.DataFrame)
+        return found
+
+    def to_arrow(self) -> pa.Table:
+        """Return all entries, in key order, as Arrow columns.
+
+        The state of a stream's aggregation has the columns of the group and the figures; with
+        windows, one row for each open window, with `window_start` and `window_end`. Any other store
+        has the columns `key` and `value`. Values of a class become structs; tuple keys become lists, or
+        structs of `_1`, `_2` … if their elements are of several types.
 
         Raises:
             KeyInSeveralPartitions: Several partitions have values that cannot be merged.
             InvalidRecord: A key or value has another type than declared.
+            InvalidConfig: The windows can only be merged by functions of the app (`sl.reducer`).
         """
         import msgspec
         import pyarrow as pa
 
+        # A caller that gives the types of keys or values wants them as they are stored.
+        key, value = self._given
+        as_declared = isinstance(value, Store) or key is value is UNSET
+        query = self._stored_groups() if as_declared else None
+        if query is not None:
+            return self._groups.frame(query).to_arrow()
         entries = list(self.all())
         plain = [msgspec.to_builtins(value, builtin_types=_NATIVE) for _, value in entries]
-        return pa.table({"key": [key for key, _ in entries], "value": plain})
+        return pa.table({"key": _plain_keys([key for key, _ in entries]), "value": plain})
 
     def approximate_num_entries(self) -> int:
         """Return the approximate number of keys.
@@ -431,6 +514,28 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
         return self._committed.count(self._partitions)
 
     # Helpers ----------------------------------------------------------------------------
+
+    def _query(self) -> GroupQuery:
+        """Return the query for all of an aggregation. Raise InvalidRequest for other stores."""
+        query = self._stored_groups()
+        if query is None:
+            raise InvalidRequest(
+                f"store {self.name!r} is not the state of a stream's windows, so it has none to"
+                " fetch; read it with get, range or to_polars"
+            )
+        return query
+
+    def _stored_groups(self) -> GroupQuery | None:
+        """Return the query for all of an aggregation of a stream; None for other stores."""
+        key, value = self._given
+        if isinstance(value, GroupStore):
+            return GroupQuery(form_of(self.name, None, key, value), value.groups)
+        # The declaration is read for each query, because a reset app may have another one.
+        recorded = self._committed.recorded()
+        groups = StoredGroups.of_declaration(self.name, recorded)
+        if groups is None:
+            return None
+        return GroupQuery(form_of(self.name, as_recorded(recorded), UNSET, UNSET), groups)
 
     def _get(self, form: StoreCodec, source: Source, key: Any, default: Any, otherwise: Any) -> Any:
         data = self._find(form, source, key)
@@ -485,3 +590,17 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
         if self._known is None:
             self._known = form_of(self.name, description, *self._given)
         return self._known
+
+
+def _plain_keys(keys: list[Any]) -> list[Any]:
+    """Return keys as an Arrow column takes them."""
+    if not keys or not isinstance(keys[0], tuple):
+        return keys
+    kinds = {type(item) for key in keys for item in key if item is not None}
+    if len(kinds) < 2:
+        return keys
+    return [{f"_{number}": item for number, item in enumerate(key, 1)} for key in keys]
+
+
+def _rows(frame: pl.DataFrame) -> list[StreamRow]:
+    return list(rows_of(frame, frame.columns))

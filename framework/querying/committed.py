@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from strandline.framework.parts import Entry
@@ -11,6 +11,7 @@ from strandline.framework.querying.messages import StoreDescription
 from strandline.framework.querying.placement import Placement
 from strandline.framework.querying.workers import Fleet, NoWorkerAnswers, Source, WorkerSource
 from strandline.statestore.declaration import Declaration
+from strandline.statestore.engine import StorePosition
 from strandline.statestore.reader import PAGE_ENTRIES, KeyRange
 
 T = TypeVar("T")
@@ -87,6 +88,27 @@ class CommittedSource:
     def stream(self, partition: int, bounds: KeyRange) -> Iterator[Entry[bytes]]:
         """Yield the entries of a partition within `bounds` in order."""
         return entries(self, partition, bounds)
+
+    def position(self, partition: int) -> StorePosition | None:
+        return self.ask(lambda _description, source: source.position(partition))
+
+    def at_once(
+        self, partition: int, read: Callable[[Source], Mapping[bytes, bytes]]
+    ) -> dict[bytes, bytes]:
+        """Return entries of a partition as of one moment, for a store without a time to live.
+
+        Args:
+            partition: Number of the partition.
+            read: Function that reads the entries, in any number of requests.
+
+        Returns:
+            The entries in the order of keys; others of the partition may be among them.
+        """
+        before = self.position(partition)
+        found = read(self)
+        if before == self.position(partition):
+            return dict(found)
+        return dict(self._replayed.continued(partition, found, before))
 
     def count(self, partitions: Collection[int]) -> int:
         return self.ask(lambda _description, source: source.count(partitions))

@@ -17,7 +17,7 @@ from strandline.changelog.errors import (
     InvalidRecord,
     InvalidRequest,
 )
-from strandline.framework.aggregates import Counter, Grouped
+from strandline.framework.aggregates import Counter
 from strandline.framework.parts import Merge, PartitionMerger
 from strandline.framework.querying.messages import StoreDescription
 from strandline.framework.store import Store
@@ -39,13 +39,13 @@ from strandline.statestore.spec import UNSET, StoreSpec
 def described(task: TaskSpec, store: Store[Any, Any]) -> StoreDescription:
     """Return the description of a store for clients."""
     serde = value_serde(store.spec.value)
-    figures = store.aggregates.aggregates if isinstance(store, Grouped) else None
+    figures = store.spec.figures
     return StoreDescription(
         [topic.name for topic in task.inputs],
         key_to_wire(store.spec.key),
         _FORMS.get(type(serde), "serde"),
         _name(serde.declared if isinstance(serde, TypedMessagePack) else type(serde)),
-        None if figures is None else {n: (one.described, one.column) for n, one in figures.items()},
+        None if figures is None else dict(figures),
         _default(store, serde),
         isinstance(store, Counter),
     )

@@ -6,16 +6,20 @@ The first query replays the whole changelogs, and the state is in memory.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.records import TopicPartition
+from strandline.statestore.changelogged import Changelogged
 from strandline.statestore.declaration import Declaration
+from strandline.statestore.engine import StorePosition
+from strandline.statestore.engines.memory import MemoryEngine
+from strandline.statestore.ordered import FIRST_KEY
 from strandline.statestore.reader import CommittedReader, KeyRange
 from strandline.statestore.recorded import DeclarationLog
-from strandline.statestore.restore import READERS_WAIT_S, restore_all
+from strandline.statestore.restore import READERS_WAIT_S, restore, restore_all
 from strandline.statestore.spec import StoreSpec
 from strandline.statestore.store import AnyStore, open_store
 from strandline.statestore.values import Expiry
@@ -79,6 +83,35 @@ class ReplayedSource:
             page = self._readers[partition].page(bounds, limit)
             assert page is not None  # it is never closed
             return page.entries, page.rest
+
+    def position(self, partition: int) -> StorePosition | None:
+        with self._lock:
+            self._catch_up([partition])
+            return self._readers[partition].position()
+
+    def continued(
+        self, partition: int, found: Mapping[bytes, bytes], at: StorePosition | None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Return a partition's entries as of one moment, from entries that were read after `at`.
+
+        A change after `at` may be in some of the entries and not in others. So all changes after it
+        are replayed, which gives each key its value at the end of the replay.
+
+        Args:
+            partition: Number of the partition, of a store whose values do not expire.
+            found: Some entries, which were read when the store reflected `at` or more.
+            at: Position; None if the store was empty.
+
+        Returns:
+            Keys and values in order: those of `found` as they are now, and all that changed.
+        """
+        engine = MemoryEngine()
+        if at is not None:
+            names = sorted(found)
+            engine.write(names, [found[name] for name in names], at)
+        state = Changelogged(engine)
+        restore(state, self._broker, self._partitions[partition], wait=self._wait)
+        return state.scan((), FIRST_KEY, None, reverse=False)
 
     def count(self, partitions: Collection[int]) -> int:
         with self._lock:

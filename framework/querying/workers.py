@@ -30,6 +30,8 @@ from strandline.framework.querying.messages import (
     ScanRange,
     StoreDescription,
 )
+from strandline.statestore.engine import StorePosition
+from strandline.statestore.ordered import FIRST_KEY
 from strandline.statestore.reader import KeyRange
 from strandline.statestore.spec import changelog_topic
 
@@ -42,6 +44,9 @@ MAX_PAUSE_S = 0.1
 
 MAX_KEY_BYTES = 1 << 20
 """Maximum bytes of keys in one request, unless a single key is larger."""
+
+NOTHING = KeyRange(FIRST_KEY, FIRST_KEY)
+"""Range without keys, of which only the position is of interest."""
 
 NO_ANSWER_ERRORS = (OwnerUnavailable, RequestTimedOut)
 """Errors of a worker that does not answer."""
@@ -64,6 +69,10 @@ class Source(Protocol):
         self, partition: int, bounds: KeyRange, limit: int
     ) -> tuple[Sequence[tuple[bytes, bytes]], KeyRange | None]:
         """Return entries from the beginning of `bounds`, and the remaining range, if any."""
+        ...
+
+    def position(self, partition: int) -> StorePosition | None:
+        """Return the changelog position that later reads of a partition reflect; None if empty."""
         ...
 
     def count(self, partitions: Collection[int]) -> int:
@@ -302,6 +311,18 @@ class WorkerSource:
     def page(
         self, partition: int, bounds: KeyRange, limit: int
     ) -> tuple[Sequence[tuple[bytes, bytes]], KeyRange | None]:
+        scanned = self._scan(partition, bounds, limit)
+        rest = None if scanned.rest is None else KeyRange(*scanned.rest, bounds.reverse)
+        return scanned.entries, rest
+
+    def position(self, partition: int) -> StorePosition | None:
+        at = self._scan(partition, NOTHING, 1).at
+        if not at.topic_id:
+            return None
+        return StorePosition(at.topic_id, at.leader_epoch, at.offset, incarnation=at.incarnation)
+
+    def _scan(self, partition: int, bounds: KeyRange, limit: int) -> Scanned:
+        """Return a page of a partition as its worker answers."""
         found: list[Scanned] = []
         asked: set[int] = set()
 
@@ -318,9 +339,7 @@ class WorkerSource:
             return (partition,)
 
         self._fleet.gather(self._store, self._inputs, [partition], ask)
-        [scanned] = found
-        rest = None if scanned.rest is None else KeyRange(*scanned.rest, bounds.reverse)
-        return scanned.entries, rest
+        return found[0]
 
     def count(self, partitions: Collection[int]) -> int:
         found: dict[int, int] = {}

@@ -28,6 +28,10 @@ class StoredValues(NamedTuple):
 
     form: Form
     expiry: Expiry
+    declaration: bytes | None = None
+    """The declaration itself; None if it is not recorded."""
+    closed: int | None = None
+    """Last closed window of a partition, for windows that are merged from panes."""
 
 
 @dataclass(frozen=True, slots=True)

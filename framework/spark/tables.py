@@ -13,8 +13,8 @@ one, and attempts of one task may differ.
 A store has the columns `key` and `value`, of the types of its newest records (`decoding`), and
 `partition`, because several partitions may hold parts of a key if the store is not keyed as its
 input is. A `.schema(…)` given to Spark replaces the types found, and `.option("decode", "false")`
-leaves keys and values binary. A compacted topic that is not a store's has `key` and its own
-columns.
+leaves keys and values binary. The state of a stream's aggregation has columns of its own
+(`groups`). A compacted topic that is not a store's has `key` and its own columns.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from strandline.changelog.pins import there
 from strandline.changelog.records import Batch, TopicInfo
 from strandline.framework.parts import partitions_asked
 from strandline.framework.querying.placement import is_placed
-from strandline.framework.spark import decoding
+from strandline.framework.spark import decoding, groups
 from strandline.framework.spark.columns import METADATA, fit, topic_schema
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.pinning import pin_of_read, planned
@@ -86,7 +86,10 @@ def store_schema(broker: Broker, options: SourceOptions) -> pa.Schema:
     if topic.schema is not None:
         columns = topic_schema(topic, metadata=False, headers=False)
         return pa.schema([BINARY.field("key"), *(f for f in columns if f.name != "key")])
-    stored = _stored_values(broker, topic, options) or decoding.UNRECORDED
+    recorded = _stored_values(broker, topic, options)
+    if (aggregation := groups.groups_of(options, recorded)) is not None:
+        return groups.groups_schema(aggregation)
+    stored = recorded or decoding.UNRECORDED
     sample = _sample(broker, topic, stored) if options.decode else []
     if not sample:
         return BINARY.append(PARTITION) if options.is_app_store else BINARY
@@ -103,7 +106,11 @@ def check_columns(broker: Broker, options: SourceOptions, target: pa.Schema) -> 
     if not options.is_app_store or PARTITION.name in target.names or options.partition is not None:
         return
     app, _, store = (options.store or "").partition("/")
-    count = table_topic(broker, options).partitions
+    topic = table_topic(broker, options)
+    aggregation = groups.groups_of(options, _stored_values(broker, topic, options))
+    if groups.takes_columns(aggregation, target):
+        return
+    count = topic.partitions
     if count > 1 and not is_placed(broker, app, store, count):
         raise InvalidConfig(
             f"several partitions of store {options.store!r} may have a key, each with a part of it, and "
@@ -128,6 +135,8 @@ def plan_store(broker: Broker, options: SourceOptions) -> list[OffsetRange]:
         # a plan that contains rewritten values is followed by a read that sees the record.
         stored = _stored_values(broker, topic, options)
         ranges = [replace(each, stored=stored) for each in ranges]
+        if (aggregation := groups.groups_of(options, stored)) is not None:
+            ranges = groups.with_closed(broker, options, aggregation, ranges)
         if not any(each.pin for each in ranges) or _are_whole(broker, ranges):
             return ranges
         there(broker.pins).release(name.holder, name.until)
@@ -145,6 +154,10 @@ def read_store(
     """Yield the latest value of each key in one partition."""
     table = _table(broker, range_, fail_on_data_loss=options.fail_on_data_loss)
     now, stored = SystemClock().now_ms(), range_.stored or decoding.UNRECORDED
+    aggregation = groups.groups_of(options, stored)
+    if aggregation is not None and groups.takes_columns(aggregation, target):
+        yield from groups.group_batches(table, aggregation, stored, target, BATCH_ROWS)
+        return
     for batch in table.to_batches(max_chunksize=BATCH_ROWS) if table else ():
         if options.decode:
             live = decoding.without_expired(batch, now, stored)
@@ -230,7 +243,9 @@ def _stored_values(broker: Broker, topic: TopicInfo, options: SourceOptions) -> 
             "declaration, and are rewritten when the app runs; run it first"
         )
     declaration = recorded.stores.get(topic.name)
-    return None if declaration is None else StoredValues(declaration.form, declaration.expiry)
+    if declaration is None:
+        return None
+    return StoredValues(declaration.form, declaration.expiry, declaration.to_bytes())
 
 
 def _sample(broker: Broker, topic: TopicInfo, stored: StoredValues) -> list[tuple[bytes, bytes]]:

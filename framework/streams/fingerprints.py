@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from strandline.framework.streams.schemas import arrow_schema
 from strandline.framework.streams.stateful import DropDuplicates, GroupAggregate, StatefulNode
+from strandline.framework.streams.type_names import type_name
 
 if TYPE_CHECKING:
     import polars as pl
@@ -95,7 +95,7 @@ def _aggregation(node: GroupAggregate) -> dict[str, Any]:
         name: {
             "kind": one.described,
             "columns": _typed(one.columns, rows),
-            "result": _type_name(results[name]),
+            "result": type_name(results[name]),
         }
         for name, one in node.aggregates.aggregates.items()
     }
@@ -105,16 +105,7 @@ def _aggregation(node: GroupAggregate) -> dict[str, Any]:
 
 def _typed(names: tuple[str, ...], schema: Mapping[str, pl.DataType]) -> list[list[str]]:
     """Return names of columns with their types."""
-    return [[name, _type_name(schema[name])] for name in names]
-
-
-def _type_name(dtype: pl.DataType) -> str:
-    """Return the name of a type in Arrow's words, which versions of Polars do not change."""
-    import polars as pl
-
-    if isinstance(dtype, pl.Object):
-        return "object"
-    return str(arrow_schema({"column": dtype}, "fingerprint").field(0).type)
+    return [[name, type_name(schema[name])] for name in names]
 
 
 def _differences(old: Definition, new: Definition) -> Iterator[str]:

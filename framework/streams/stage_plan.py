@@ -14,32 +14,26 @@ from strandline.framework.session import Session
 from strandline.framework.store import Store
 from strandline.framework.streams.closings import Closings
 from strandline.framework.streams.fingerprints import fingerprint
+from strandline.framework.streams.group_store import GroupStore
 from strandline.framework.streams.lateness import late_rows
 from strandline.framework.streams.nodes import Emit, Node, StreamOptions, TopicSource
 from strandline.framework.streams.operators.count_groups import CountOperator
 from strandline.framework.streams.operators.duplicates import DuplicatesOperator, duplicate_keys
-from strandline.framework.streams.operators.group_keys import GroupKeys
+from strandline.framework.streams.operators.group_keys import GroupKeys, state_keys
 from strandline.framework.streams.operators.groups import (
     GroupOperator,
     kept_aggregates,
     state_inputs,
 )
-from strandline.framework.streams.operators.open_sessions import (
-    OpenSessions,
-    deadline_keys,
-    session_keys,
-)
+from strandline.framework.streams.operators.open_sessions import OpenSessions, deadline_keys
 from strandline.framework.streams.operators.operator import LateRows, StageOperator
 from strandline.framework.streams.operators.panes import (
-    PANE,
     HoppingOperator,
     SlidingOperator,
     TumblingOperator,
-    pane_keys,
 )
 from strandline.framework.streams.operators.session_groups import SessionOperator
 from strandline.framework.streams.plan import Plan
-from strandline.framework.streams.schemas import TIME
 from strandline.framework.streams.stage_rows import InternalTopic, TopicRows
 from strandline.framework.streams.stages import Stage, topic_of
 from strandline.framework.streams.stateful import (
@@ -51,6 +45,7 @@ from strandline.framework.streams.stateful import (
     Through,
     window_fields,
 )
+from strandline.framework.streams.stored_groups import StoredGroups, closed_of, typed_figures
 from strandline.framework.streams.windows import (
     CountWindow,
     HoppingWindow,
@@ -116,9 +111,7 @@ class StagePlan:
         }
         """Internal topics that the stage reads or writes."""
         self.stores: dict[str, Store[Any, Any]] = {
-            spec.name: Store(session, spec)
-            for node in self._nodes.values()
-            for spec in _specs(node)
+            store.name: store for node in self._nodes.values() for store in _stores(session, node)
         }
         """Stores of the operators, by name."""
         self.times: tuple[Store[str, int], ...] = tuple(
@@ -284,9 +277,9 @@ class StagePlan:
         if isinstance(window, TumblingWindow):
             return TumblingOperator(node, window, store, late)
         if isinstance(window, HoppingWindow):
-            return HoppingOperator(node, window, store, late)
+            return HoppingOperator(node, window, store, late, self.stores[closed_of(node.name)])
         if isinstance(window, SlidingWindow):
-            return SlidingOperator(node, window, store, late)
+            return SlidingOperator(node, window, store, late, self.stores[closed_of(node.name)])
         if isinstance(window, SessionWindow):
             sessions = OpenSessions(node, store, self.stores[_deadlines_of(node)])
             return SessionOperator(node, window, sessions, late)
@@ -337,47 +330,52 @@ def _not_found_before(node: StatefulNode, late: LateRows) -> LateRows:
     return found_here
 
 
-def _specs(node: StatefulNode) -> list[AnySpec]:
-    """Return the declarations of an operator's stores."""
+def _stores(session: Session, node: StatefulNode) -> list[Store[Any, Any]]:
+    """Return the stores of an operator.
+
+    A commit applies to them in this order. The last closed window comes before the panes, because
+    readers look at the panes first, and must know of every window whose panes are deleted.
+    """
     definition = _definition(node)
     if isinstance(node, DropDuplicates):
         key = duplicate_keys(node).declared
-        return [StoreSpec(node.name, key=key, value=int, definition=definition, limits=BY_MEMORY)]
+        once: AnySpec = StoreSpec(
+            node.name, key=key, value=int, definition=definition, limits=BY_MEMORY
+        )
+        return [Store(session, once)]
     assert isinstance(node, GroupAggregate)
-    kept = kept_aggregates(node).spec(
+    aggregates = kept_aggregates(node)
+    spec = aggregates.spec(
         node.name,
-        _group_keys(node).declared,
+        state_keys(node).declared,
         rows=state_inputs(node),
         definition=definition,
         limits=BY_MEMORY,
     )
+    kept = GroupStore(session, spec, StoredGroups.of_node(node), aggregates)
+    if kept.groups.is_merged:
+        closed: AnySpec = StoreSpec(closed_of(node.name), key=str, value=int, limits=BY_MEMORY)
+        return [Store(session, closed), kept]
     if isinstance(node.window, CountWindow):
         keys = GroupKeys(node.keys, node.inputs[0].schema, node.name)
-        return [kept, counter_spec(_counts_of(node), keys.declared)]
+        return [kept, Store(session, counter_spec(_counts_of(node), keys.declared))]
     if isinstance(node.window, SessionWindow):
-        key = deadline_keys(node).declared
-        return [kept, StoreSpec(_deadlines_of(node), key=key, value=int, limits=BY_MEMORY)]
+        due = deadline_keys(node).declared
+        deadlines: AnySpec = StoreSpec(_deadlines_of(node), key=due, value=int, limits=BY_MEMORY)
+        return [kept, Store(session, deadlines)]
     return [kept]
 
 
 def _definition(node: StatefulNode) -> str:
     """Return what defines the state of an operator, as JSON.
 
-    The aggregates are left out, because a store's declaration has them already.
+    The aggregates are left out, because a store's declaration has them already. The types of state
+    and results are there, so that the declaration is enough to read the state.
     """
     found = {k: v for k, v in fingerprint(node).definition.items() if k != "aggregates"}
+    if isinstance(node, GroupAggregate):
+        found |= typed_figures(node)
     return msgspec.json.encode(found, order="sorted").decode()
-
-
-def _group_keys(node: GroupAggregate) -> GroupKeys:
-    rows: dict[str, pl.DataType] = dict(node.inputs[0].schema)
-    if isinstance(node.window, TumblingWindow | HoppingWindow | SlidingWindow):
-        return pane_keys(node)
-    if isinstance(node.window, SessionWindow):
-        return session_keys(node)
-    if isinstance(node.window, CountWindow):
-        return GroupKeys([PANE, *node.keys], {**rows, PANE: rows[TIME]}, node.name)
-    return GroupKeys(node.keys, rows, node.name)
 
 
 def _counts_of(node: GroupAggregate) -> str:

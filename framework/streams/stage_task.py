@@ -30,8 +30,8 @@ from strandline.framework.batch import Batch, BatchHandler
 from strandline.framework.context import TaskContext, current_task, running
 from strandline.framework.streams.executor import Ends, Executor
 from strandline.framework.streams.nodes import Emit
+from strandline.framework.streams.operators.group_keys import PANE
 from strandline.framework.streams.operators.operator import StageOperator
-from strandline.framework.streams.operators.panes import PANE
 from strandline.framework.streams.schemas import INTERNAL, ROW, WATERMARK
 from strandline.framework.streams.stage_plan import StagePlan, source_name, writer_name
 from strandline.framework.streams.stage_rows import SOURCE, InternalTopic, TopicRows, divided, write

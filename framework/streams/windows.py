@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -579,6 +580,19 @@ def count_window(n: int) -> CountWindow:
     return CountWindow(n)
 
 
+def recorded_window(data: Mapping[str, Any]) -> Window:
+    """Return the window that `to_dict` has described. Raises InvalidConfig for unknown ones.
+
+    >>> print(recorded_window(tumbling("1d", tz="Europe/Paris").to_dict()))
+    tumbling("1d", tz="Europe/Paris")
+    """
+    given = dict(data)
+    try:
+        return _RECORDED[given.pop("kind")](**given)
+    except (KeyError, TypeError, InvalidConfig) as error:
+        raise InvalidConfig(f"unknown window {dict(data)!r:.200}; use a later version") from error
+
+
 def _anchor(size_ms: int) -> int:
     """Return a time at which windows of a size begin: a Monday for whole weeks, else the epoch."""
     return MONDAY_MS if size_ms % WEEK_MS == 0 else 0
@@ -626,3 +640,15 @@ def _shifted(starts: T, by_ms: int) -> T:
 
 def _shown_grace(grace_ms: int) -> str:
     return f', grace="{Duration(grace_ms)}"' if grace_ms else ""
+
+
+_RECORDED: Mapping[str, Callable[..., Window]] = {
+    "tumbling": lambda size, grace_ms, tz, offset_ms: tumbling(
+        size, grace=grace_ms, tz=tz, offset=offset_ms
+    ),
+    "hopping": lambda size_ms, every_ms, grace_ms: hopping(size_ms, every_ms, grace=grace_ms),
+    "sliding": lambda size_ms, grace_ms: sliding(size_ms, grace=grace_ms),
+    "session": lambda gap_ms, grace_ms: session(gap_ms, grace=grace_ms),
+    "count": count_window,
+}
+"""Function that makes the windows of a kind of what `to_dict` returns besides the kind."""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import strandline as sl
 from strandline.changelog.errors import InvalidConfig, InvalidRecord
 from strandline.framework.streams.watermark import NO_WATERMARK, running
-from strandline.framework.streams.windows import HoppingWindow
+from strandline.framework.streams.windows import HoppingWindow, Window, recorded_window
 
 HOUR, DAY = 3_600_000, 86_400_000
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -408,3 +408,36 @@ def test_equal_definitions_have_equal_fingerprints_and_others_differ() -> None:
 )
 def test_a_printed_definition_declares_the_same_windows(window: Any) -> None:
     assert eval(f"sl.{window}") == window
+
+
+# Recorded definitions -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        *(sl.tumbling(7), sl.tumbling("1h", grace="5m", offset="10m"), sl.tumbling("2w")),
+        *(sl.tumbling("1d", tz="Europe/Paris", offset="6h"), sl.tumbling("1mo"), sl.tumbling("1y")),
+        *(
+            sl.hopping("1h", "7m", grace=3),
+            sl.sliding("90s"),
+            sl.session("5m"),
+            sl.session(5, grace=0),
+        ),
+        sl.count_window(3),
+    ],
+)
+def test_a_window_is_that_of_its_recorded_definition(window: Window) -> None:
+    assert recorded_window(window.to_dict()) == window
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"kind": "jumping"}, {"every_ms": 0}, {"every_ms": -1}, {"size_ms": "1 hour"}),
+        *({"size_ms": 5}, {"size_ms": True}, {"size_ms": 1 << 70}, {"more": 1}, {"kind": None}),
+    ],
+)
+def test_a_damaged_definition_of_a_window_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(sl.InvalidConfig, match="unknown window"):
+        recorded_window(sl.hopping(20, 10).to_dict() | changed)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from strandline.framework.context import current_task
 from strandline.framework.store import Store
-from strandline.framework.streams.operators.group_keys import GroupKeys
+from strandline.framework.streams.operators.group_keys import PANE, GroupKeys, state_keys
 from strandline.framework.streams.operators.groups import GroupState, as_results
+from strandline.framework.streams.operators.merging import window_columns
 from strandline.framework.streams.operators.operator import StageOperator
-from strandline.framework.streams.operators.panes import PANE
 from strandline.framework.streams.schemas import TIME, WATERMARK
-from strandline.framework.streams.stateful import WINDOW_END, WINDOW_START, GroupAggregate
+from strandline.framework.streams.stateful import GroupAggregate
 from strandline.framework.streams.windows import CountWindow
 
 if TYPE_CHECKING:
@@ -32,16 +32,11 @@ class CountOperator(StageOperator):
         counts: Store[Any, Any],
     ) -> None:
         super().__init__()
-        import polars as pl
-
         self._node = node
         self._window = window
-        rows = node.inputs[0].schema
-        self._groups = GroupKeys(node.keys, rows, node.name)
+        self._groups = GroupKeys(node.keys, node.inputs[0].schema, node.name)
         self._counts = counts
-        self._state = GroupState(
-            node, GroupKeys([PANE, *node.keys], {**rows, PANE: pl.Int64()}, node.name), store
-        )
+        self._state = GroupState(node, state_keys(node), store)
         self._full: list[pl.DataFrame] = []
         """Results of windows that are full, until the next call of `advance`."""
 
@@ -113,8 +108,7 @@ class CountOperator(StageOperator):
     def _results(self, states: pl.DataFrame) -> pl.DataFrame:
         """Return the results of states with their key, time and watermark."""
         results = self._state.results(states).with_columns(
-            states[PANE].alias(WINDOW_START),
-            (states[PANE] + self._window.n).alias(WINDOW_END),
+            *window_columns(self._window, states),
             states[TIME],
         )
         return as_results(self._node, results, states[WATERMARK])

@@ -1,4 +1,13 @@
-"""Conversion between columns of rows and the keys of an operator's store."""
+"""Keys of an operator's store: their layout, and their conversion from and to columns.
+
+    window                       key of the store
+    none                         the keys of the group
+    tumbling, count              start of the window, the keys of the group
+    hopping, sliding             start of the pane, first window that it counts for, keys of the group
+    session                      the keys of the group, number of the session in the group by start
+
+So the windows that close together are one range, and so are the sessions of a group.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +19,26 @@ import pyarrow as pa
 
 from strandline.changelog.errors import InvalidRecord
 from strandline.framework.streams.outputs import key_kind
+from strandline.framework.streams.schemas import INTERNAL
+from strandline.framework.streams.stateful import GroupAggregate
+from strandline.framework.streams.windows import (
+    HoppingWindow,
+    SessionWindow,
+    SlidingWindow,
+    Window,
+)
 from strandline.statestore.key_columns import KeyColumns
 from strandline.statestore.keys import key_codec
 
 if TYPE_CHECKING:
     import polars as pl
+
+PANE = f"{INTERNAL}pane"
+"""Start of a pane in ms since the epoch; of a count window, the number of its first row."""
+SINCE = f"{INTERNAL}since"
+"""Start in ms of the first window that a pane counts for."""
+PLACE = f"{INTERNAL}place"
+"""Number of a session among those of its group, from 0 in the order of their starts."""
 
 
 class GroupKeys:
@@ -79,6 +103,25 @@ class GroupKeys:
             f"{self.operator}: a row has no key: {row}; filter such rows out, or give them a value "
             "with fill_null"
         )
+
+
+def key_layout(keys: Sequence[str], window: Window | None) -> list[str]:
+    """Return the columns of the keys of an aggregation's store, in the order of the key."""
+    if window is None:
+        return [*keys]
+    if isinstance(window, SessionWindow):
+        return [*keys, PLACE]
+    if isinstance(window, HoppingWindow | SlidingWindow):
+        return [PANE, SINCE, *keys]
+    return [PANE, *keys]
+
+
+def state_keys(node: GroupAggregate) -> GroupKeys:
+    """Return the keys of the store of an aggregation."""
+    import polars as pl
+
+    schema = {**node.inputs[0].schema, **dict.fromkeys([PANE, SINCE, PLACE], pl.Int64())}
+    return GroupKeys(key_layout(node.keys, node.window), schema, node.name)
 
 
 def _plain(column: pl.Series) -> pl.Series:

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from strandline.framework.store import Store
 from strandline.framework.streams.operators.first_time import FirstTime
-from strandline.framework.streams.operators.group_keys import GroupKeys
+from strandline.framework.streams.operators.group_keys import PLACE, GroupKeys, state_keys
 from strandline.framework.streams.operators.groups import GroupState
 from strandline.framework.streams.schemas import INTERNAL
 from strandline.framework.streams.stateful import (
@@ -39,8 +39,6 @@ from strandline.framework.streams.stateful import (
 if TYPE_CHECKING:
     import polars as pl
 
-PLACE = f"{INTERNAL}place"
-"""Column of the number of a session among those of its group, by start."""
 DEADLINE = f"{INTERNAL}deadline"
 """Column of deadlines in ms since the epoch."""
 GROUP = f"{INTERNAL}group"
@@ -50,14 +48,6 @@ LATEST = int(np.iinfo(np.int64).max)
 
 Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-
-
-def session_keys(node: GroupAggregate) -> GroupKeys:
-    """Return the columns of the keys of an aggregation's sessions."""
-    import polars as pl
-
-    schema = {**node.inputs[0].schema, PLACE: pl.Int64()}
-    return GroupKeys([*node.keys, PLACE], schema, node.name)
 
 
 def deadline_keys(node: GroupAggregate) -> GroupKeys:
@@ -78,7 +68,7 @@ class OpenSessions:
     def __init__(
         self, node: GroupAggregate, store: Store[Any, Any], deadlines: Store[Any, Any]
     ) -> None:
-        self._state = GroupState(node, session_keys(node), store)
+        self._state = GroupState(node, state_keys(node), store)
         self._deadlines = deadlines
         self._deadline_keys = deadline_keys(node)
         self._first = FirstTime(deadlines)

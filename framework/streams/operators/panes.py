@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING, Any
 from strandline.framework.store import Store
 from strandline.framework.streams.lateness import late_rows, watermarks_of
 from strandline.framework.streams.operators.first_time import FirstTime
-from strandline.framework.streams.operators.group_keys import GroupKeys
+from strandline.framework.streams.operators.group_keys import PANE, SINCE, state_keys
 from strandline.framework.streams.operators.groups import GroupState, as_results
+from strandline.framework.streams.operators.merging import (
+    hopping_parts,
+    sliding_parts,
+    window_columns,
+)
 from strandline.framework.streams.operators.operator import LateRows, StageOperator
 from strandline.framework.streams.schemas import INTERNAL, TIME
-from strandline.framework.streams.stateful import WINDOW_END, WINDOW_START, GroupAggregate
+from strandline.framework.streams.stateful import GroupAggregate
 from strandline.framework.streams.watermark import NO_WATERMARK
 from strandline.framework.streams.windows import (
     HoppingWindow,
@@ -28,20 +33,8 @@ from strandline.framework.streams.windows import (
 if TYPE_CHECKING:
     import polars as pl
 
-PANE = f"{INTERNAL}pane"
-"""Start of a pane in ms since the epoch."""
-SINCE = f"{INTERNAL}since"
-"""Start in ms of the first window that a pane counts for."""
-
-
-def pane_keys(node: GroupAggregate) -> GroupKeys:
-    """Return the columns of the keys of an aggregation's panes."""
-    import polars as pl
-
-    is_shared = isinstance(node.window, HoppingWindow | SlidingWindow)
-    names = [PANE, SINCE] if is_shared else [PANE]
-    schema = {**node.inputs[0].schema, PANE: pl.Int64(), SINCE: pl.Int64()}
-    return GroupKeys([*names, *node.keys], schema, node.name)
+LAST_CLOSED = "last"
+"""Key of the last closed window in the store of it: its start in ms, or its last time if sliding."""
 
 
 class PaneOperator(StageOperator):
@@ -54,7 +47,7 @@ class PaneOperator(StageOperator):
         self.lag_ms = window.grace_ms
         self._node = node
         self._late = late
-        self._state = GroupState(node, pane_keys(node), store)
+        self._state = GroupState(node, state_keys(node), store)
         self._times = window
         self._first = FirstTime(store)
         """Start in ms of a pane at or before all others."""
@@ -108,12 +101,9 @@ class PaneOperator(StageOperator):
         """Return the results of states of whole windows, whose start is in PANE."""
         import polars as pl
 
-        starts = states[PANE]
-        ends = self._times.end_of(starts)
+        last_ms = pl.Series(TIME, self._times.end_of(states[PANE]) - 1, pl.Int64)
         results = self._state.results(states).with_columns(
-            _datetimes(starts, WINDOW_START),
-            _datetimes(ends, WINDOW_END),
-            pl.Series(TIME, ends - 1, pl.Int64),
+            *window_columns(self._times, states), last_ms
         )
         return as_results(self._node, results, self.mark_of_results(watermark))
 
@@ -155,7 +145,22 @@ class TumblingOperator(PaneOperator):
 
 
 class OverlappingOperator(PaneOperator):
-    """Aggregates of windows that share panes, which are merged when the windows are emitted."""
+    """Aggregates of windows that share panes, which are merged when the windows are emitted.
+
+    Panes outlive their closed windows, so a second store has the last closed window, by which
+    readers of the state know the windows that are open.
+    """
+
+    def __init__(
+        self,
+        node: GroupAggregate,
+        window: TimeWindow,
+        store: Store[Any, Any],
+        late: LateRows,
+        closed: Store[str, int],
+    ) -> None:
+        super().__init__(node, window, store, late)
+        self._closed = closed
 
     def advance(self, watermark: int) -> pl.DataFrame | None:
         """Close the windows that the watermark has passed; return their results."""
@@ -171,6 +176,7 @@ class OverlappingOperator(PaneOperator):
         panes = self._taken(needed_end)
         rows = self._by_window(panes, done, last)
         self._delete(kept_from, panes)
+        self._closed.put(LAST_CLOSED, last)
         if rows.is_empty():
             return None
         by = [PANE, *self._node.keys]
@@ -203,9 +209,14 @@ class HoppingOperator(OverlappingOperator):
     """Aggregates of windows that overlap, merged from their panes when they are emitted."""
 
     def __init__(
-        self, node: GroupAggregate, window: HoppingWindow, store: Store[Any, Any], late: LateRows
+        self,
+        node: GroupAggregate,
+        window: HoppingWindow,
+        store: Store[Any, Any],
+        late: LateRows,
+        closed: Store[str, int],
     ) -> None:
-        super().__init__(node, window, store, late)
+        super().__init__(node, window, store, late, closed)
         self._window = window
 
     def updates(self) -> pl.DataFrame | None:
@@ -250,8 +261,7 @@ class HoppingOperator(OverlappingOperator):
         return self._state.existing(looked_up).sort(PANE, SINCE, maintain_order=True)
 
     def _by_window(self, panes: pl.DataFrame, after: int | None, last: int | None) -> pl.DataFrame:
-        windows = self._window.windows_of_panes(panes[PANE], panes[SINCE], after=after, last=last)
-        return panes[windows["row"]].with_columns(windows["start"].alias(PANE))
+        return hopping_parts(self._window, panes, after=after, last=last)
 
     def _last_closed(self, watermark: int) -> int:
         return self._window.last_closed(watermark)
@@ -272,14 +282,18 @@ class HoppingOperator(OverlappingOperator):
 class SlidingOperator(OverlappingOperator):
     """Aggregates of the records up to a time before each record, and of itself.
 
-    The records of one time are a pane. It counts for the windows of the times from `SINCE` on, and
-    has a window of its own if that is its time.
+    The records of one time are a pane; `sliding_states` says for which windows it counts.
     """
 
     def __init__(
-        self, node: GroupAggregate, window: SlidingWindow, store: Store[Any, Any], late: LateRows
+        self,
+        node: GroupAggregate,
+        window: SlidingWindow,
+        store: Store[Any, Any],
+        late: LateRows,
+        closed: Store[str, int],
     ) -> None:
-        super().__init__(node, window, store, late)
+        super().__init__(node, window, store, late, closed)
         self._window = window
 
     def updates(self) -> pl.DataFrame | None:
@@ -298,7 +312,7 @@ class SlidingOperator(OverlappingOperator):
         wanted = pl.col(PANE).is_in(near[PANE].unique().implode())
         if self.watermark > NO_WATERMARK:
             wanted &= pl.col(PANE) > self._last_closed(self.watermark)
-        states = self._combined(self._of_times(panes, wanted))
+        states = self._combined(sliding_parts(self._window, self._node.keys, panes, wanted))
         return None if states.is_empty() else self._windows(states, self.watermark)
 
     def _last_closed(self, watermark: int) -> int:
@@ -311,21 +325,8 @@ class SlidingOperator(OverlappingOperator):
         import polars as pl
 
         wanted = pl.lit(value=True) if after is None else pl.col(PANE) > after
-        return self._of_times(panes, wanted if last is None else wanted & (pl.col(PANE) <= last))
-
-    def _of_times(self, panes: pl.DataFrame, wanted: pl.Expr) -> pl.DataFrame:
-        """Return the states of panes for each window of the wanted times."""
-        import polars as pl
-
-        keys, size = list(self._node.keys), self._window.size_ms
-        own = panes.filter(pl.col(SINCE) == pl.col(PANE)).filter(wanted)
-        windows = own.select(pl.col(PANE).alias(_TIME_OF), *keys)
-        pairs = windows.join(panes, on=keys, maintain_order="left_right")
-        counting = pairs.filter(
-            (pl.col(_TIME_OF) - pl.col(PANE)).is_between(0, size)
-            & (pl.col(SINCE) <= pl.col(_TIME_OF))
-        )
-        return counting.with_columns((pl.col(_TIME_OF) - size).alias(PANE)).drop(_TIME_OF)
+        wanted = wanted if last is None else wanted & (pl.col(PANE) <= last)
+        return sliding_parts(self._window, self._node.keys, panes, wanted)
 
     def _with_panes(self, frame: pl.DataFrame, marks: pl.Series) -> pl.DataFrame:
         return frame.with_columns(
@@ -340,11 +341,3 @@ LOOKUP_ENTRIES = 1.0
 """Number of entries of a scan that cost as much as a look-up."""
 _CHANGED = f"{INTERNAL}changed"
 _OFFSET = f"{INTERNAL}offset"
-_TIME_OF = f"{INTERNAL}time_of"
-
-
-def _datetimes(ms: pl.Series, name: str) -> pl.Series:
-    """Return times in ms since the epoch as datetimes."""
-    import polars as pl
-
-    return (ms * 1_000).cast(pl.Datetime("us", "UTC")).alias(name)

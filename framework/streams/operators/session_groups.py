@@ -12,6 +12,7 @@ import numpy as np
 
 from strandline.framework.streams.lateness import late_rows
 from strandline.framework.streams.operators.groups import as_results
+from strandline.framework.streams.operators.merging import window_columns
 from strandline.framework.streams.operators.open_sessions import GROUP, OpenSessions
 from strandline.framework.streams.operators.operator import LateRows, StageOperator
 from strandline.framework.streams.schemas import INTERNAL, TIME
@@ -112,15 +113,13 @@ class SessionOperator(StageOperator):
         self._note_rows(len(after) - len(stored))
 
     def _results(self, states: pl.DataFrame, watermark: int) -> pl.DataFrame:
-        import polars as pl
-
         states = states.sort(WINDOW_END, WINDOW_START, maintain_order=True)
-        bounds = states.select(pl.col(WINDOW_START, WINDOW_END) * 1_000)
         results = (
             states.select(self._node.keys)
             .hstack(self._node.aggregates.results(states))
-            .hstack(bounds.cast(pl.Datetime("us", "UTC")))
-            .with_columns((states[WINDOW_END] - 1).alias(TIME))
+            .with_columns(
+                *window_columns(self._window, states), (states[WINDOW_END] - 1).alias(TIME)
+            )
         )
         return as_results(self._node, results, self.mark_of_results(watermark))
 
