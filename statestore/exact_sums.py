@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 
-LEAST, GREATEST = -(1 << 63), (1 << 63) - 1
+INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 SAFE = 1 << 62
 """Bound of a sum that cannot overflow on the way."""
 
@@ -64,6 +64,6 @@ def _added_exactly(old: Ints, codes: Ints, by: Ints | int) -> Ints:
     totals: npt.NDArray[Any] = old.astype(np.object_)
     np.add.at(totals, codes, by if isinstance(by, int) else by.astype(np.object_))
     for code, total in enumerate(totals.tolist()):
-        if not LEAST <= total <= GREATEST:
+        if not INT64_MIN <= total <= INT64_MAX:
             raise SumOverflow(code, total)
     return totals.astype(np.int64)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strandline.changelog.errors import InvalidRecord
-from strandline.statestore.aggregates.batch import INT64_MAX, milliseconds
+from strandline.statestore.aggregates.batch import milliseconds
+from strandline.statestore.exact_sums import INT64_MAX
 
 if TYPE_CHECKING:
     import polars as pl

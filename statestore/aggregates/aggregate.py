@@ -174,12 +174,30 @@ class Aggregate:
             raise InvalidConfig(f"{self}: there is no column {name!r}; {hint}")
         return schema[name]
 
-    def unsuitable(self, dtype: pl.DataType) -> InvalidConfig:
-        """Return the error for a column of an unsuitable type."""
-        return InvalidConfig(
-            f"{self}: column {self.column!r} is {dtype}, and {self.kind} takes {self.takes}; "
-            "cast the column first"
-        )
+    def suited(
+        self,
+        schema: Mapping[str, pl.DataType],
+        find: Callable[[pl.DataType], pl.DataType | None],
+        column: str | None = None,
+    ) -> pl.DataType:
+        """Return the type that a function finds for that of a column.
+
+        Args:
+            schema: Names and types of the columns of the rows.
+            find: Function of a type; it returns None for an unsuitable one.
+            column: Name of the column, by default that of the aggregated values.
+
+        Raises:
+            InvalidConfig: The column is missing, or of an unsuitable type.
+        """
+        given = self.type_of(schema, column)
+        found = find(given)
+        if found is None:
+            raise InvalidConfig(
+                f"{self}: column {column or self.column!r} is {given}, and {self.kind} takes"
+                f" {self.takes}; cast the column first"
+            )
+        return found
 
     def __str__(self) -> str:
         return f"{self.described}({self.column or ''})"

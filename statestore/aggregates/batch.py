@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strandline.changelog.errors import InvalidRecord
+from strandline.statestore.exact_sums import INT64_MAX
 
 if TYPE_CHECKING:
     import polars as pl
@@ -26,8 +27,6 @@ ROW = "__row"
 """Name of the column of row numbers, while a batch is aggregated."""
 GROUP = "__group"
 """Name of the only column of groups, if all rows are one group."""
-
-INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 
 
 @dataclass

@@ -10,7 +10,12 @@ from strandline.changelog.errors import InvalidRecord
 from strandline.statestore.aggregates.aggregate import Aggregate, Figures, Row, StoredField
 from strandline.statestore.aggregates.batch import ColumnBatch, MergeChecks
 from strandline.statestore.aggregates.lists import ITEM, LIST, merged_lists
-from strandline.statestore.aggregates.values import COMPARABLE, comparable, comparable_type
+from strandline.statestore.aggregates.values import (
+    COMPARABLE,
+    comparable,
+    comparable_type,
+    order_of,
+)
 
 if TYPE_CHECKING:
     import polars as pl
@@ -34,14 +39,14 @@ class DistinctCount(Aggregate):
     def fold(self, old: Figures, value: Any) -> Figures:
         """Return the list with one value in it."""
         [values] = old
-        place = bisect_left(values, _order(value), key=_order)
-        if place < len(values) and _order(values[place]) == _order(value):
+        place = bisect_left(values, order_of(value), key=order_of)
+        if place < len(values) and order_of(values[place]) == order_of(value):
             return old
         return self._limited((*values[:place], value, *values[place:]))
 
     def merge(self, old: Figures, new: Figures) -> Figures:
         """Return the list of the values in two lists."""
-        found = {_order(value): value for value in (*new[0], *old[0])}
+        found = {order_of(value): value for value in (*new[0], *old[0])}
         return self._limited(tuple(found[order] for order in sorted(found)))
 
     def result(self, state: Figures) -> Any:
@@ -95,11 +100,7 @@ class DistinctCount(Aggregate):
         return state[0].list.len().cast(pl.Int64).fill_null(0)
 
     def _value_type(self, schema: Mapping[str, pl.DataType]) -> pl.DataType:
-        given = self.type_of(schema)
-        dtype = comparable_type(given)
-        if dtype is None:
-            raise self.unsuitable(given)
-        return dtype
+        return self.suited(schema, comparable_type)
 
     def _limited(self, values: tuple[Any, ...]) -> Figures:
         if len(values) > MAX_DISTINCT:
@@ -110,11 +111,6 @@ class DistinctCount(Aggregate):
 def unsigned_zero(value: Any) -> Any:
     """Return a value; 0.0 for -0.0."""
     return value + 0.0 if type(value) is float else value
-
-
-def _order(value: Any) -> tuple[int, Any]:
-    """Return what orders a value: NaN is greater than all other numbers, and equal to itself."""
-    return (1, 0) if value != value else (0, value)  # noqa: PLR0124
 
 
 def _too_many(name: str) -> str:

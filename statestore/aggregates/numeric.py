@@ -10,12 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strandline.statestore.aggregates.aggregate import Aggregate, Figures, Row, StoredField
-from strandline.statestore.aggregates.batch import (
-    INT64_MAX,
-    INT64_MIN,
-    ColumnBatch,
-    MergeChecks,
-)
+from strandline.statestore.aggregates.batch import ColumnBatch, MergeChecks
 from strandline.statestore.aggregates.values import (
     COMPARABLE,
     comparable,
@@ -24,6 +19,7 @@ from strandline.statestore.aggregates.values import (
     number,
     number_type,
 )
+from strandline.statestore.exact_sums import INT64_MAX, INT64_MIN
 
 if TYPE_CHECKING:
     import polars as pl
@@ -132,11 +128,7 @@ class Sum(Aggregate):
         return pl.when(batch.count(self.column) > 0).then(total)
 
     def _number_type(self, schema: Mapping[str, pl.DataType]) -> pl.DataType:
-        given = self.type_of(schema)
-        dtype = number_type(given)
-        if dtype is None:
-            raise self.unsuitable(given)
-        return dtype
+        return self.suited(schema, number_type)
 
 
 class Mean(Sum):
@@ -199,11 +191,7 @@ class Extreme(Aggregate):
 
     def state_types(self, schema: Mapping[str, pl.DataType]) -> list[pl.DataType]:
         """Return the type in which values are compared."""
-        given = self.type_of(schema)
-        dtype = comparable_type(given)
-        if dtype is None:
-            raise self.unsuitable(given)
-        return [dtype]
+        return [self.suited(schema, comparable_type)]
 
     def _values(self, batch: ColumnBatch) -> pl.Expr:
         import polars as pl
@@ -300,9 +288,7 @@ class Variance(Aggregate):
         """Return the types of counts, means and sums of squares."""
         import polars as pl
 
-        given = self.type_of(schema)
-        if number_type(given) is None:
-            raise self.unsuitable(given)
+        self.suited(schema, number_type)
         return [pl.Int64(), pl.Float64(), pl.Float64()]
 
     def result_type(self, schema: Mapping[str, pl.DataType]) -> pl.DataType:

@@ -21,6 +21,7 @@ from strandline.statestore.aggregates.values import (
     comparable,
     comparable_type,
     kept_type,
+    order_of,
     scalar,
 )
 
@@ -309,11 +310,7 @@ class TopValues(Kept):
         return self.by or self._column
 
     def _rank_type(self, schema: Mapping[str, pl.DataType]) -> pl.DataType:
-        given = self.type_of(schema, self._by)
-        dtype = comparable_type(given)
-        if dtype is None:
-            raise self.unsuitable(given)
-        return dtype
+        return self.suited(schema, comparable_type, self._by)
 
 
 def _time_of(pair: Figures) -> Any:
@@ -321,9 +318,8 @@ def _time_of(pair: Figures) -> Any:
 
 
 def _rank_of(pair: Figures) -> Any:
-    """Return what orders a pair of rank and value: NaN is greater than all other numbers."""
-    rank = pair[0]
-    return (1, 0) if rank != rank else (0, rank)  # noqa: PLR0124 - only NaN differs from itself
+    """Return what orders a pair of rank and value."""
+    return order_of(pair[0])
 
 
 def _values_of(pairs: pl.Expr) -> pl.Expr:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from strandline.changelog.errors import InvalidConfig
-from strandline.statestore.aggregates.aggregate import Aggregate, Figures, Row, StoredField
+from strandline.statestore.aggregates.aggregate import Figures, Row
 from strandline.statestore.aggregates.batch import ColumnBatch, MergeChecks
+from strandline.statestore.aggregates.opaque import OpaqueState, each
 from strandline.statestore.serdes import MessagePack
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _serde = MessagePack()
 
 
 @dataclass(frozen=True)
-class Reducer(Aggregate):
+class Reducer(OpaqueState):
     """State that functions of a user keep: stored as MessagePack, None before the first row."""
 
     init: Any = None
@@ -32,7 +33,6 @@ class Reducer(Aggregate):
     returns: Any = None
 
     kind = "reducer"
-    stored = (StoredField("", bytes | None),)
     takes = "whole rows"
     takes_rows = True
 
@@ -59,13 +59,11 @@ class Reducer(Aggregate):
         """Return the state with one row added to it."""
         return (_serde.dumps(self._added(self.loaded(old[0]), value)),)
 
-    def merge(self, old: Figures, new: Figures) -> Figures:
+    def merge_bytes(self, old: bytes, new: bytes) -> bytes:
         """Return the state of the rows of two states."""
-        if old[0] is None or new[0] is None:
-            return new if old[0] is None else old
         if self.merge_states is None:
             raise InvalidConfig(CANNOT_MERGE)
-        return (_serde.dumps(self.merge_states(self.loaded(old[0]), self.loaded(new[0]))),)
+        return _serde.dumps(self.merge_states(self.loaded(old), self.loaded(new)))
 
     def result(self, state: Figures) -> Any:
         """Return the state as the functions see it."""
@@ -76,12 +74,6 @@ class Reducer(Aggregate):
         if data is None:
             return self.init() if callable(self.init) else copy.deepcopy(self.init)
         return _serde.loads(data)
-
-    def state_types(self, schema: Mapping[str, pl.DataType]) -> list[pl.DataType]:
-        """Return the type of states as MessagePack."""
-        import polars as pl
-
-        return [pl.Binary()]
 
     def result_type(self, schema: Mapping[str, pl.DataType]) -> pl.DataType:
         """Return the declared type of the results, or that of a number or text as `init`."""
@@ -121,28 +113,10 @@ class Reducer(Aggregate):
         """Return states with lists of rows folded in."""
         return [self._with_rows(old[0], gathered[0])]
 
-    def merge_columns(
-        self, old: Sequence[pl.Expr], new: Sequence[pl.Expr], checks: MergeChecks
-    ) -> Sequence[pl.Expr]:
-        """Return the merged states."""
-        import polars as pl
-
-        def merged(pair: Sequence[pl.Series]) -> pl.Series:
-            found = [self.merge((a,), (b,))[0] for a, b in zip(*pair, strict=True)]
-            return pl.Series(found, dtype=pl.Binary)
-
-        return [pl.map_batches([old[0], new[0]], merged, return_dtype=pl.Binary)]
-
     def results(self, state: Sequence[pl.Expr]) -> pl.Expr:
         """Return the states as the functions see them."""
-        import polars as pl
-
         dtype = self.result_type({})
-
-        def loaded(states: pl.Series) -> pl.Series:
-            return pl.Series(states.name, list(map(self.loaded, states)), dtype=dtype)
-
-        return state[0].map_batches(loaded, return_dtype=dtype)
+        return state[0].map_batches(each(self.loaded, dtype), return_dtype=dtype)
 
     def _with_rows(self, old: pl.Expr, rows: pl.Expr) -> pl.Expr:
         """Return states with lists of rows folded in."""

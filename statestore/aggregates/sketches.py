@@ -7,21 +7,23 @@ when a sketch is first made or read. A stored sketch is in its library's portabl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from strandline.changelog.errors import CorruptLog, MissingDependency
-from strandline.statestore.aggregates.aggregate import Aggregate, Figures, Row, StoredField
-from strandline.statestore.aggregates.batch import ColumnBatch, MergeChecks
+from strandline.statestore.aggregates.aggregate import Figures, Row
+from strandline.statestore.aggregates.batch import ColumnBatch
 from strandline.statestore.aggregates.distinct import unsigned_zero
+from strandline.statestore.aggregates.opaque import OpaqueState, each
 from strandline.statestore.aggregates.values import (
     comparable_type,
     number,
     number_type,
     scalar,
 )
+from strandline.statestore.exact_sums import INT64_MAX, INT64_MIN
 
 if TYPE_CHECKING:
     import polars as pl
@@ -32,20 +34,12 @@ KLL_K = 200
 """Size of a sketch of quantiles: it keeps some three times as many values."""
 
 
-class Sketched(Aggregate):
-    """Base of the aggregates whose state is a sketch, as bytes; None without values."""
-
-    stored = (StoredField("", bytes | None),)
+class Sketched(OpaqueState):
+    """Base of the aggregates whose state is a sketch."""
 
     def fold(self, old: Figures, value: Any) -> Figures:
         """Return the sketch with one value in it."""
         return (self._updated(old[0], [value]),)
-
-    def merge(self, old: Figures, new: Figures) -> Figures:
-        """Return the sketch of the values of two sketches."""
-        if old[0] is None or new[0] is None:
-            return new if old[0] is None else old
-        return (self._merged(old[0], new[0]),)
 
     def result(self, state: Figures) -> Any:
         """Return the estimate of a sketch."""
@@ -53,12 +47,8 @@ class Sketched(Aggregate):
 
     def state_types(self, schema: Mapping[str, pl.DataType]) -> list[pl.DataType]:
         """Return the type of sketches."""
-        import polars as pl
-
-        given = self.type_of(schema)
-        if self._value_type(given) is None:
-            raise self.unsuitable(given)
-        return [pl.Binary()]
+        self.suited(schema, self._value_type)
+        return super().state_types(schema)
 
     def partial(self, batch: ColumnBatch) -> Sequence[pl.Expr]:
         """Make a sketch of the values of each group."""
@@ -66,25 +56,13 @@ class Sketched(Aggregate):
 
         assert self.column is not None
         values = self._lists(batch, pl.col(self.column))
-        make = _each(lambda array: self._updated(None, array))
+        make = each(lambda array: self._updated(None, array), pl.Binary())
         return [values.map_batches(make, return_dtype=pl.Binary)]
-
-    def merge_columns(
-        self, old: Sequence[pl.Expr], new: Sequence[pl.Expr], checks: MergeChecks
-    ) -> Sequence[pl.Expr]:
-        """Return the sketches of the values of two sketches each."""
-        import polars as pl
-
-        def merged(pair: Sequence[pl.Series]) -> pl.Series:
-            found = [self.merge((a,), (b,))[0] for a, b in zip(*pair, strict=True)]
-            return pl.Series(found, dtype=pl.Binary)
-
-        return [pl.map_batches([old[0], new[0]], merged, return_dtype=pl.Binary)]
 
     def results(self, state: Sequence[pl.Expr]) -> pl.Expr:
         """Return the estimates of a column of sketches."""
         dtype = self.estimate_type()
-        return state[0].map_batches(_each(self._estimate, dtype), return_dtype=dtype)
+        return state[0].map_batches(each(self._estimate, dtype), return_dtype=dtype)
 
     def result_type(self, schema: Mapping[str, pl.DataType]) -> pl.DataType:
         """Return the type of estimates."""
@@ -102,9 +80,6 @@ class Sketched(Aggregate):
         raise NotImplementedError
 
     def _updated(self, old: bytes | None, values: Iterable[Any]) -> bytes | None:
-        raise NotImplementedError
-
-    def _merged(self, old: bytes, new: bytes) -> bytes:
         raise NotImplementedError
 
     def _estimate(self, state: bytes | None) -> Any:
@@ -159,9 +134,10 @@ class DistinctSketch(Sketched):
         if sketch.is_empty():
             return old
         made = bytes(sketch.serialize_compact())
-        return made if old is None else self._merged(old, made)
+        return made if old is None else self.merge_bytes(old, made)
 
-    def _merged(self, old: bytes, new: bytes) -> bytes:
+    def merge_bytes(self, old: bytes, new: bytes) -> bytes:
+        """Return the sketch of the values of two sketches."""
         library = _datasketches()
         union = library.hll_union(HLL_LG_K)
         for data in (old, new):
@@ -217,7 +193,8 @@ class QuantileSketch(Sketched):
             sketch.update(value)
         return None if sketch.is_empty() else bytes(sketch.serialize())
 
-    def _merged(self, old: bytes, new: bytes) -> bytes:
+    def merge_bytes(self, old: bytes, new: bytes) -> bytes:
+        """Return the sketch of the values of two sketches."""
         kind = _datasketches().kll_doubles_sketch
         sketch = _read(kind, old)
         sketch.merge(_read(kind, new))
@@ -271,15 +248,4 @@ def _hashed(value: Any) -> Any:
     if type(value) is bytes:
         return f"b{value.hex()}"
     whole = int(value)
-    return whole if -(1 << 63) <= whole < 1 << 63 else f"i{whole}"
-
-
-def _each(make: Callable[[Any], Any], dtype: Any = None) -> Callable[[pl.Series], pl.Series]:
-    """Return a function that maps the values of a column."""
-
-    def mapped(values: pl.Series) -> pl.Series:
-        import polars as pl
-
-        return pl.Series(values.name, list(map(make, values)), dtype=dtype or pl.Binary)
-
-    return mapped
+    return whole if INT64_MIN <= whole <= INT64_MAX else f"i{whole}"

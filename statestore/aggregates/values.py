@@ -40,11 +40,14 @@ def scalar(value: Any) -> Any:
     return value if type(value) in (str, bool) else number(value)
 
 
+def order_of(value: Any) -> tuple[int, Any]:
+    """Return what orders a value: NaN is greater than all other numbers, and equal to itself."""
+    return (1, 0) if value != value else (0, value)  # noqa: PLR0124 - only NaN differs from itself
+
+
 def is_greater(one: Any, other: Any) -> bool:
-    """Return True if `one` is greater than `other`; NaN is greater than all other numbers."""
-    if other != other:  # noqa: PLR0124 - only NaN differs from itself
-        return False
-    return bool(one > other or one != one)  # noqa: PLR0124
+    """Return True if `one` is greater than `other`, as `order_of` orders them."""
+    return order_of(one) > order_of(other)
 
 
 def number_type(dtype: pl.DataType) -> pl.DataType | None:
