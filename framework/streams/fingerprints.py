@@ -2,7 +2,8 @@
 
 A fingerprint has the keys with their types, the window, the aggregates, and the partitioner. It
 does not have what comes before the operator: another filter changes what is counted, not what a
-count is. The functions of a reducer are not part of it either, because code has no stable text.
+count is. The functions of a reducer are not part of it either, because code has no stable text; the
+version that a user gives them is.
 """
 
 from __future__ import annotations

@@ -282,6 +282,7 @@ def reducer(
     *,
     subtract: Add | None = None,
     returns: Any = None,
+    version: str | None = None,
 ) -> Aggregate:
     """Declare an aggregate by functions of your own.
 
@@ -298,12 +299,15 @@ def reducer(
         subtract: Function of a state and a row that takes the row back, for tables.
         returns: Type of the state for streams: int, float, str, bytes, bool or a Polars type. By
             default the type of the state before the first row.
+        version: Version of the functions, recorded with the state. Functions cannot be compared, so
+            give another version when they are changed such that states made before do not fit:
+            such states are then refused. The default records no version.
 
     Returns:
         The aggregate, to be declared for a store or stream. Its result is the state.
 
     Raises:
-        InvalidConfig: One of the functions cannot be called.
+        InvalidConfig: One of the functions cannot be called, or the version is no text.
 
     >>> words = reducer(list, lambda old, row: [*old, row["word"]], lambda old, new: old + new)
     """
@@ -311,7 +315,9 @@ def reducer(
     for name, function in given.items():
         if not callable(function) and (function is not None or name == "add"):
             raise InvalidConfig(f"reducer: {name}= is a function, got {function!r}")
-    return Reducer(None, init, add, merge, subtract, returns)
+    if version is not None and (type(version) is not str or not version):
+        raise InvalidConfig(f'reducer: version= is a text, as version="2", got {version!r}')
+    return Reducer(None, init, add, merge, subtract, returns, version)
 
 
 def recorded(described: str, column: str | None) -> Aggregate:

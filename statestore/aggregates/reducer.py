@@ -31,10 +31,16 @@ class Reducer(OpaqueState):
     merge_states: Add | None = None
     subtract: Add | None = None
     returns: Any = None
+    version: str | None = None
 
     kind = "reducer"
     takes = "whole rows"
     takes_rows = True
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Version of the functions, which cannot be compared themselves."""
+        return {} if self.version is None else {"version": self.version}
 
     @property
     def can_merge(self) -> bool:

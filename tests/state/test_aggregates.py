@@ -127,3 +127,14 @@ def test_the_figures_of_a_failing_record_are_undone() -> None:
 def test_an_aggregate_without_figures_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="at least one"):
         Aggregates()
+
+
+@pytest.mark.parametrize("version", ["", 2])
+def test_the_version_of_a_reducer_is_a_text(version: Any) -> None:
+    with pytest.raises(InvalidConfig, match="version= is a text"):
+        aggregates.reducer(0, lambda old, row: old, version=version)
+
+
+def test_a_reader_takes_a_reducer_with_a_version() -> None:
+    described = aggregates.reducer(0, lambda old, row: old, version="2").described
+    assert aggregates.declare.recorded(described, None).described == described

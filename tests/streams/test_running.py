@@ -550,6 +550,25 @@ def test_another_definition_is_refused_before_a_record_is_touched(
         assert app.declared.topics["out"].to_polars()["n"].to_list() == [1]
 
 
+def summing(**settings: Any) -> Any:
+    """Return a stream's declaration that sums amounts with functions of its own."""
+    total = sl.reducer(0, lambda old, row: old + row["amount"], **settings)
+    return lambda stream: stream.group_by("user").agg(n=total, name="agg").to("out")
+
+
+def test_state_of_another_version_of_a_reducer_is_refused(tmp_path: Any) -> None:
+    for build in (summing(version="1"), summing(version="1")):
+        with version(tmp_path / "log", build) as app:
+            app.declared.topics["events"].append([Event("ann", "x", 1, BASE)])
+            app.run(until="idle", progress=False)
+    for build, now in ((summing(version="2"), '{"version":"2"}'), (summing(), "n=reducer")):
+        said = r'n=reducer {"version":"1"}(.|\n)*' + now
+        with version(tmp_path / "log", build) as app, pytest.raises(sl.InvalidConfig, match=said):
+            app.run(until="idle", progress=False)
+    with version(tmp_path / "log", summing(version="1")) as app:
+        assert app.declared.topics["out"].to_polars()["n"].to_list() == [1, 2]
+
+
 def test_what_comes_before_an_operator_may_change(tmp_path: Any) -> None:
     def counting(stream: Any) -> None:
         stream.group_by("user").agg(n=sl.count(), name="agg").to("out")
