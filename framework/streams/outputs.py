@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from strandline.changelog.errors import InvalidRecord, InvalidRequest
-from strandline.framework.declarations import KEEP_FOREVER
 from strandline.framework.formats.schema import RowType, is_typed
-from strandline.framework.session import Session
 from strandline.framework.streams.expressions import check_columns
 from strandline.framework.streams.graph import StreamGraph
 from strandline.framework.streams.nodes import Node
@@ -31,7 +29,6 @@ from strandline.framework.streams.schemas import (
     python_type,
     value_fields,
 )
-from strandline.framework.streams.stateful import Repartition
 from strandline.framework.topic import Topic
 
 if TYPE_CHECKING:
@@ -119,23 +116,6 @@ def key_kind(columns: Sequence[str], schema: Mapping[str, pl.DataType], operator
             )
         kinds.append(kind)
     return kinds[0] if len(kinds) == 1 else tuple[tuple(kinds)]  # type: ignore[misc]
-
-
-def internal_topic(session: Session, node: Repartition, columns: Sequence[str]) -> Topic[Any, Any]:
-    """Return the topic through which rows get another key, with these columns as its fields.
-
-    Args:
-        session: Session of the app.
-        node: Operator that needs the topic.
-        columns: Columns of the values, as `Plan.stored_columns` returns them.
-
-    Raises:
-        InvalidConfig: A column has a type that no topic can hold.
-    """
-    kept = {name: node.schema[name] for name in columns}
-    key = node.keys[0] if len(node.keys) == 1 else key_kind(node.keys, node.schema, node.label)
-    value = arrow_schema(kept, node.label)
-    return Topic(session, node.topic, key=key, value=value, config=KEEP_FOREVER)
 
 
 def _declared(

@@ -106,10 +106,6 @@ class StageTime:
         sources = self.sources  # they are read from the store first, and what is idle with them
         return self._idle.issuperset(sources)
 
-    def is_source_idle(self, source: str) -> bool:
-        """Return True if a source holds nothing back."""
-        return source in self._idle
-
     def rows_of(self, name: str) -> int | None:
         """Return the number of rows of an operator's open windows; None if it was never written."""
         self._load()

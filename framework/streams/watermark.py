@@ -68,7 +68,6 @@ class SourceWatermarks:
         self._marks: dict[Hashable, int] = dict.fromkeys(sources, NO_WATERMARK)
         self._idle: set[Hashable] = set()
         self._value = NO_WATERMARK
-        self._committed = self.state()
 
     @property
     def value(self) -> int:
@@ -108,16 +107,7 @@ class SourceWatermarks:
         """Return the watermark and those of the sources, to be written with a commit."""
         return self._value, dict(self._marks)
 
-    def committed(self) -> None:
-        """Note that the current watermarks are committed."""
-        self._committed = self.state()
-
-    def rewind(self) -> None:
-        """Return to the watermarks of the last commit."""
-        self.restored(*self._committed)
-
     def restored(self, value: int, marks: Mapping[Hashable, int]) -> None:
         """Set watermarks as they were committed. Sources that are not in `marks` are kept."""
         self._value = value
         self._marks |= marks
-        self._committed = self.state()

@@ -382,10 +382,6 @@ class SessionWindow(TimeWindow):
         """Return the end in ms of the session of each record alone."""
         return _checked(times) + self.gap_ms
 
-    def closed_at_end(self, ends: pl.Series) -> pl.Series:
-        """Return the watermark at which sessions with these ends are closed, in ms."""
-        return milliseconds(ends) + self.grace_ms
-
     def late(self, times: pl.Series, watermarks: pl.Series) -> pl.Series:
         """Return which records are late, because they are older than the watermark less the grace.
 

@@ -79,11 +79,6 @@ class Aggregate:
         return True
 
     @property
-    def can_subtract(self) -> bool:
-        """True if a row can be taken back out of a state exactly, apart from rounding."""
-        return False
-
-    @property
     def settings(self) -> dict[str, Any]:
         """Settings of the aggregate besides its column, which are part of its declaration."""
         return {}

@@ -280,7 +280,6 @@ def reducer(
     add: Add,
     merge: Add | None = None,
     *,
-    subtract: Add | None = None,
     returns: Any = None,
     version: str | None = None,
 ) -> Aggregate:
@@ -296,7 +295,6 @@ def reducer(
             object that a handler added, and a dict of the columns in streams.
         merge: Function of two states, the earlier first, that returns the state of the rows of
             both. Hopping and session windows need it.
-        subtract: Function of a state and a row that takes the row back, for tables.
         returns: Type of the state for streams: int, float, str, bytes, bool or a Polars type. By
             default the type of the state before the first row.
         version: Version of the functions, recorded with the state. Functions cannot be compared, so
@@ -311,13 +309,13 @@ def reducer(
 
     >>> words = reducer(list, lambda old, row: [*old, row["word"]], lambda old, new: old + new)
     """
-    given: dict[str, Any] = {"add": add, "merge": merge, "subtract": subtract}
+    given: dict[str, Any] = {"add": add, "merge": merge}
     for name, function in given.items():
         if not callable(function) and (function is not None or name == "add"):
             raise InvalidConfig(f"reducer: {name}= is a function, got {function!r}")
     if version is not None and (type(version) is not str or not version):
         raise InvalidConfig(f'reducer: version= is a text, as version="2", got {version!r}')
-    return Reducer(None, init, add, merge, subtract, returns, version)
+    return Reducer(None, init, add, merge, returns, version)
 
 
 def recorded(described: str, column: str | None) -> Aggregate:

@@ -61,11 +61,6 @@ class Aggregates:
         return all(one.can_merge for one in self.aggregates.values())
 
     @property
-    def can_subtract(self) -> bool:
-        """True if a row can be taken back out of a state."""
-        return all(one.can_subtract for one in self.aggregates.values())
-
-    @property
     def needs_time(self) -> bool:
         """True if a state depends on the timestamps of the rows."""
         return any(one.needs_time for one in self.aggregates.values())

@@ -34,11 +34,6 @@ class Count(Aggregate):
     stored = (StoredField("", int, 0),)
     takes = "any values"
 
-    @property
-    def can_subtract(self) -> bool:
-        """True, because counts are exact."""
-        return True
-
     def read(self, row: Row) -> Any:
         """Return True for a row that is counted."""
         return True if self.column is None else row.value(self.column)
@@ -77,11 +72,6 @@ class Sum(Aggregate):
 
     kind = "sum"
     stored: ClassVar[tuple[StoredField, ...]] = (StoredField("", COMPARABLE),)
-
-    @property
-    def can_subtract(self) -> bool:
-        """True, because sums of integers are exact."""
-        return True
 
     def fold(self, old: Figures, value: Any) -> Figures:
         """Return the sum with one value added."""
@@ -259,11 +249,6 @@ class Variance(Aggregate):
         StoredField("__mean", float, 0.0),
         StoredField("__m2", float, 0.0),
     )
-
-    @property
-    def can_subtract(self) -> bool:
-        """True, to rounding."""
-        return True
 
     def fold(self, old: Figures, value: Any) -> Figures:
         """Return the state with one value added."""

@@ -29,7 +29,6 @@ class Reducer(OpaqueState):
     init: Any = None
     add: Add | None = None
     merge_states: Add | None = None
-    subtract: Add | None = None
     returns: Any = None
     version: str | None = None
 
@@ -46,11 +45,6 @@ class Reducer(OpaqueState):
     def can_merge(self) -> bool:
         """True if a function that merges states was given."""
         return self.merge_states is not None
-
-    @property
-    def can_subtract(self) -> bool:
-        """True if a function that takes a row back was given."""
-        return self.subtract is not None
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -634,14 +634,6 @@ def test_an_error_of_a_reducer_s_function_is_not_translated() -> None:
         kept.partial(framed([row_of("a", s="x")]), ["key"])
 
 
-def test_only_aggregates_that_can_take_a_row_back_say_so() -> None:
-    yes = [sl.count(), sl.sum("v"), sl.mean("v"), sl.var("v"), sl.std("v")]
-    yes.append(sl.reducer(0, joined, subtract=joined))
-    no = [sl.min("v"), sl.max("v"), sl.first("v"), sl.n_unique("v"), sl.reducer(0, joined)]
-    assert all(Aggregates(a=one).can_subtract for one in yes)
-    assert not any(Aggregates(a=one).can_subtract for one in no)
-
-
 def test_the_type_of_a_reducer_s_results_is_declared_or_that_of_its_beginning() -> None:
     schema = {"s": pl.String()}
 
@@ -666,7 +658,7 @@ def test_a_reducer_s_beginning_is_not_shared_by_keys() -> None:
 
 
 def test_a_reducer_s_functions_must_be_callable() -> None:
-    for wrong in ({"add": None}, {"add": joined, "merge": 1}, {"add": joined, "subtract": "x"}):
+    for wrong in ({"add": None}, {"add": joined, "merge": 1}):
         with pytest.raises(InvalidConfig, match="is a function"):
             sl.reducer(0, **wrong)
 

@@ -64,7 +64,7 @@ def by_batches(
         late += int(is_late.sum())
         stored = applied(batch.filter(~is_late), stored, window)
         mark = max([mark, *times])
-        is_closed = window.closed_at_end(stored["end"]) <= mark
+        is_closed = stored["end"] + window.grace_ms <= mark
         closed.append(stored.filter(is_closed))
         stored = stored.filter(~is_closed)
     found = pl.concat([*closed, stored])

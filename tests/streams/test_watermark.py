@@ -52,15 +52,10 @@ def test_the_watermark_stays_while_all_sources_are_idle() -> None:
     assert marks.set_idle("a", idle=True) == 7
 
 
-def test_a_watermark_goes_back_to_the_last_commit_only() -> None:
+def test_a_restart_begins_with_the_watermarks_of_the_commit() -> None:
     marks = SourceWatermarks(["a", "b"])
     marks.advance("a", 10)
     marks.advance("b", 20)
-    marks.committed()
-    marks.advance("a", 30)
-    assert marks.value == 20
-    marks.rewind()
-    assert (marks.value, marks.of("a"), marks.of("b")) == (10, 10, 20)
     again = SourceWatermarks(["a", "b", "c"])
     again.restored(*marks.state())
     assert (again.value, again.of("b"), again.of("c")) == (10, 20, NO_WATERMARK)

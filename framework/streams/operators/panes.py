@@ -7,7 +7,7 @@ windows say as well for which windows they count (`HoppingWindow.since`, `Slidin
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from strandline.framework.store import Store
 from strandline.framework.streams.lateness import late_rows, watermarks_of
@@ -33,22 +33,25 @@ from strandline.framework.streams.windows import (
 if TYPE_CHECKING:
     import polars as pl
 
+W = TypeVar("W", bound=TimeWindow)
+P = TypeVar("P", bound=HoppingWindow | SlidingWindow)
+
 LAST_CLOSED = "last"
 """Key of the last closed window in the store of it: its start in ms, or its last time if sliding."""
 
 
-class PaneOperator(StageOperator):
-    """Aggregates of windows by time: what tumbling and hopping windows have in common."""
+class PaneOperator(StageOperator, Generic[W]):
+    """Aggregates of windows by time, whose state is a row for each pane of a group."""
 
     def __init__(
-        self, node: GroupAggregate, window: TimeWindow, store: Store[Any, Any], late: LateRows
+        self, node: GroupAggregate, window: W, store: Store[Any, Any], late: LateRows
     ) -> None:
         super().__init__()
         self.lag_ms = window.grace_ms
         self._node = node
         self._late = late
         self._state = GroupState(node, state_keys(node), store)
-        self._times = window
+        self._window = window
         self._first = FirstTime(store)
         """Start in ms of a pane at or before all others."""
 
@@ -101,21 +104,15 @@ class PaneOperator(StageOperator):
         """Return the results of states of whole windows, whose start is in PANE."""
         import polars as pl
 
-        last_ms = pl.Series(TIME, self._times.end_of(states[PANE]) - 1, pl.Int64)
+        last_ms = pl.Series(TIME, self._window.end_of(states[PANE]) - 1, pl.Int64)
         results = self._state.results(states).with_columns(
-            *window_columns(self._times, states), last_ms
+            *window_columns(self._window, states), last_ms
         )
         return as_results(self._node, results, self.mark_of_results(watermark))
 
 
-class TumblingOperator(PaneOperator):
+class TumblingOperator(PaneOperator[TumblingWindow]):
     """Aggregates of windows that follow each other, of fixed length or by a calendar."""
-
-    def __init__(
-        self, node: GroupAggregate, window: TumblingWindow, store: Store[Any, Any], late: LateRows
-    ) -> None:
-        super().__init__(node, window, store, late)
-        self._window = window
 
     def advance(self, watermark: int) -> pl.DataFrame | None:
         """Close the windows that the watermark has passed; return their results."""
@@ -144,7 +141,7 @@ class TumblingOperator(PaneOperator):
         return self._window.closed_at(pane)
 
 
-class OverlappingOperator(PaneOperator):
+class OverlappingOperator(PaneOperator[P]):
     """Aggregates of windows that share panes, which are merged when the windows are emitted.
 
     Panes outlive their closed windows, so a second store has the last closed window, by which
@@ -154,7 +151,7 @@ class OverlappingOperator(PaneOperator):
     def __init__(
         self,
         node: GroupAggregate,
-        window: TimeWindow,
+        window: P,
         store: Store[Any, Any],
         late: LateRows,
         closed: Store[str, int],
@@ -168,8 +165,7 @@ class OverlappingOperator(PaneOperator):
         first = self._first.get()
         if watermark <= NO_WATERMARK or first is None:
             return None
-        last = self._last_closed(watermark)
-        done = None if before <= NO_WATERMARK else self._last_closed(before)
+        last, done = self._window.last_closed(watermark), self._last_closed(before)
         needed_end, kept_from = self._panes_of(last)
         if last == done or needed_end <= first:
             return None
@@ -182,9 +178,9 @@ class OverlappingOperator(PaneOperator):
         by = [PANE, *self._node.keys]
         return self.each(rows, by, lambda part: self._windows(self._combined(part), before))
 
-    def _last_closed(self, watermark: int) -> int:
-        """Return what identifies the last window that a watermark closes, in ms."""
-        raise NotImplementedError
+    def _last_closed(self, watermark: int) -> int | None:
+        """Return what identifies the last window that a watermark closes; None if it is unknown."""
+        return None if watermark <= NO_WATERMARK else self._window.last_closed(watermark)
 
     def _panes_of(self, last: int) -> tuple[int, int]:
         """Return the end of the panes that windows up to `last` have, and the first kept after."""
@@ -205,19 +201,8 @@ class OverlappingOperator(PaneOperator):
         return self._node.aggregates.combine(rows, [PANE, *self._node.keys])
 
 
-class HoppingOperator(OverlappingOperator):
+class HoppingOperator(OverlappingOperator[HoppingWindow]):
     """Aggregates of windows that overlap, merged from their panes when they are emitted."""
-
-    def __init__(
-        self,
-        node: GroupAggregate,
-        window: HoppingWindow,
-        store: Store[Any, Any],
-        late: LateRows,
-        closed: Store[str, int],
-    ) -> None:
-        super().__init__(node, window, store, late, closed)
-        self._window = window
 
     def updates(self) -> pl.DataFrame | None:
         """Return the results of the windows with a pane that changed since the last commit."""
@@ -226,9 +211,7 @@ class HoppingOperator(OverlappingOperator):
             return None
         keys = list(self._node.keys)
         # Panes outlive their closed windows, of which some panes are gone.
-        is_known = self.watermark > NO_WATERMARK
-        done = self._last_closed(self.watermark) if is_known else None
-        expanded = self._by_window(changed, done, None)
+        expanded = self._by_window(changed, self._last_closed(self.watermark), None)
         windows = expanded.select(PANE, *keys).unique(maintain_order=True)
         if windows.is_empty():
             return None
@@ -263,9 +246,6 @@ class HoppingOperator(OverlappingOperator):
     def _by_window(self, panes: pl.DataFrame, after: int | None, last: int | None) -> pl.DataFrame:
         return hopping_parts(self._window, panes, after=after, last=last)
 
-    def _last_closed(self, watermark: int) -> int:
-        return self._window.last_closed(watermark)
-
     def _panes_of(self, last: int) -> tuple[int, int]:
         return last + self._window.size_ms, last + self._window.every_ms
 
@@ -279,22 +259,11 @@ class HoppingOperator(OverlappingOperator):
         return self._window.closed_at(self._window.last_window(pane))
 
 
-class SlidingOperator(OverlappingOperator):
+class SlidingOperator(OverlappingOperator[SlidingWindow]):
     """Aggregates of the records up to a time before each record, and of itself.
 
-    The records of one time are a pane; `sliding_states` says for which windows it counts.
+    The records of one time are a pane; `sliding_parts` says for which windows it counts.
     """
-
-    def __init__(
-        self,
-        node: GroupAggregate,
-        window: SlidingWindow,
-        store: Store[Any, Any],
-        late: LateRows,
-        closed: Store[str, int],
-    ) -> None:
-        super().__init__(node, window, store, late, closed)
-        self._window = window
 
     def updates(self) -> pl.DataFrame | None:
         """Return the results of the windows with a pane that changed since the last commit."""
@@ -310,13 +279,10 @@ class SlidingOperator(OverlappingOperator):
         pairs = panes.join(times, on=list(self._node.keys), nulls_equal=True)
         near = pairs.filter((pl.col(PANE) - pl.col(_CHANGED)).is_between(0, size))
         wanted = pl.col(PANE).is_in(near[PANE].unique().implode())
-        if self.watermark > NO_WATERMARK:
-            wanted &= pl.col(PANE) > self._last_closed(self.watermark)
+        done = self._last_closed(self.watermark)
+        wanted = wanted if done is None else wanted & (pl.col(PANE) > done)
         states = self._combined(sliding_parts(self._window, self._node.keys, panes, wanted))
         return None if states.is_empty() else self._windows(states, self.watermark)
-
-    def _last_closed(self, watermark: int) -> int:
-        return self._window.last_closed(watermark)
 
     def _panes_of(self, last: int) -> tuple[int, int]:
         return last + 1, last - self._window.size_ms + 1
