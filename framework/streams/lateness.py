@@ -6,6 +6,7 @@ known wherever it is; the operator that it is for says when its windows are clos
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from strandline.framework.streams.schemas import TIME, WATERMARK
@@ -42,3 +43,24 @@ def late_rows(node: StatefulNode, rows: pl.DataFrame, reached: int = NO_WATERMAR
     if isinstance(node, GroupAggregate) and isinstance(node.window, TimeWindow):
         return node.window.late(rows[TIME], marks)
     return pl.Series("late", [False], pl.Boolean).new_from_index(0, len(rows))
+
+
+def on_time(
+    node: StatefulNode,
+    rows: pl.DataFrame,
+    reached: int,
+    take_late: Callable[[pl.DataFrame], None],
+) -> pl.DataFrame:
+    """Return the rows that are not late for an operator, and pass the others to a function.
+
+    Args:
+        node: The operator.
+        rows: Rows with their time and watermark.
+        reached: Watermark in ms that the operator has reached.
+        take_late: Function of late rows, called if there are any.
+    """
+    late = late_rows(node, rows, reached)
+    if not late.any():
+        return rows
+    take_late(rows.filter(late))
+    return rows.filter(~late)

@@ -6,6 +6,7 @@ groups          aggregates without windows
 panes           tumbling, calendar and hopping windows
 session_groups  sessions
 open_sessions   the stores of open sessions
+merging         windows of panes and sessions as columns
 first_time      the earliest time in a store
 count_groups    windows of a number of records
 duplicates      the first of equal rows

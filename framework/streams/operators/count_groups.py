@@ -57,11 +57,9 @@ class CountOperator(StageOperator):
         self._note_rows(fresh - int(is_last.sum()))
         return None
 
-    def open_windows(self) -> int:
+    def _counted(self) -> int:
         """Return the number of windows that are not full, of all groups."""
-        if self.open_rows is None:
-            self.open_rows = self._state.count()
-        return self.open_rows
+        return self._state.count()
 
     def advance(self, watermark: int) -> pl.DataFrame | None:
         """Return the results of the windows that have become full."""

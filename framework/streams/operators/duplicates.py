@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from strandline.framework.store import Store
-from strandline.framework.streams.lateness import late_rows
+from strandline.framework.streams.lateness import on_time
 from strandline.framework.streams.operators.group_keys import GroupKeys
 from strandline.framework.streams.operators.operator import LateRows, StageOperator
 from strandline.framework.streams.schemas import INTERNAL, TIME
@@ -47,10 +47,7 @@ class DuplicatesOperator(StageOperator):
         import polars as pl
 
         within = self._node.within_ms
-        late = late_rows(self._node, frame, self.watermark)
-        if late.any():
-            self._late(frame.filter(late))
-            frame = frame.filter(~late)
+        frame = on_time(self._node, frame, self.watermark, self._late)
         if frame.is_empty():
             return None
         rows = frame.with_columns((pl.col(TIME) // within).alias(UNIT))

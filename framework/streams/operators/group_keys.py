@@ -12,7 +12,7 @@ So the windows that close together are one range, and so are the sessions of a g
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -92,7 +92,7 @@ class GroupKeys:
         assert isinstance(frame, pl.DataFrame)
         return frame.cast(self._schema)  # type: ignore[arg-type]
 
-    @property
+    @cached_property
     def _columns(self) -> KeyColumns:
         return KeyColumns(key_codec(self.declared), self.operator)
 

@@ -116,6 +116,12 @@ class StageOperator(ABC):
 
         It is kept up to date as rows are added and deleted. Only state without `open_rows` is read.
         """
+        if self.open_rows is None:
+            self.open_rows = self._counted()
+        return self.open_rows
+
+    def _counted(self) -> int | None:
+        """Return the number of rows of state of open windows, by reading all of them."""
         return None
 
     def _note_rows(self, added: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from strandline.framework.store import Store
-from strandline.framework.streams.lateness import late_rows, watermarks_of
+from strandline.framework.streams.lateness import on_time, watermarks_of
 from strandline.framework.streams.operators.first_time import FirstTime
 from strandline.framework.streams.operators.group_keys import PANE, SINCE, state_keys
 from strandline.framework.streams.operators.groups import GroupState, as_results
@@ -57,10 +57,7 @@ class PaneOperator(StageOperator, Generic[W]):
 
     def process(self, frame: pl.DataFrame, /) -> pl.DataFrame | None:
         """Add the rows that are not late to their panes."""
-        late = late_rows(self._node, frame, self.watermark)
-        if late.any():
-            self._late(frame.filter(late))
-            frame = frame.filter(~late)
+        frame = on_time(self._node, frame, self.watermark, self._late)
         if not frame.is_empty():
             rows = self._with_panes(frame, watermarks_of(frame, self.watermark))
             self._note_rows(self._state.add(rows))
@@ -84,11 +81,9 @@ class PaneOperator(StageOperator, Generic[W]):
         """Return the watermark in ms at which all windows of a pane are closed."""
         raise NotImplementedError
 
-    def open_windows(self) -> int:
+    def _counted(self) -> int:
         """Return the number of panes of open windows, of all groups."""
-        if self.open_rows is None:
-            self.open_rows = self._state.count()
-        return self.open_rows
+        return self._state.count()
 
     def _taken(self, upper: int) -> pl.DataFrame:
         """Return the panes that begin before `upper` (ms)."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strandline.framework.streams.lateness import late_rows
+from strandline.framework.streams.lateness import on_time
 from strandline.framework.streams.operators.groups import as_results
 from strandline.framework.streams.operators.merging import window_columns
 from strandline.framework.streams.operators.open_sessions import GROUP, OpenSessions
@@ -42,10 +42,7 @@ class SessionOperator(StageOperator):
 
     def process(self, frame: pl.DataFrame, /) -> pl.DataFrame | None:
         """Merge the rows that are not late with the sessions of their keys."""
-        late = late_rows(self._node, frame, self.watermark)
-        if late.any():
-            self._late(frame.filter(late))
-            frame = frame.filter(~late)
+        frame = on_time(self._node, frame, self.watermark, self._late)
         if not frame.is_empty():
             self._merge(frame)
         return None
@@ -78,11 +75,9 @@ class SessionOperator(StageOperator):
         last = self._open.last_end()
         return None if last is None else last + self._window.grace_ms
 
-    def open_windows(self) -> int:
+    def _counted(self) -> int:
         """Return the number of open sessions."""
-        if self.open_rows is None:
-            self.open_rows = self._open.count()
-        return self.open_rows
+        return self._open.count()
 
     def forget(self) -> None:
         """Drop what is kept of the store."""
