@@ -30,20 +30,15 @@ from strandline.changelog.errors import (
     UNREADABLE,
     CorruptLog,
     ProducerFenced,
-    TopicExists,
     TransactionAborted,
     UnknownTopic,
 )
-from strandline.changelog.records import TopicPartition, columns_schema
-from strandline.statestore.changelogged import Changelogged
+from strandline.changelog.records import TopicPartition
+from strandline.statestore.compacted_table import CompactedTable, records
 from strandline.statestore.declaration import Declaration
-from strandline.statestore.engines.memory import MemoryEngine
-from strandline.statestore.restore import READERS_WAIT_S, restore
 
 SUFFIX = "-declarations"
 """End of the name of the topic, after the name of the app."""
-CONFIG = {"cleanup.policy": "compact"}
-"""Settings of the topic."""
 ATTEMPTS = 20
 """Maximum number of attempts at a change, if other programs write in between or it is aborted."""
 
@@ -114,8 +109,7 @@ class DeclarationLog:
         self.topic = declarations_topic(app)
         self._broker = broker
         self._clock = clock
-        self._partition = TopicPartition(self.topic, 0)
-        self._state = Changelogged(MemoryEngine())
+        self._table = CompactedTable(broker, self.topic, clock)
         self._known = RecordedDeclarations()
         self._lock = threading.Lock()
 
@@ -127,7 +121,8 @@ class DeclarationLog:
         """
         with self._lock:
             try:
-                self._read_on()
+                if self._table.read_on():
+                    self._known = RecordedDeclarations.of(self._table.entries())
             except UnknownTopic:
                 self._known = RecordedDeclarations()
             return self._known
@@ -142,11 +137,11 @@ class DeclarationLog:
             recorded = self.read()
             if not decide(recorded):
                 return recorded
-            self._create()
+            self._table.create()
             producer = Producer(self._broker, transactional_id=self.topic, clock=self._clock)
             try:
                 if changes := decide(self.read()):
-                    append_at_once(producer, [(self._partition, changes_of(changes, self._clock))])
+                    append_at_once(producer, [self.columns(changes)])
             except (ProducerFenced, TransactionAborted):
                 if attempt == ATTEMPTS - 1:
                     raise
@@ -156,26 +151,7 @@ class DeclarationLog:
 
     def columns(self, changes: Changes) -> tuple[TopicPartition, pa.RecordBatch]:
         """Return changes as an append to the topic, for the caller's own transaction."""
-        return self._partition, changes_of(changes, self._clock)
-
-    def _read_on(self) -> None:
-        """Read the records that were added since the last call."""
-        now = self._broker.offsets([self._partition])[self._partition]
-        held = self._state.position
-        end = max(now.last_stable_offset, now.committed_end)
-        if held is None or held.topic_id != now.topic_id or held.offset < end:
-            wait = READERS_WAIT_S
-            restore(self._state, self._broker, self._partition, clock=self._clock, wait=wait)
-            self._known = RecordedDeclarations.of(self._state.scan((), b"", None, reverse=False))
-
-    def _create(self) -> None:
-        try:
-            self._broker.topic(self.topic)
-        except UnknownTopic:
-            try:
-                self._broker.create_topic(self.topic, 1, config=CONFIG)
-            except TopicExists:
-                return
+        return self._table.partition, changes_of(changes, self._clock)
 
 
 def partition_key(changelog: TopicPartition) -> str:
@@ -187,14 +163,6 @@ def changes_of(changes: Changes, clock: Clock) -> pa.RecordBatch:
     """Return changes as columns of the log."""
     keys = pa.array([key.encode() for key in changes], pa.binary())
     return records(keys, pa.array(list(changes.values()), pa.binary()), clock.now_ms())
-
-
-def records(keys: pa.Array, values: pa.Array, timestamp: int) -> pa.RecordBatch:
-    """Return keys and values as columns of the log, all at `timestamp` (ms)."""
-    times = pa.repeat(pa.scalar(timestamp, pa.int64()), len(keys))
-    return pa.RecordBatch.from_arrays(
-        [times, keys, values], schema=columns_schema(pa.binary(), headers=False)
-    )
 
 
 def append_at_once(

@@ -29,6 +29,7 @@ from strandline.changelog.errors import (
     TransactionAborted,
 )
 from strandline.changelog.records import TopicPartition
+from strandline.statestore.compacted_table import records
 from strandline.statestore.declaration import Declaration, compare, declaration_of
 from strandline.statestore.keys import decode_key
 from strandline.statestore.recorded import (
@@ -36,7 +37,6 @@ from strandline.statestore.recorded import (
     RewriteProgress,
     append_at_once,
     partition_key,
-    records,
 )
 from strandline.statestore.serdes import MessagePack, value_serde
 from strandline.statestore.spec import AnySpec

@@ -24,21 +24,16 @@ Five options are Strandline's own:
 
 from __future__ import annotations
 
-import difflib
-import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
-from strandline.changelog import location
 from strandline.changelog.decoding import json_decoder
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.secret import masked
-
-_log = logging.getLogger(__name__)
+from strandline.framework.spark.option_values import count_of, flag_of, known_name, log_path
 
 EARLIEST = -2
 LATEST = -1
@@ -92,20 +87,24 @@ class SourceOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
         """Return the options given to Spark, whose names ignore case. Raise InvalidConfig."""
-        given = {_known(name): text for name, text in options.items() if not name.startswith("__")}
+        given = {
+            known_name(name, KNOWN): text
+            for name, text in options.items()
+            if not name.startswith("__")
+        }
         parsed = cls(
-            path=_path(given.get("path")),
+            path=log_path(given.get("path"), ".load('path/of/the/log')"),
             topics=_topics(given.get("subscribe", "")),
             store=given.get("store"),
             starting=_offsets("startingOffsets", given),
             ending=_offsets("endingOffsets", given),
-            fail_on_data_loss=_flag("failOnDataLoss", given, default=True),
-            include_headers=_flag("includeHeaders", given, default=False),
-            include_metadata=_flag("includeMetadata", given, default=False),
-            max_offsets=_count("maxOffsetsPerTrigger", given),
-            pin_timeout_ms=_count("pinTimeoutMs", given, least=0),
-            partition=_count("partition", given, least=0),
-            decode="/" in given.get("store", "") and _flag("decode", given, default=True),
+            fail_on_data_loss=flag_of("failOnDataLoss", given, default=True),
+            include_headers=flag_of("includeHeaders", given, default=False),
+            include_metadata=flag_of("includeMetadata", given, default=False),
+            max_offsets=count_of("maxOffsetsPerTrigger", given),
+            pin_timeout_ms=count_of("pinTimeoutMs", given, least=0),
+            partition=count_of("partition", given, least=0),
+            decode="/" in given.get("store", "") and flag_of("decode", given, default=True),
         )
         parsed._check(given)
         return parsed
@@ -179,50 +178,10 @@ _RECORDS_ONLY = (
     "maxOffsetsPerTrigger",
 )
 _STORES_ONLY = ("decode", "partition")
-_BY_LOWER_CASE = {name.lower(): name for name in KNOWN}
-
-
-def _known(name: str) -> str:
-    if (known := _BY_LOWER_CASE.get(name.lower())) is not None:
-        return known
-    near = difflib.get_close_matches(name.lower(), _BY_LOWER_CASE, n=1)
-    hint = f"did you mean {_BY_LOWER_CASE[near[0]]!r}?" if near else f"there are {', '.join(KNOWN)}"
-    raise InvalidConfig(f'format("strandline") has no option {name!r}; {hint}')
-
-
-def _path(path: str | None) -> str:
-    if not path:
-        raise InvalidConfig("the path of the log is missing: .load('path/of/the/log')")
-    path = path.removeprefix("file:")
-    location.check(path)
-    if masked(path) != path:
-        _log.warning(
-            "the URL %s has secrets in it, and Spark shows options in its event log and its pages; put "
-            "them into the environment of driver and executors (STRANDLINE_TOKEN, or %s), or into a file "
-            "there (token-file=…)",
-            *(masked(path), location.KAFKA_VARIABLE),
-        )
-    return path if location.is_url(path) else os.path.abspath(path)
 
 
 def _topics(text: str) -> tuple[str, ...]:
     return tuple(sorted({name.strip() for name in text.split(",") if name.strip()}))
-
-
-def _flag(name: str, given: Mapping[str, str], *, default: bool) -> bool:
-    text = given.get(name, str(default)).strip().lower()
-    if text not in ("true", "false"):
-        raise InvalidConfig(f"{name} must be 'true' or 'false', got {given[name]!r}")
-    return text == "true"
-
-
-def _count(name: str, given: Mapping[str, str], least: int = 1) -> int | None:
-    if name not in given:
-        return None
-    text = given[name].strip()
-    if not (text.isascii() and text.isdigit() and int(text) >= least):
-        raise InvalidConfig(f"{name} must be a whole number above {least - 1}, got {given[name]!r}")
-    return int(text)
 
 
 def _offsets(name: str, given: Mapping[str, str]) -> StartOrEnd | None:

@@ -1,0 +1,66 @@
+"""Values of Spark's options: names that ignore case, flags, numbers, paths."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+from collections.abc import Mapping, Sequence
+
+from strandline.changelog import location
+from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.secret import masked
+
+_log = logging.getLogger(__name__)
+
+
+def known_name(name: str, known: Sequence[str], use: str = "") -> str:
+    """Return the option of `known` that is meant. Raise InvalidConfig, with the nearest name.
+
+    >>> known_name("startingoffsets", ["startingOffsets"])
+    'startingOffsets'
+    """
+    by_lower_case = {each.lower(): each for each in known}
+    if (found := by_lower_case.get(name.lower())) is not None:
+        return found
+    near = difflib.get_close_matches(name.lower(), by_lower_case, n=1)
+    hint = f"did you mean {by_lower_case[near[0]]!r}?" if near else f"there are {', '.join(known)}"
+    when = f" {use}" if use else ""
+    raise InvalidConfig(f'format("strandline") has no option {name!r}{when}; {hint}')
+
+
+def log_path(path: str | None, fix: str) -> str:
+    """Return the absolute path or the URL of a log. Raise InvalidConfig.
+
+    The path is absolute because workers run in other folders. A URL with secrets gives a warning.
+    """
+    if not path:
+        raise InvalidConfig(f"the path of the log is missing: {fix}")
+    path = path.removeprefix("file:")
+    location.check(path)
+    if masked(path) != path:
+        _log.warning(
+            "the URL %s has secrets in it, and Spark shows options in its event log and its pages; put "
+            "them into the environment of driver and executors (STRANDLINE_TOKEN, or %s), or into a file "
+            "there (token-file=…)",
+            *(masked(path), location.KAFKA_VARIABLE),
+        )
+    return path if location.is_url(path) else os.path.abspath(path)
+
+
+def flag_of(name: str, given: Mapping[str, str], *, default: bool) -> bool:
+    """Return an option that is 'true' or 'false'. Raise InvalidConfig."""
+    text = given.get(name, str(default)).strip().lower()
+    if text not in ("true", "false"):
+        raise InvalidConfig(f"{name} must be 'true' or 'false', got {given[name]!r}")
+    return text == "true"
+
+
+def count_of(name: str, given: Mapping[str, str], least: int = 1) -> int | None:
+    """Return an option that is a whole number of at least `least`. Raise InvalidConfig."""
+    if name not in given:
+        return None
+    text = given[name].strip()
+    if not (text.isascii() and text.isdigit() and int(text) >= least):
+        raise InvalidConfig(f"{name} must be a whole number above {least - 1}, got {given[name]!r}")
+    return int(text)
