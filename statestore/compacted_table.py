@@ -59,6 +59,10 @@ class CompactedTable:
         restore(self._state, self._broker, self.partition, clock=self._clock, wait=READERS_WAIT_S)
         return True
 
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value of a key, as of the last read; None if it has none."""
+        return self._state.read([key])[0]
+
     def entries(self) -> Iterator[Entry]:
         """Yield keys and values, as of the last read, in the order of the keys."""
         return self._state.scan((), b"", None, reverse=False)

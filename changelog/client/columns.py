@@ -63,6 +63,18 @@ def to_batches(
         yield layout.convert(piece)
 
 
+def check_columns(
+    data: pa.Schema, topic: TopicInfo, *, key: str | None = None, timestamp: str | None = None
+) -> None:
+    """Raise SchemaMismatch if data with these columns does not fit the topic, whatever its values.
+
+    >>> topic = TopicInfo("flights", "", 1, {}, pa.schema([("carrier", pa.string())]), 1)
+    >>> check_columns(pa.schema([("carrier", pa.large_string())]), topic, key="carrier")
+    """
+    layout = _Layout(topic, key, timestamp, now_ms=0)
+    layout.convert(pa.RecordBatch.from_pylist([], schema=data))
+
+
 def batch_of(
     topic: TopicInfo,
     keys: Sequence[bytes | None],

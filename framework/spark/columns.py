@@ -22,6 +22,9 @@ from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo
 INSTANT = pa.timestamp("us", tz="UTC")
 """Type of a timestamp in Spark."""
 
+SIZED_BYTES = 32 << 20
+"""Bytes from which batches are passed on, however few rows they have."""
+
 METADATA = {
     "key": pa.binary(),
     "topic": pa.string(),
@@ -114,21 +117,23 @@ def fit(column: pa.Array, field: pa.Field, where: str) -> pa.Array:
 
 
 def to_sized_batches(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches of at least `rows`, except for the last one.
+    """Yield the same rows in batches of at least `rows` rows or `SIZED_BYTES` bytes.
 
-    A batch that is large enough is passed on without a copy.
+    The last batch, and the last before a change of the columns, may be smaller. A batch that is
+    large enough is passed on without a copy.
     """
     waiting: list[pa.RecordBatch] = []
-    count = 0
+    count = size = 0
     for batch in batches:
-        if not waiting and batch.num_rows >= rows:
-            yield batch
-            continue
+        if waiting and batch.schema != waiting[0].schema:
+            yield _joined(waiting)
+            waiting, count, size = [], 0, 0
         waiting.append(batch)
         count += batch.num_rows
-        if count >= rows:
+        size += batch.nbytes
+        if count >= rows or size >= SIZED_BYTES:
             yield _joined(waiting)
-            waiting, count = [], 0
+            waiting, count, size = [], 0, 0
     if count:
         yield _joined(waiting)
 

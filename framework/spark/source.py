@@ -1,4 +1,4 @@
-"""`format("strandline")`: the objects that Spark calls to find a schema and to read in batches.
+"""`format("strandline")`: the objects that Spark calls to find a schema, to read and to write.
 
 Spark creates these objects in processes of its own (one to plan, one to follow a stream, one for
 each task) and pickles them in between. They therefore hold options and no connections; a process
@@ -14,6 +14,8 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
     InputPartition,
 )
 from pyspark.sql.types import StructType
@@ -23,18 +25,23 @@ from strandline.framework.spark import pinning, planning, reading, tables, versi
 from strandline.framework.spark.columns import topics_schema
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.range_reader import RangePartition, RecordReader
+from strandline.framework.spark.writing.options import SinkOptions
 
 
 class StrandlineSource(DataSource):
-    """A log as a source for Spark; `framework.spark.options` lists the options."""
+    """A log as a source and a sink for Spark; the modules `options` list the options of both."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._options = SourceOptions.parse(dict(options))
+        self._given = dict(options)
 
     @classmethod
     def name(cls) -> str:
         return "strandline"
+
+    @property
+    def _options(self) -> SourceOptions:
+        return SourceOptions.parse(self._given)
 
     def schema(self) -> StructType:
         options = self._options
@@ -48,19 +55,31 @@ class StrandlineSource(DataSource):
         return versions.to_spark(found)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        if self._options.store is not None:
-            return StoreReader(self._options, schema)
-        return BatchReader(self._options, schema)
+        options = self._options
+        if options.store is not None:
+            return StoreReader(options, schema)
+        return BatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from strandline.framework.spark.streaming import StreamReader
 
-        if self._options.store is not None:
+        options = self._options
+        if options.store is not None:
             raise InvalidConfig(
                 "a store's latest state is a batch read; to follow its changes, subscribe to its "
                 "changelog topic"
             )
-        return StreamReader(self._options, schema)
+        return StreamReader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from strandline.framework.spark.writing.writers import BatchWriter
+
+        return BatchWriter(SinkOptions.parse(self._given), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from strandline.framework.spark.writing.writers import StreamWriter
+
+        return StreamWriter(SinkOptions.parse(self._given), schema, overwrite=overwrite)
 
 
 class BatchReader(RecordReader, DataSourceReader):

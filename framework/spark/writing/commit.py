@@ -1,0 +1,311 @@
+"""Commit of staged rows: one transaction, once for each batch of a sink.
+
+The package's docstring lists the steps. A crash between any two of them leaves a transaction that
+the next commit of the sink completes or aborts (step 2), staged rows that nobody reads, or both.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.changelog.broker import Broker
+from strandline.changelog.client.asking_again import commit_until_known
+from strandline.changelog.client.producer import Producer
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.errors import (
+    InvalidConfig,
+    OffsetOutOfRange,
+    ProducerFenced,
+    UnknownTopic,
+)
+from strandline.changelog.records import Batch, TopicInfo, TopicPartition, columns_schema
+from strandline.changelog.scan import scan_batches
+from strandline.changelog.schema import upgrade, value_type
+from strandline.framework.spark.columns import to_sized_batches
+from strandline.framework.spark.tables import latest_by_key
+from strandline.framework.spark.writing import staging
+from strandline.framework.spark.writing.sinks import Sinks
+from strandline.framework.spark.writing.staging import SinkName, StagedRange, StagedTopic
+
+FETCH_BYTES = 16 << 20
+"""Bytes of staged rows that are read at a time."""
+APPEND_ROWS = 1 << 17
+"""Number of rows from which staged batches are appended; smaller ones are combined."""
+MIN_TIMEOUT_MS = 30_000
+"""Minimum of the time after which the log aborts the transaction, in milliseconds."""
+MAX_TIMEOUT_MS = 900_000
+"""Maximum of that time, which is Kafka's default of transaction.max.timeout.ms."""
+BYTES_PER_MS = 2_000
+"""Bytes of rows for each further millisecond of that time: less than any disk writes."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SinkBatch:
+    """Batch of a sink that is to be committed."""
+
+    sink_id: str
+    number: int | None
+    """Number of the batch; None for a batch write without one, which is committed once only."""
+    query: str
+    """Id of the query; empty for a batch write."""
+    replaces: TopicInfo | None = None
+    """Compacted topic whose other keys get tombstones; None to append."""
+
+
+class SinkCommit:
+    """Commits and drops batches of one sink.
+
+    Args:
+        broker: The log.
+        path: Path or URL of the log.
+        name: Name of the sink, for its staging topics.
+        fail_on_data_loss: True to raise if the log lacks batches that the query has written.
+        clock: Source of time.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        path: str,
+        name: SinkName,
+        *,
+        fail_on_data_loss: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        self._broker = broker
+        self._name = name
+        self._fail_on_data_loss = fail_on_data_loss
+        self._clock = clock or SystemClock()
+        self._sinks = Sinks(broker, path, self._clock)
+
+    def commit(self, batch: SinkBatch, staged: list[StagedTopic]) -> bool:
+        """Copy staged rows to their topics in one transaction; return False if that was done before.
+
+        Args:
+            batch: The batch.
+            staged: Rows of its tasks, in the order of the tasks.
+
+        Raises:
+            ProducerFenced: Another program commits for this sink at the same time.
+            InvalidConfig: Another query has used this sink id.
+            OffsetOutOfRange: The log lacks earlier batches of the query, or staged rows are gone.
+            UnknownTopic: The topic of some rows was deleted, or deleted and created again.
+        """
+        if batch.number is not None:
+            self._sinks.create()
+        producer = Producer(
+            self._broker,
+            transactional_id=f"strandline-sink-{batch.sink_id}",
+            transaction_timeout_ms=_timeout_ms(staged),
+            clock=self._clock,
+        )
+        try:
+            is_new = self._is_new(batch)
+            ends = self._staged_ends(staged)
+            if is_new:
+                self._write(producer, batch, staged)
+        finally:
+            producer.close()
+        self._clean(staged, ends)
+        return is_new
+
+    def abort(self, staged: list[StagedTopic]) -> None:
+        """Delete the staging topics of a batch write. The rows of a stream wait for its next commit.
+
+        Nothing that was committed is touched. In a stream's staging topic rows of another attempt
+        may be among those of this one, so its rows are deleted when a commit makes all of them
+        unnecessary.
+        """
+        if self._name.is_job:
+            known = {each.staging for each in staged}
+            prefix = self._name.prefix
+            found = {each.name for each in self._broker.topics() if each.name.startswith(prefix)}
+            staging.remove(self._broker, sorted(known | found))
+
+    def _is_new(self, batch: SinkBatch) -> bool:
+        """Return True if a batch was not committed yet. The sink's transactional id is ours now."""
+        if batch.number is None:
+            return True
+        last = self._sinks.last(batch.sink_id)
+        if last is None:
+            return True
+        if last.query != batch.query:
+            raise InvalidConfig(_other_query(batch, last.query, last.batch))
+        if batch.number <= last.batch:
+            return False
+        if batch.query and batch.number > last.batch + 1:
+            self._report_gap(batch, last.batch)
+        return True
+
+    def _report_gap(self, batch: SinkBatch, last: int) -> None:
+        problem = (
+            f"batch {batch.number} of query {batch.query} follows batch {last} in this log, so the "
+            "log lacks batches that the query has written: it was restored from a backup, or is "
+            "another copy"
+        )
+        if self._fail_on_data_loss:
+            raise OffsetOutOfRange(
+                f"{problem}. To continue without them, set failOnDataLoss to false; to write them "
+                "again, use a new checkpointLocation"
+            )
+        _log.warning("%s; going on, since failOnDataLoss is false", problem)
+
+    def _staged_ends(self, staged: list[StagedTopic]) -> dict[TopicPartition, int]:
+        """Return the ends of the staging partitions: all rows before them are of this batch or older.
+
+        A later batch is staged only after this commit has returned.
+        """
+        names = {each.staging for each in staged}
+        if not names or self._name.is_job:
+            return {}
+        topics = [topic for name in sorted(names) if (topic := self._found(name)) is not None]
+        found = self._broker.offsets(
+            [TopicPartition(t.name, number) for t in topics for number in range(t.partitions)]
+        )
+        return {
+            tp: now.high_watermark
+            for tp, now in found.items()
+            if now.high_watermark > now.log_start
+        }
+
+    def _found(self, name: str) -> TopicInfo | None:
+        try:
+            return self._broker.topic(name)
+        except UnknownTopic:
+            return None
+
+    def _write(self, producer: Producer, batch: SinkBatch, staged: list[StagedTopic]) -> None:
+        """Write rows and the batch's number in one transaction."""
+        with_tombstones = _Replacement(self._broker, batch.replaces) if batch.replaces else None
+        try:
+            producer.begin_transaction()
+            for each in _by_target(staged):
+                self._copy(producer, each, with_tombstones)
+            if with_tombstones is not None:
+                for appends in with_tombstones.tombstones(self._clock.now_ms()):
+                    producer.append_batches(appends)
+            if batch.number is not None:
+                number = self._sinks.columns(batch.sink_id, batch.number, batch.query)
+                producer.append_batches([number])
+            commit_until_known(producer)
+        except ProducerFenced as error:
+            raise ProducerFenced(
+                f"sink {batch.sink_id!r}: another program commits for it at the same time, and this "
+                f"one has lost; use each sink id, and each checkpoint, in one query only ({error})"
+            ) from error
+
+    def _copy(
+        self, producer: Producer, staged: StagedTopic, replacement: _Replacement | None
+    ) -> None:
+        target = self._broker.topic(staged.target)
+        if target.topic_id != staged.target_id:
+            raise UnknownTopic(
+                f"topic {target.name!r} was deleted and created again while rows were written to "
+                "it; write them again"
+            )
+        latest = value_type(target.schema)
+        for number, ranges in staged.ranges.items():
+            tp = TopicPartition(target.name, number)
+            rows = (batch.columns for batch in self._rows(staged, number, ranges))
+            for columns in to_sized_batches(rows, APPEND_ROWS):
+                if replacement is not None:
+                    replacement.add(number, columns.column("key"))
+                producer.append_batches([(tp, upgrade(columns, latest), target.schema_id)])
+
+    def _rows(self, staged: StagedTopic, number: int, ranges: list[StagedRange]) -> Iterator[Batch]:
+        """Yield staged rows. Raise OffsetOutOfRange unless all of them are there."""
+        tp = TopicPartition(staged.staging, number)
+        now = self._broker.offsets([tp])[tp]
+        if now.topic_id != staged.staging_id:
+            raise OffsetOutOfRange(f"the staged rows in {tp} are gone; write them again")
+        for start, end in ranges:
+            found = 0
+            for batch in scan_batches(self._broker, {tp: start}, {tp: end}, max_bytes=FETCH_BYTES):
+                found += len(batch)
+                yield batch
+            if found != end - start:
+                raise OffsetOutOfRange(
+                    f"{tp} has {found} of {end - start} staged rows from offset {start} on; write "
+                    "them again"
+                )
+
+    def _clean(self, staged: list[StagedTopic], ends: Mapping[TopicPartition, int]) -> None:
+        """Delete staged rows that nobody needs any more."""
+        staging.delete_records(self._broker, dict(ends))
+        if self._name.is_job:
+            staging.remove(self._broker, {each.staging for each in staged})
+        if any(each.is_new for each in staged):
+            topics = self._broker.topics()
+            now = self._clock.now_ms()
+            staging.remove(self._broker, staging.abandoned(topics, self._name, now))
+
+
+class _Replacement:
+    """Keys of a compacted topic that a batch replaces, to give tombstones to the others."""
+
+    def __init__(self, broker: Broker, topic: TopicInfo) -> None:
+        self._broker = broker
+        self._topic = topic
+        self._written: dict[int, list[pa.Array]] = {}
+
+    def add(self, partition: int, keys: pa.Array) -> None:
+        """Add keys that the batch writes."""
+        self._written.setdefault(partition, []).append(keys.unique())
+
+    def tombstones(self, now_ms: int) -> Iterator[list[tuple[TopicPartition, pa.RecordBatch, int]]]:
+        """Yield a tombstone for each key that has a value and is not written, by partition."""
+        kind = value_type(self._topic.schema)
+        for number in range(self._topic.partitions):
+            tp = TopicPartition(self._topic.name, number)
+            keys = self._others(tp)
+            if not len(keys):
+                continue
+            times = pa.repeat(pa.scalar(now_ms, pa.int64()), len(keys))
+            arrays = [times, keys, pa.nulls(len(keys), kind)]
+            schema = columns_schema(kind, headers=False)
+            columns = pa.RecordBatch.from_arrays(arrays, schema=schema)
+            yield [(tp, columns, self._topic.schema_id)]
+
+    def _others(self, tp: TopicPartition) -> pa.Array:
+        now = self._broker.offsets([tp])[tp]
+        ends = {tp: now.last_stable_offset}
+        table = latest_by_key(scan_batches(self._broker, {tp: now.log_start}, ends))
+        if table is None:
+            return pa.array([], pa.binary())
+        keys = table["key"].combine_chunks()
+        written = pa.chunked_array(self._written.get(tp.partition, []), pa.binary())
+        return keys.filter(pc.invert(pc.is_in(keys, value_set=written.combine_chunks())))
+
+
+def _by_target(staged: list[StagedTopic]) -> Iterable[StagedTopic]:
+    """Return the rows of all tasks for each topic, in the order of the tasks."""
+    found: dict[tuple[str, str], StagedTopic] = {}
+    for each in staged:
+        ids = each.target, each.target_id, each.staging, each.staging_id
+        whole = found.setdefault((each.target_id, each.staging_id), StagedTopic(*ids))
+        for number, ranges in each.ranges.items():
+            whole.ranges.setdefault(number, []).extend(ranges)
+    return found.values()
+
+
+def _timeout_ms(staged: list[StagedTopic]) -> int:
+    """Return the time after which the log aborts the transaction, by the size of the rows."""
+    size = sum(each.size for each in staged)
+    return min(MAX_TIMEOUT_MS, MIN_TIMEOUT_MS + size // BYTES_PER_MS)
+
+
+def _other_query(batch: SinkBatch, query: str, last: int) -> str:
+    used = f"query {query}" if query else "batch writes"
+    asked = f"query {batch.query}" if batch.query else "a batch write"
+    return (
+        f"sink {batch.sink_id!r} is of {used}, which has written batch {last}; the numbers of "
+        f"{asked} cannot be compared with it, so its rows could be taken for repeated ones. Use "
+        "another sinkId; a query with a new checkpoint needs a new one"
+    )

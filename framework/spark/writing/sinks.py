@@ -1,0 +1,100 @@
+"""The last committed batch of each sink, in the topic `__strandline_sinks`.
+
+The number of a batch is written in the transaction that writes its rows. So it says whether the
+rows are in the log, whatever Spark, which may commit a batch again, remembers of it.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import msgspec
+import pyarrow as pa
+
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock
+from strandline.changelog.decoding import json_decoder
+from strandline.changelog.depth import check_json
+from strandline.changelog.errors import UNREADABLE, CorruptLog, FutureFormat, UnknownTopic
+from strandline.changelog.records import TopicPartition
+from strandline.statestore.changelogged import Changelogged
+from strandline.statestore.compacted_table import CompactedTable, records
+from strandline.statestore.engines.memory import MemoryEngine
+
+TOPIC = "__strandline_sinks"
+VERSION = 1
+
+
+class CommittedBatch(msgspec.Struct, frozen=True):
+    """Batch that a sink has committed."""
+
+    batch: int
+    """Number of the batch."""
+    query: str
+    """Id of the query; empty for a batch write."""
+    at: int
+    """Time of the commit, in milliseconds since the epoch."""
+    version: int = VERSION
+
+
+class Sinks:
+    """Committed batches of all sinks of a log.
+
+    Args:
+        broker: The log.
+        path: Path or URL of the log, under which this process remembers what it has read.
+        clock: Source of time.
+    """
+
+    def __init__(self, broker: Broker, path: str, clock: Clock) -> None:
+        with _lock:
+            state = _states.setdefault(path, Changelogged(MemoryEngine()))
+        self._table = CompactedTable(broker, TOPIC, clock, state)
+        self._clock = clock
+
+    def last(self, sink_id: str) -> CommittedBatch | None:
+        """Return the last batch that the sink has committed; None if there is none.
+
+        Raises CorruptLog, FutureFormat, and the errors of `CompactedTable.read_on`.
+        """
+        with _lock:
+            try:
+                self._table.read_on()
+            except UnknownTopic:
+                return None
+            found = self._table.get(sink_id.encode())
+        return None if found is None else _decoded(found, sink_id)
+
+    def create(self) -> None:
+        """Create the topic unless it exists."""
+        self._table.create(internal=True)
+
+    def columns(
+        self, sink_id: str, batch: int, query: str
+    ) -> tuple[TopicPartition, pa.RecordBatch, int]:
+        """Return the record of a committed batch, for the transaction that commits it."""
+        now = self._clock.now_ms()
+        value = msgspec.json.encode(CommittedBatch(batch, query, now))
+        keys, values = pa.array([sink_id.encode()], pa.binary()), pa.array([value], pa.binary())
+        return self._table.partition, records(keys, values, now), 0
+
+
+def _decoded(data: bytes, sink_id: str) -> CommittedBatch:
+    where = f"the last batch of sink {sink_id!r} ({TOPIC})"
+    try:
+        check_json(data)
+        found = _decode(data)
+    except UNREADABLE as error:
+        raise CorruptLog(f"{where} is damaged: {error}") from error
+    if found.version > VERSION:
+        raise FutureFormat(
+            f"{where} has version {found.version}, this program knows {VERSION}: use a newer "
+            "strandline"
+        )
+    return found
+
+
+_decode = json_decoder(CommittedBatch).decode
+_states: dict[str, Changelogged] = {}
+"""Values read from each log. They are few, and Spark uses a process for many commits."""
+_lock = threading.Lock()

@@ -1,0 +1,263 @@
+"""Staging topics: rows of tasks, until the driver commits or drops them.
+
+The staging topic of a sink and its target has as many partitions as the target, the same columns
+and limits, and no time limit. A stream keeps it, and deletes records up to a captured end after each
+commit. A batch write has one of its own, which is deleted when the job ends. Its name begins with
+the time of its creation, so that what a lost driver has left can be deleted later:
+
+    __strandline_staging-<sink>-<target>            of a stream, by hashes of both
+    __strandline_staging-job<ms>-<job>-<target>     of a batch write
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.changelog.broker import Broker
+from strandline.changelog.client.producer import BatchMetadata, Producer
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.errors import InvalidConfig, StrandlineError, TopicExists, UnknownTopic
+from strandline.changelog.records import TopicInfo, TopicPartition
+from strandline.framework.spark.writing.options import SinkOptions
+from strandline.framework.spark.writing.rows import RowLayout
+
+PREFIX = "__strandline_staging-"
+"""Beginning of the names of all staging topics."""
+
+JOB_LIFETIME_MS = 7 * 24 * 60 * 60 * 1000
+"""Milliseconds after which the staging topic of a batch write is taken for abandoned."""
+
+_log = logging.getLogger(__name__)
+
+
+class SinkName(NamedTuple):
+    """Sink whose rows are staged."""
+
+    prefix: str
+    """Beginning of the names of its staging topics."""
+    is_job: bool
+    """True for a batch write, whose staging topics end with it."""
+
+    @classmethod
+    def of_stream(cls, sink_id: str) -> SinkName:
+        """Return the name of a stream's sink."""
+        return cls(f"{PREFIX}{_digest(sink_id)}-", is_job=False)
+
+    @classmethod
+    def of_job(cls, clock: Clock | None = None) -> SinkName:
+        """Return a new name, for one batch write."""
+        clock = clock or SystemClock()
+        return cls(f"{PREFIX}job{clock.now_ms()}-{clock.new_id()[:12]}-", is_job=True)
+
+    def topic(self, target: TopicInfo) -> str:
+        """Return the name of the staging topic for a target, by its topic id."""
+        return self.prefix + _digest(target.topic_id)
+
+
+class StagedRange(NamedTuple):
+    """Consecutive offsets of a partition of a staging topic."""
+
+    start: int
+    end: int
+    """End (exclusive)."""
+
+
+@dataclass
+class StagedTopic:
+    """Rows that one task has staged for one topic."""
+
+    target: str
+    """Name of the topic that the rows are for."""
+    target_id: str
+    staging: str
+    """Name of the staging topic."""
+    staging_id: str
+    is_new: bool = False
+    """True if the task created the staging topic."""
+    size: int = 0
+    """Bytes of the rows in memory."""
+    ranges: dict[int, list[StagedRange]] = field(default_factory=dict)
+    """Offsets of the rows, by partition, in their order."""
+
+    def add(self, appended: Iterable[BatchMetadata]) -> None:
+        """Add acknowledged batches, in their order."""
+        for batch in appended:
+            ranges = self.ranges.setdefault(batch.partition, [])
+            start, end = batch.base_offset, batch.last_offset + 1
+            if ranges and ranges[-1].end == start:
+                start = ranges.pop().start
+            ranges.append(StagedRange(start, end))
+
+
+class Stager:
+    """Writes the rows of one task to staging topics.
+
+    Args:
+        broker: The log.
+        options: Options of the write.
+        sink: Sink that the rows are for.
+        topic: Topic of all rows; None if each row names its own.
+    """
+
+    def __init__(
+        self, broker: Broker, options: SinkOptions, sink: SinkName, topic: TopicInfo | None
+    ) -> None:
+        self._broker = broker
+        self._options = options
+        self._sink = sink
+        self._topic = topic
+        self._clock = SystemClock()
+        self._producer = Producer(broker)
+        self._writes: dict[str, _TopicWrite] = {}
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Append rows. Raises what `RowLayout.parts` raises, and the producer's errors."""
+        now = self._clock.now_ms()
+        appends = []
+        for write, part in self._by_topic(rows):
+            for partition, columns in write.layout.parts(part, now):
+                appends.append((write, self._placed(write, partition, columns)))
+        for write, batches in appends:
+            write.staged.size += sum(columns.nbytes for _, columns, _ in batches)
+            write.staged.add(self._producer.append_batches(batches))
+
+    def finish(self) -> list[StagedTopic]:
+        """Return everything that was staged, after it was acknowledged."""
+        self._producer.close()
+        return [write.staged for write in self._writes.values()]
+
+    def _placed(
+        self, write: _TopicWrite, partition: int | None, columns: pa.RecordBatch
+    ) -> list[tuple[TopicPartition, pa.RecordBatch, int]]:
+        """Return records as appends to the partitions of the staging topic."""
+        name, schema_id = write.staged.staging, write.schema_id
+        if partition is not None:
+            return [(TopicPartition(name, partition), columns, schema_id)]
+        return [
+            (TopicPartition(name, tp.partition), part, schema_id)
+            for tp, part in self._producer.partitioned(write.staged.target, columns)
+        ]
+
+    def _by_topic(self, rows: pa.RecordBatch) -> Iterator[tuple[_TopicWrite, pa.RecordBatch]]:
+        if self._topic is not None:
+            yield self._write_to(self._topic), rows
+            return
+        for name, part in _split_by_topic(rows):
+            yield self._write_to(self._target(name)), part
+
+    def _write_to(self, target: TopicInfo) -> _TopicWrite:
+        if target.name not in self._writes:
+            staging, is_new = _staging_topic(self._broker, self._sink.topic(target), target)
+            ids = (target.name, target.topic_id, staging.name, staging.topic_id)
+            layout = RowLayout(target, self._options)
+            write = _TopicWrite(StagedTopic(*ids, is_new), layout, staging.schema_id)
+            self._writes[target.name] = write
+        return self._writes[target.name]
+
+    def _target(self, name: str) -> TopicInfo:
+        known = self._writes.get(name)
+        return self._broker.topic(name) if known is None else known.layout.topic
+
+
+def remove(broker: Broker, names: Iterable[str]) -> None:
+    """Delete staging topics. A failure is logged, because nobody reads them and others delete them."""
+    for name in names:
+        try:
+            broker.delete_topic(name)
+        except UnknownTopic:
+            continue
+        except StrandlineError as error:
+            _log.warning("staging topic %s is left, and deleted by a later write: %s", name, error)
+
+
+def delete_records(broker: Broker, ends: dict[TopicPartition, int]) -> None:
+    """Delete staged rows before some offsets. A failure is logged: the next commit repeats it."""
+    for tp, end in ends.items():
+        try:
+            broker.delete_records(tp, end)
+        except UnknownTopic:
+            continue
+        except StrandlineError as error:
+            _log.warning("rows in %s are left, and deleted by the next commit: %s", tp, error)
+
+
+def abandoned(topics: Collection[TopicInfo], sink: SinkName, now_ms: int) -> list[str]:
+    """Return the names of staging topics that nothing will be read from.
+
+    They are those of this sink for topics that do not exist any more, and those of batch writes
+    that began long ago.
+    """
+    wanted = {sink.topic(topic) for topic in topics}
+    found = [topic.name for topic in topics if topic.name.startswith(PREFIX)]
+    return [
+        name
+        for name in found
+        if (name.startswith(sink.prefix) and name not in wanted)
+        or _job_began(name, now_ms) < now_ms - JOB_LIFETIME_MS
+    ]
+
+
+class _TopicWrite(NamedTuple):
+    staged: StagedTopic
+    layout: RowLayout
+    schema_id: int
+
+
+def _staging_topic(broker: Broker, name: str, target: TopicInfo) -> tuple[TopicInfo, bool]:
+    """Return the staging topic, and True if it was created; it has what the target has."""
+    is_new = False
+    try:
+        staging = broker.topic(name)
+    except UnknownTopic:
+        try:
+            broker.create_topic(
+                name, target.partitions, config=_config(target), schema=target.schema, internal=True
+            )
+            is_new = True
+        except TopicExists:
+            is_new = False
+        staging = broker.topic(name)
+    if staging.partitions < target.partitions:
+        staging = broker.alter_topic(name, partitions=target.partitions)
+    if target.schema is not None and not _has(staging, target.schema):
+        staging = broker.alter_topic(name, schema=target.schema)
+    return staging, is_new
+
+
+def _config(target: TopicInfo) -> dict[str, str]:
+    """Return the settings of a staging topic: rows are kept whatever their times are."""
+    limit = str(target.effective.max_message_bytes)
+    return {"retention.ms": "-1", "retention.bytes": "-1", "max.message.bytes": limit}
+
+
+def _has(staging: TopicInfo, schema: pa.Schema) -> bool:
+    return staging.schema is not None and staging.schema.equals(schema)
+
+
+def _split_by_topic(rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield the rows of each topic that the column `topic` names."""
+    column = rows["topic"]
+    if column.null_count:
+        raise InvalidConfig(
+            "a row has no topic: fill the column `topic`, or name one topic by .option('topic', …)"
+        )
+    for name in column.unique().to_pylist():
+        yield name, rows.filter(pc.equal(column, name))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _job_began(name: str, default: int) -> int:
+    """Return the time at which the batch write with this staging topic began."""
+    first = name.removeprefix(PREFIX).partition("-")[0]
+    text = first.removeprefix("job")
+    return int(text) if first.startswith("job") and text.isdigit() else default

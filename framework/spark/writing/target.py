@@ -1,0 +1,92 @@
+"""The topic that a write appends to: found, created on request, extended on request."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from strandline.changelog.broker import Broker
+from strandline.changelog.errors import InvalidConfig, TopicExists, UnknownTopic
+from strandline.changelog.records import TopicInfo
+from strandline.framework.spark.writing.options import SinkOptions
+from strandline.framework.spark.writing.rows import BYTES_COLUMNS, RowLayout
+
+
+def prepare(
+    broker: Broker, options: SinkOptions, frame: pa.Schema, *, overwrite: bool
+) -> TopicInfo | None:
+    """Return the topic that `options` name, ready for rows of `frame`; None if rows name theirs.
+
+    Raises:
+        UnknownTopic: It does not exist, and its creation was not requested.
+        SchemaMismatch: Its columns and those of the frame do not fit.
+        InvalidConfig: The options do not fit the topic, or no topic is named.
+    """
+    if options.topic is None:
+        _check_named_by_rows(frame, overwrite=overwrite)
+        return None
+    topic = _found_or_created(broker, options, frame)
+    if options.merge_schema and topic.schema is not None:
+        topic = _extended(broker, topic, options, frame)
+    if overwrite and not topic.effective.compact:
+        raise InvalidConfig(
+            f"topic {topic.name!r} is not compacted, so it has no rows that could be replaced: "
+            "append to it (mode 'append', output mode 'append' or 'update'), or set its "
+            "cleanup.policy to compact"
+        )
+    RowLayout(topic, options).check(frame)
+    return topic
+
+
+def _check_named_by_rows(frame: pa.Schema, *, overwrite: bool) -> None:
+    if "topic" not in frame.names:
+        raise InvalidConfig(
+            "say what to write: .option('topic', 'name'), or a column `topic` with the topic of "
+            f"each row; the frame has {', '.join(frame.names)}"
+        )
+    if overwrite:
+        raise InvalidConfig("to replace the rows of a topic, name it by .option('topic', …)")
+
+
+def _found_or_created(broker: Broker, options: SinkOptions, frame: pa.Schema) -> TopicInfo:
+    name = options.topic or ""
+    try:
+        return broker.topic(name)
+    except UnknownTopic as error:
+        if options.partitions is None:
+            raise UnknownTopic(
+                f"{error}; to create it, say with how many partitions: .option('partitions', '4')"
+            ) from None
+    try:
+        schema = _schema_of_new(options, frame) if broker.holds_columns else None
+        return broker.create_topic(name, options.partitions, config=options.config, schema=schema)
+    except TopicExists:
+        return broker.topic(name)
+
+
+def _schema_of_new(options: SinkOptions, frame: pa.Schema) -> pa.Schema | None:
+    """Return the columns of a topic for such a frame; None if it is one of keys and values."""
+    if "value" in frame.names and BYTES_COLUMNS.issuperset(frame.names):
+        return None
+    beside = _beside(options, frame)
+    return pa.schema([(field.name, field.type) for field in frame if field.name not in beside])
+
+
+def _beside(options: SinkOptions, frame: pa.Schema) -> set[str]:
+    """Return the columns of a frame that are not part of a value.
+
+    They are `key` and `timestamp`, unless an option names another column for that.
+    """
+    named = {"key": options.key, "timestamp": options.timestamp}
+    return {name for name, other in named.items() if other is None and name in frame.names}
+
+
+def _extended(
+    broker: Broker, topic: TopicInfo, options: SinkOptions, frame: pa.Schema
+) -> TopicInfo:
+    """Return the topic with the columns of the frame that it lacks."""
+    assert topic.schema is not None
+    known = {*topic.schema.names, *_beside(options, frame)}
+    new = [pa.field(field.name, field.type) for field in frame if field.name not in known]
+    if not new:
+        return topic
+    return broker.alter_topic(topic.name, schema=pa.schema([*topic.schema, *new]))
