@@ -39,7 +39,8 @@ class CompactedTable:
         self.partition = TopicPartition(topic, 0)
         self._broker = broker
         self._clock = clock
-        self._state = state or Changelogged(MemoryEngine())
+        self.state = state or Changelogged(MemoryEngine())
+        """Values that were read, for another table of the same topic."""
 
     def read_on(self) -> bool:
         """Read everything that is committed now; return True if there was something new.
@@ -52,20 +53,20 @@ class CompactedTable:
             TransactionOpen: An open transaction of the topic does not end.
         """
         now = self._broker.offsets([self.partition])[self.partition]
-        held = self._state.position
+        held = self.state.position
         end = max(now.last_stable_offset, now.committed_end)
         if held is not None and held.topic_id == now.topic_id and held.offset >= end:
             return False
-        restore(self._state, self._broker, self.partition, clock=self._clock, wait=READERS_WAIT_S)
+        restore(self.state, self._broker, self.partition, clock=self._clock, wait=READERS_WAIT_S)
         return True
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key, as of the last read; None if it has none."""
-        return self._state.read([key])[0]
+        return self.state.read([key])[0]
 
     def entries(self) -> Iterator[Entry]:
         """Yield keys and values, as of the last read, in the order of the keys."""
-        return self._state.scan((), b"", None, reverse=False)
+        return self.state.scan((), b"", None, reverse=False)
 
     def create(self, *, internal: bool = False) -> None:
         """Create the topic unless it exists."""

@@ -75,7 +75,15 @@ ROOMS = {
     },
     "framework/supervisor": {LOG, APP, "framework/container"},
     "framework/spark": {
-        *(LOG, "changelog front", STATE, APP, "framework/querying", "framework/streams"),
+        *(
+            LOG,
+            "changelog front",
+            "changelog/client",
+            STATE,
+            APP,
+            "framework/querying",
+            "framework/streams",
+        ),
     },
     "framework front": {
         *(LOG, "changelog/client", "changelog/embedded", STATE, "statestore/aggregates"),

@@ -241,7 +241,7 @@ class SinkCommit:
         staging.delete_records(self._broker, dict(ends))
         if self._name.is_job:
             staging.remove(self._broker, {each.staging for each in staged})
-        if any(each.is_new for each in staged):
+        if self._name.is_job or any(each.is_new for each in staged):
             topics = self._broker.topics()
             now = self._clock.now_ms()
             staging.remove(self._broker, staging.abandoned(topics, self._name, now))

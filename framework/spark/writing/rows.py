@@ -24,6 +24,9 @@ Numbers = npt.NDArray[np.int64]
 BYTES_COLUMNS = {"key", "value", "headers", "topic", "partition", "timestamp"}
 """Columns that a topic of bytes takes."""
 
+PLACES = ("topic", "partition")
+"""Columns that say where a row goes, unless the topic has columns of these names."""
+
 Part = tuple[int | None, pa.RecordBatch]
 """A partition, or None if the key decides, and records in the columns of the log."""
 
@@ -68,8 +71,7 @@ class RowLayout:
         """Return the rows without the columns that say where they go, and their partitions."""
         table = pa.Table.from_batches([rows])
         own = set(self.topic.schema.names) if self.topic.schema is not None else set()
-        places = [name for name in ("topic", "partition") if name in rows.schema.names]
-        places = [name for name in places if name not in own]
+        places = [name for name in PLACES if name in rows.schema.names and name not in own]
         partitions = self._partitions(rows["partition"]) if "partition" in places else None
         return table.drop_columns(places), partitions
 

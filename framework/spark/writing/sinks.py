@@ -19,7 +19,6 @@ from strandline.changelog.errors import UNREADABLE, CorruptLog, FutureFormat, Un
 from strandline.changelog.records import TopicPartition
 from strandline.statestore.changelogged import Changelogged
 from strandline.statestore.compacted_table import CompactedTable, records
-from strandline.statestore.engines.memory import MemoryEngine
 
 TOPIC = "__strandline_sinks"
 VERSION = 1
@@ -48,8 +47,8 @@ class Sinks:
 
     def __init__(self, broker: Broker, path: str, clock: Clock) -> None:
         with _lock:
-            state = _states.setdefault(path, Changelogged(MemoryEngine()))
-        self._table = CompactedTable(broker, TOPIC, clock, state)
+            self._table = CompactedTable(broker, TOPIC, clock, _states.get(path))
+            _states[path] = self._table.state
         self._clock = clock
 
     def last(self, sink_id: str) -> CommittedBatch | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -154,16 +155,47 @@ class Stager:
 
     def _write_to(self, target: TopicInfo) -> _TopicWrite:
         if target.name not in self._writes:
-            staging, is_new = _staging_topic(self._broker, self._sink.topic(target), target)
+            staging, is_new = self._staging_topic(target)
             ids = (target.name, target.topic_id, staging.name, staging.topic_id)
             layout = RowLayout(target, self._options)
             write = _TopicWrite(StagedTopic(*ids, is_new), layout, staging.schema_id)
             self._writes[target.name] = write
         return self._writes[target.name]
 
+    def _staging_topic(self, target: TopicInfo) -> tuple[TopicInfo, bool]:
+        """Return the staging topic, and True if it was created.
+
+        For a batch write to one topic the driver has created it. If it is gone, so is the job, and
+        what this task writes must not stay.
+        """
+        if self._sink.is_job and self._topic is not None:
+            return self._broker.topic(self._sink.topic(target)), False
+        return create(self._broker, self._sink, target)
+
     def _target(self, name: str) -> TopicInfo:
         known = self._writes.get(name)
         return self._broker.topic(name) if known is None else known.layout.topic
+
+
+def create(broker: Broker, sink: SinkName, target: TopicInfo) -> tuple[TopicInfo, bool]:
+    """Return the staging topic of a target, and True if it was created; it has what that has."""
+    name, is_new = sink.topic(target), False
+    try:
+        staging = broker.topic(name)
+    except UnknownTopic:
+        try:
+            broker.create_topic(
+                name, target.partitions, config=_config(target), schema=target.schema, internal=True
+            )
+            is_new = True
+        except TopicExists:
+            is_new = False
+        staging = broker.topic(name)
+    if staging.partitions < target.partitions:
+        staging = broker.alter_topic(name, partitions=target.partitions)
+    if target.schema is not None and not _has(staging, target.schema):
+        staging = broker.alter_topic(name, schema=target.schema)
+    return staging, is_new
 
 
 def remove(broker: Broker, names: Iterable[str]) -> None:
@@ -196,39 +228,14 @@ def abandoned(topics: Collection[TopicInfo], sink: SinkName, now_ms: int) -> lis
     """
     wanted = {sink.topic(topic) for topic in topics}
     found = [topic.name for topic in topics if topic.name.startswith(PREFIX)]
-    return [
-        name
-        for name in found
-        if (name.startswith(sink.prefix) and name not in wanted)
-        or _job_began(name, now_ms) < now_ms - JOB_LIFETIME_MS
-    ]
+    orphans = [name for name in found if name.startswith(sink.prefix) and name not in wanted]
+    return orphans + [name for name in found if _is_old_job(name, now_ms)]
 
 
 class _TopicWrite(NamedTuple):
     staged: StagedTopic
     layout: RowLayout
     schema_id: int
-
-
-def _staging_topic(broker: Broker, name: str, target: TopicInfo) -> tuple[TopicInfo, bool]:
-    """Return the staging topic, and True if it was created; it has what the target has."""
-    is_new = False
-    try:
-        staging = broker.topic(name)
-    except UnknownTopic:
-        try:
-            broker.create_topic(
-                name, target.partitions, config=_config(target), schema=target.schema, internal=True
-            )
-            is_new = True
-        except TopicExists:
-            is_new = False
-        staging = broker.topic(name)
-    if staging.partitions < target.partitions:
-        staging = broker.alter_topic(name, partitions=target.partitions)
-    if target.schema is not None and not _has(staging, target.schema):
-        staging = broker.alter_topic(name, schema=target.schema)
-    return staging, is_new
 
 
 def _config(target: TopicInfo) -> dict[str, str]:
@@ -256,8 +263,10 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _job_began(name: str, default: int) -> int:
-    """Return the time at which the batch write with this staging topic began."""
-    first = name.removeprefix(PREFIX).partition("-")[0]
-    text = first.removeprefix("job")
-    return int(text) if first.startswith("job") and text.isdigit() else default
+def _is_old_job(name: str, now_ms: int) -> bool:
+    """Return True for the staging topic of a batch write that began long ago."""
+    began = _JOB.match(name)
+    return began is not None and int(began[1]) < now_ms - JOB_LIFETIME_MS
+
+
+_JOB = re.compile(rf"{PREFIX}job(\d+)-")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 
 from strandline.changelog.broker import Broker
-from strandline.changelog.errors import InvalidConfig, TopicExists, UnknownTopic
+from strandline.changelog.errors import InvalidConfig, SchemaMismatch, TopicExists, UnknownTopic
 from strandline.changelog.records import TopicInfo
 from strandline.framework.spark.writing.options import SinkOptions
-from strandline.framework.spark.writing.rows import BYTES_COLUMNS, RowLayout
+from strandline.framework.spark.writing.rows import BYTES_COLUMNS, PLACES, RowLayout
 
 
 def prepare(
@@ -33,8 +33,24 @@ def prepare(
             "append to it (mode 'append', output mode 'append' or 'update'), or set its "
             "cleanup.policy to compact"
         )
-    RowLayout(topic, options).check(frame)
+    _check_columns(topic, options, frame)
     return topic
+
+
+def _check_columns(topic: TopicInfo, options: SinkOptions, frame: pa.Schema) -> None:
+    """Raise SchemaMismatch, with a way out, if rows of the frame do not fit the topic."""
+    try:
+        RowLayout(topic, options).check(frame)
+    except SchemaMismatch as error:
+        if topic.schema is None and "value" not in frame.names:
+            fix = (
+                "make the column `value`, for example by selectExpr('to_json(struct(*)) AS value')"
+            )
+            raise SchemaMismatch(f"{error}; the values of this topic are bytes: {fix}") from None
+        if topic.schema is not None and set(frame.names) - {*topic.schema.names, *PLACES}:
+            fix = ".option('mergeSchema', 'true') adds columns to the topic"
+            raise SchemaMismatch(f"{error}; {fix}") from None
+        raise
 
 
 def _check_named_by_rows(frame: pa.Schema, *, overwrite: bool) -> None:
@@ -85,7 +101,7 @@ def _extended(
 ) -> TopicInfo:
     """Return the topic with the columns of the frame that it lacks."""
     assert topic.schema is not None
-    known = {*topic.schema.names, *_beside(options, frame)}
+    known = {*topic.schema.names, *PLACES, *_beside(options, frame)}
     new = [pa.field(field.name, field.type) for field in frame if field.name not in known]
     if not new:
         return topic

@@ -22,6 +22,7 @@ from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.records import TopicInfo
 from strandline.framework.spark import reading, versions
 from strandline.framework.spark.columns import to_sized_batches
+from strandline.framework.spark.writing import staging
 from strandline.framework.spark.writing.commit import SinkBatch, SinkCommit
 from strandline.framework.spark.writing.options import SinkOptions
 from strandline.framework.spark.writing.staging import SinkName, StagedTopic, Stager
@@ -52,9 +53,9 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: SinkOptions, schema: StructType, *, overwrite: bool) -> None:
         self._options = options.of_batch()
-        self._topic = _prepared(options, schema, overwrite=overwrite)
-        self._replaces = self._topic if overwrite else None
         self._name = SinkName.of_job()
+        self._topic = _prepared(options, schema, self._name, overwrite=overwrite)
+        self._replaces = self._topic if overwrite else None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one task."""
@@ -77,7 +78,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: SinkOptions, schema: StructType, *, overwrite: bool) -> None:
         self._options = options.of_stream()
-        self._topic = _prepared(options, schema, overwrite=overwrite)
+        self._topic = _prepared(options, schema, None, overwrite=overwrite)
         self._replaces = self._topic if overwrite else None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -97,9 +98,16 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Leave the rows to the next commit of the query, which deletes them."""
 
 
-def _prepared(options: SinkOptions, schema: StructType, *, overwrite: bool) -> TopicInfo | None:
+def _prepared(
+    options: SinkOptions, schema: StructType, job: SinkName | None, *, overwrite: bool
+) -> TopicInfo | None:
+    """Return the topic to write; None if rows name theirs. A job's staging topic is created."""
     with reading.open_log(options.path) as log:
-        return prepare(log.broker, options, versions.to_arrow(schema), overwrite=overwrite)
+        frame = versions.to_arrow(schema)
+        topic = prepare(log.broker, options, frame, overwrite=overwrite)
+        if job is not None and topic is not None:
+            staging.create(log.broker, job, topic)
+        return topic
 
 
 def _staged(
