@@ -53,6 +53,9 @@ class WholeCommand(ErrorGuardedGroup, LazyGroup):
         "groups": LazyCommand(
             "groups", "commands", "Consumer groups: committed offsets, lag, members."
         ),
+        "sinks": LazyCommand(
+            "sinks", "commands", "Sinks of Spark queries, and their last committed batches."
+        ),
         "segments": LazyCommand(
             *("segments", "segments"),
             "Show the segments of a topic, one row each; with --frames one row per frame.",

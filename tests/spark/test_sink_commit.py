@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from strandline.changelog.broker import Broker
+from strandline.changelog.client.asking_again import commit_until_known
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import (
@@ -28,7 +30,15 @@ from strandline.framework.spark.writing import staging
 from strandline.framework.spark.writing.commit import SinkCommit
 from strandline.framework.spark.writing.sinks import TOPIC
 from strandline.framework.spark.writing.staging import PREFIX, SinkName
-from tests.spark.sinks import Killed, MortalBroker, Sink, staged_rows, values
+from tests.spark.sinks import (
+    Killed,
+    MortalBroker,
+    Sink,
+    batches,
+    staged_rows,
+    unavailable,
+    values,
+)
 
 
 def rows(start: int, end: int) -> list[tuple[str | None, str]]:
@@ -66,9 +76,7 @@ def test_a_batch_is_the_rows_of_all_its_tasks_in_their_order(owner: Owner) -> No
             assert of_key == sorted(of_key)
 
 
-def owner_batches(owner: Owner, number: int) -> list[object]:
-    from tests.spark.sinks import batches
-
+def owner_batches(owner: Owner, number: int) -> list[Any]:
     return [batch for batch in batches(owner, "t") if batch.partition == number]
 
 
@@ -159,13 +167,11 @@ def test_a_batch_write_that_dies_at_any_call_is_there_whole_or_not_at_all(*, aft
             owner.create_topic("t", 2)
             mortal = MortalBroker(owner, call, after=after)
             dying = Sink(owner, query="").on(mortal)
-            staged = []
             try:
-                staged = dying.stage(rows(0, 10))
-                dying.commit(None, staged)
+                dying.commit(None, dying.stage(rows(0, 10)))
             except Killed:
                 # Spark calls `abort`, also after a commit that has failed.
-                SinkCommit(owner, dying.path, dying.name).abort(staged)
+                SinkCommit(owner, dying.path, dying.name).abort()
             with Producer(owner, transactional_id=f"strandline-sink-{dying.sink_id}"):
                 pass  # ends the transaction that the dead driver has left
             assert values(owner) in (Counter(), once(0, 10))
@@ -183,7 +189,7 @@ def test_a_commit_is_fenced_by_a_later_one_of_the_same_sink(
 ) -> None:
     old, new = Sink(owner), Sink(owner)
     staged = old.stage(rows(0, 10))
-    real = commits.commit_until_known
+    real = commit_until_known
 
     def overtaken(producer: Producer) -> None:
         monkeypatch.setattr(commits, "commit_until_known", real)
@@ -322,8 +328,6 @@ def test_what_lost_drivers_have_left_is_deleted_by_later_writes(
 def test_a_failure_to_clean_up_does_not_fail_a_commit(
     owner: Owner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from tests.spark.sinks import unavailable
-
     sink = Sink(owner)
     staged = sink.stage(rows(0, 10))
     monkeypatch.setattr(owner, "delete_records", unavailable)
@@ -348,8 +352,6 @@ def test_staging_topics_of_one_sink_and_target_have_one_name() -> None:
 
 
 def table(broker: Broker) -> dict[str, str | None]:
-    from tests.spark.sinks import batches
-
     found: dict[str, str | None] = {}
     for batch in batches(broker, "t"):
         for record in batch.records():

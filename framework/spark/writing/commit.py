@@ -29,7 +29,7 @@ from strandline.changelog.schema import upgrade, value_type
 from strandline.framework.spark.columns import to_sized_batches
 from strandline.framework.spark.tables import latest_by_key
 from strandline.framework.spark.writing import staging
-from strandline.framework.spark.writing.sinks import Sinks
+from strandline.framework.spark.writing.sinks import Sinks, transactional_id
 from strandline.framework.spark.writing.staging import SinkName, StagedRange, StagedTopic
 
 FETCH_BYTES = 16 << 20
@@ -102,7 +102,7 @@ class SinkCommit:
             self._sinks.create()
         producer = Producer(
             self._broker,
-            transactional_id=f"strandline-sink-{batch.sink_id}",
+            transactional_id=transactional_id(batch.sink_id),
             transaction_timeout_ms=_timeout_ms(staged),
             clock=self._clock,
         )
@@ -116,7 +116,7 @@ class SinkCommit:
         self._clean(staged, ends)
         return is_new
 
-    def abort(self, staged: list[StagedTopic]) -> None:
+    def abort(self) -> None:
         """Delete the staging topics of a batch write. The rows of a stream wait for its next commit.
 
         Nothing that was committed is touched. In a stream's staging topic rows of another attempt
@@ -124,10 +124,7 @@ class SinkCommit:
         unnecessary.
         """
         if self._name.is_job:
-            known = {each.staging for each in staged}
-            prefix = self._name.prefix
-            found = {each.name for each in self._broker.topics() if each.name.startswith(prefix)}
-            staging.remove(self._broker, sorted(known | found))
+            staging.remove(self._broker, staging.names(self._broker, self._name))
 
     def _is_new(self, batch: SinkBatch) -> bool:
         """Return True if a batch was not committed yet. The sink's transactional id is ours now."""

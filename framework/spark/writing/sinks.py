@@ -12,11 +12,20 @@ import msgspec
 import pyarrow as pa
 
 from strandline.changelog.broker import Broker
+from strandline.changelog.client.producer import Producer
 from strandline.changelog.clock import Clock
 from strandline.changelog.decoding import json_decoder
 from strandline.changelog.depth import check_json
-from strandline.changelog.errors import UNREADABLE, CorruptLog, FutureFormat, UnknownTopic
+from strandline.changelog.errors import (
+    UNREADABLE,
+    CorruptLog,
+    FutureFormat,
+    InvalidRequest,
+    UnknownTopic,
+)
 from strandline.changelog.records import TopicPartition
+from strandline.framework.spark.writing import staging
+from strandline.framework.spark.writing.staging import SinkName
 from strandline.statestore.changelogged import Changelogged
 from strandline.statestore.compacted_table import CompactedTable, records
 
@@ -46,6 +55,7 @@ class Sinks:
     """
 
     def __init__(self, broker: Broker, path: str, clock: Clock) -> None:
+        self._broker = broker
         with _lock:
             self._table = CompactedTable(broker, TOPIC, clock, _states.get(path))
             _states[path] = self._table.state
@@ -57,12 +67,38 @@ class Sinks:
         Raises CorruptLog, FutureFormat, and the errors of `CompactedTable.read_on`.
         """
         with _lock:
-            try:
-                self._table.read_on()
-            except UnknownTopic:
-                return None
-            found = self._table.get(sink_id.encode())
+            found = self._table.get(sink_id.encode()) if self._read_on() else None
         return None if found is None else _decoded(found, sink_id)
+
+    def all(self) -> dict[str, CommittedBatch]:
+        """Return the last batch of each sink. Raises what `last` raises."""
+        with _lock:
+            found = dict(self._table.entries()) if self._read_on() else {}
+        return {key.decode(): _decoded(value, key.decode()) for key, value in found.items()}
+
+    def forget(self, sink_id: str) -> CommittedBatch:
+        """Remove the last batch of a sink, and its staging topics; return the batch.
+
+        Raises InvalidRequest if the sink has committed none.
+        """
+        with Producer(self._broker, transactional_id=transactional_id(sink_id)) as producer:
+            last = self.last(sink_id)  # after the sink was fenced
+            if last is None:
+                raise InvalidRequest(f"no sink {sink_id!r} has committed; `strandline sinks list`")
+            keys, values = pa.array([sink_id.encode()], pa.binary()), pa.nulls(1, pa.binary())
+            removal = records(keys, values, self._clock.now_ms())
+            with producer.transaction():
+                producer.append_batches([(self._table.partition, removal, 0)])
+        staging.remove(self._broker, staging.names(self._broker, SinkName.of_stream(sink_id)))
+        return last
+
+    def _read_on(self) -> bool:
+        """Read what is new; return False if no sink has ever committed."""
+        try:
+            self._table.read_on()
+        except UnknownTopic:
+            return False
+        return True
 
     def create(self) -> None:
         """Create the topic unless it exists."""
@@ -76,6 +112,11 @@ class Sinks:
         value = msgspec.json.encode(CommittedBatch(batch, query, now))
         keys, values = pa.array([sink_id.encode()], pa.binary()), pa.array([value], pa.binary())
         return self._table.partition, records(keys, values, now), 0
+
+
+def transactional_id(sink_id: str) -> str:
+    """Return the transactional id with which a sink commits."""
+    return f"strandline-sink-{sink_id}"
 
 
 def _decoded(data: bytes, sink_id: str) -> CommittedBatch:

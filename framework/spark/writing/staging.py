@@ -198,6 +198,11 @@ def create(broker: Broker, sink: SinkName, target: TopicInfo) -> tuple[TopicInfo
     return staging, is_new
 
 
+def names(broker: Broker, sink: SinkName) -> list[str]:
+    """Return the names of the staging topics that a sink has."""
+    return [topic.name for topic in broker.topics() if topic.name.startswith(sink.prefix)]
+
+
 def remove(broker: Broker, names: Iterable[str]) -> None:
     """Delete staging topics. A failure is logged, because nobody reads them and others delete them."""
     for name in names:

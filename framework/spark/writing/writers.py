@@ -70,7 +70,8 @@ class BatchWriter(DataSourceArrowWriter):
 
     def abort(self, messages: Messages) -> None:
         """Delete the rows that the tasks have staged."""
-        _abort(self._options, self._name, _topics(messages))
+        with reading.open_log(self._options.path) as log:
+            SinkCommit(log.broker, self._options.path, self._name).abort()
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -132,11 +133,6 @@ def _commit(
             log.broker, options.path, name, fail_on_data_loss=options.fail_on_data_loss
         )
         commit.commit(batch, staged)
-
-
-def _abort(options: SinkOptions, name: SinkName, staged: list[StagedTopic]) -> None:
-    with reading.open_log(options.path) as log:
-        SinkCommit(log.broker, options.path, name).abort(staged)
 
 
 def _topics(messages: Messages) -> list[StagedTopic]:

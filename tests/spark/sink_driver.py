@@ -1,0 +1,58 @@
+"""A query that copies topic `in` to topic `out`: python sink_driver.py LOG CHECKPOINT MODE [SUFFIX].
+
+With the mode `end` it ends at the end of `in`, otherwise it runs until it is killed. SUFFIX is added
+to the names of the topics. Its tasks fail now and then
+and are repeated, and slow ones run twice at the same time.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from strandline.framework.spark import session
+from tests.spark.conftest import SMALL
+
+REPEATING = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "50ms",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.minTaskRuntime": "10ms",
+    "spark.python.worker.reuse": "true",
+}
+"""Settings with which Spark starts a task again if it is slower than others."""
+
+
+def failing_by_chance(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Pass rows on, and sometimes fail after some of them, in the first attempt of a task."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    is_failing = context is not None and not context.attemptNumber() and random.random() < 0.1
+    yield from batches
+    if is_failing:
+        raise RuntimeError("by chance")
+
+
+def main(log: str, checkpoint: str, mode: str, suffix: str = "") -> None:
+    spark = session("sink", master="local[2,4]", config=SMALL | REPEATING)
+    stream = (
+        spark.readStream.format("strandline")
+        .options(subscribe=f"in{suffix}", startingOffsets="earliest", maxOffsetsPerTrigger="4000")
+        .load(log)
+    )
+    rows = stream.select("key", "value").mapInArrow(failing_by_chance, "key binary, value binary")
+    writer = rows.writeStream.format("strandline").options(
+        topic=f"out{suffix}", checkpointLocation=checkpoint
+    )
+    if mode == "end":
+        writer.trigger(availableNow=True).start(log).awaitTermination()
+    else:
+        writer.trigger(processingTime="100 milliseconds").start(log).awaitTermination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
