@@ -30,8 +30,7 @@ def prepare(
     if overwrite and not topic.effective.compact:
         raise InvalidConfig(
             f"topic {topic.name!r} is not compacted, so it has no rows that could be replaced: "
-            "append to it (mode 'append', output mode 'append' or 'update'), or set its "
-            "cleanup.policy to compact"
+            "append to it (mode or output mode 'append'), or set its cleanup.policy to compact"
         )
     _check_columns(topic, options, frame)
     return topic

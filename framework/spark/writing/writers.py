@@ -34,6 +34,9 @@ STAGED_ROWS = 1 << 16
 QUERY_ID = "sql.streaming.queryId"
 """Local property in which Spark tells a task the id of its query."""
 
+IS_CONTINUOUS = "__is_continuous_processing"
+"""Local property in which Spark tells a task that its query is continuous."""
+
 
 @dataclass
 class StagedRows(WriterCommitMessage):
@@ -140,14 +143,17 @@ def _topics(messages: Messages) -> list[StagedTopic]:
 
 
 def _query_id() -> str:
-    """Return the id of the query whose task this is. Raise InvalidConfig if Spark does not tell."""
+    """Return the id of the query whose task this is.
+
+    Raises InvalidConfig in a mode without batches that could be committed.
+    """
     from pyspark import TaskContext
 
     context = TaskContext.get()
     found = None if context is None else context.getLocalProperty(QUERY_ID)
-    if not found:
+    if context is None or not found or context.getLocalProperty(IS_CONTINUOUS) == "true":
         raise InvalidConfig(
-            "Spark does not tell the id of the query, by which its batches are recorded; write in "
-            "micro-batches (writeStream without a continuous or real-time trigger)"
+            "this query has no micro-batches, which the sink commits; use a trigger that makes them "
+            "(processingTime, availableNow), not a continuous or real-time one"
         )
     return str(found)
