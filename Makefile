@@ -16,7 +16,12 @@ LOCK    ?= requirements/dev.lock
 EXTRAS  := dev,spark,demo
 VERSIONS ?= 3.11 3.12 3.13
 PYTEST  := $(BIN)/python -m pytest
+# tests/conftest.py decides the groups and their order.
+PARALLEL = -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start hundreds of processes. Each would compile every module again if none kept the result.
+export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/bytecode
+unexport PYTHONDONTWRITEBYTECODE
 
 comma := ,
 
@@ -39,10 +44,10 @@ pictures: $(STAMP)  ## Draw the pictures of docs/compaction.md, from logs that a
 	$(BIN)/python -m examples.compaction.pictures
 
 test: $(STAMP)  ## All tests, in JOBS processes (default 2; ARGS='-k name' for some)
-	$(PYTEST) -n $(JOBS) --dist loadgroup $(ARGS)
+	$(PYTEST) $(PARALLEL) $(ARGS)
 
 quick: $(STAMP)  ## The tests that take no JVM and no patience
-	$(PYTEST) -n $(JOBS) --dist loadgroup -m 'not slow and not spark' $(ARGS)
+	$(PYTEST) $(PARALLEL) -m 'not slow and not spark' $(ARGS)
 
 matrix:  ## The quick tests on each of VERSIONS that is installed, in an environment of its own
 	@ran=; for version in $(VERSIONS); do python=; \

@@ -7,19 +7,12 @@ embedded log.
 
 from __future__ import annotations
 
+import importlib
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from strandline.changelog import errors, location
+from strandline.changelog import errors
 from strandline.changelog.errors import MissingDependency, StrandlineError
-from strandline.changelog.records import (
-    Batch,
-    CommittedOffset,
-    ConsumerRecord,
-    PartitionOffsets,
-    TopicInfo,
-    TopicPartition,
-)
 
 if TYPE_CHECKING:
     from strandline.changelog.backups import BackupReport, PruneReport, RestoreReport
@@ -27,6 +20,14 @@ if TYPE_CHECKING:
     from strandline.changelog.clock import Clock
     from strandline.changelog.flight.attach import Role
     from strandline.changelog.log import Log
+    from strandline.changelog.records import (
+        Batch,
+        CommittedOffset,
+        ConsumerRecord,
+        PartitionOffsets,
+        TopicInfo,
+        TopicPartition,
+    )
     from strandline.changelog.storage import Durability
 
 __all__ = [
@@ -43,6 +44,22 @@ __all__ = [
     "prune",
     "restore",
 ]
+
+_RECORDS = {name for name in __all__ if name[0].isupper()} - {"StrandlineError"}
+"""Names that `changelog.records` defines.
+
+They are imported at their first use, because that module imports Arrow and numpy, and errors alone
+are enough to list the commands.
+"""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a type of records at its first use and make it an attribute of this module."""
+    if name not in _RECORDS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module("strandline.changelog.records"), name)
+    globals()[name] = found
+    return found
 
 
 def open(  # noqa: A001 — as in `changelog.open(…)`, like `gzip.open`
@@ -95,6 +112,7 @@ def open(  # noqa: A001 — as in `changelog.open(…)`, like `gzip.open`
     ...     log.read("greetings")["value"].to_pylist()
     [b'hello']
     """
+    from strandline.changelog import location
     from strandline.changelog.log import Log
 
     text = os.fspath(url)

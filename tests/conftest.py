@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from tests.systems import is_on_kafka, system
 
 __all__ = ["kafka", "name", "now", "running", "system"]
 
+KAFKA, SPARK = SERVERS = ("kafka", "spark")
+"""Groups of the tests that share a broker, and of those that share a JVM with Spark."""
+
 # An example takes longer beside other work, which is no failure.
 settings.register_profile("without deadlines", deadline=None)
 settings.load_profile("without deadlines")
@@ -27,7 +31,8 @@ settings.load_profile("without deadlines")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out long forms unless they are asked for, and assign tests to processes.
 
-    Each file, and all tests that share a server, stay in one process.
+    Each file, and all tests that share a server, stay in one process. Groups that take long come
+    first, so that no process is left alone with one of them at the end.
     """
     if not LONG:
         longer = [item for item in items if _is_long(item)]
@@ -36,6 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             item.add_marker(pytest.mark.xdist_group(_group(item)))
+        items.sort(key=_by_length(items))
 
 
 def _is_long(item: pytest.Item) -> bool:
@@ -47,10 +53,23 @@ def _is_long(item: pytest.Item) -> bool:
 def _group(item: pytest.Item) -> str:
     fixtures = set(getattr(item, "fixturenames", ()))
     if "spark" in fixtures:
-        return "spark"
+        return SPARK
     if fixtures & {"kafka", "running", "three", "logs"} or is_on_kafka(item):
-        return "kafka"
+        return KAFKA
     return str(item.path)
+
+
+def _by_length(items: list[pytest.Item]) -> Callable[[pytest.Item], tuple[int, int]]:
+    """Return the key that sorts tests: servers, then files with slow tests, then by number."""
+    groups = [_group(item) for item in items]
+    slow = {
+        group
+        for item, group in zip(items, groups, strict=True)
+        if item.get_closest_marker("slow") is not None
+    }
+    size = Counter(groups)
+    ranks = {group: 0 if group in SERVERS else 1 if group in slow else 2 for group in size}
+    return lambda item: (ranks[_group(item)], -size[_group(item)])
 
 
 @pytest.fixture

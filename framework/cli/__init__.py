@@ -6,6 +6,7 @@
     options.py       options that many commands share
     loading.py       the app of module:app, and the log of --log
     output.py        tables for people, JSON for machines, notes on stderr
+    json_values.py   values as JSON, and back
     forms.py         conversion of keys and values between bytes and JSON
     reading.py       records of a topic up to its end, or as they arrive
     offline.py       a log folder that no other process has open

@@ -13,14 +13,8 @@ from strandline.changelog import signals
 from strandline.changelog.broker import Broker
 from strandline.changelog.records import ConsumerRecord, Isolation, TopicPartition
 from strandline.framework.cli import output
-from strandline.framework.cli.forms import (
-    KeyForm,
-    ValueForm,
-    json_line,
-    plain,
-    show_key,
-    show_value,
-)
+from strandline.framework.cli.forms import KeyForm, ValueForm, show_key, show_value
+from strandline.framework.cli.json_values import json_line, plain
 from strandline.framework.cli.loading import opened
 from strandline.framework.cli.options import LogOption, PartitionOption, to_ms
 from strandline.framework.cli.reading import end_of, partitions_of, read

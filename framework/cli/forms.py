@@ -1,9 +1,6 @@
 """Conversion of keys and values between bytes and JSON.
 
-Values that JSON cannot hold are objects of one field, in both directions and at any depth. Bytes
-are {"base64": "…"}, or {"utf8": "…"} if they are text. NaN and the infinities are {"float": "nan"},
-and ints beyond 64 bits {"int": "…"}. The log does not record the format of bytes, so an option
-names it:
+The log does not record the format of bytes, so an option names it:
 
     keys      text · int and float (8 bytes, big-endian) · msgpack · bytes
     values    text · json · msgpack · bytes
@@ -15,11 +12,8 @@ are not in the named format are shown as base64, never refused.
 
 from __future__ import annotations
 
-import base64
 import datetime as dt
-import math
 import struct
-from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,6 +23,7 @@ import pyarrow as pa
 from strandline.changelog.client.keys import encode_key
 from strandline.changelog.depth import check_json
 from strandline.changelog.errors import InvalidRecord, StrandlineError
+from strandline.framework.cli.json_values import json_line, plain, unplain
 
 if TYPE_CHECKING:
     from strandline.statestore.serdes import MessagePack
@@ -37,43 +32,6 @@ KeyForm = Literal["auto", "text", "int", "float", "msgpack", "bytes"]
 ValueForm = Literal["auto", "text", "json", "msgpack", "bytes"]
 
 _LONG, _DOUBLE = struct.Struct(">q"), struct.Struct(">d")
-
-
-def json_line(value: Any) -> str:
-    """Return `value` as JSON on one line.
-
-    >>> json_line({"key": b"\\xff", "n": 1})
-    '{"key":{"base64":"/w=="},"n":1}'
-    """
-    return msgspec.json.encode(plain(value), enc_hook=str).decode()
-
-
-def plain(value: Any) -> Any:
-    """Return `value` with everything in a form that JSON can hold."""
-    if isinstance(value, bytes | bytearray | memoryview):
-        return {"base64": base64.b64encode(value).decode()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": str(value)}
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return {"int": str(value)}
-    if isinstance(value, dict):
-        return {_name(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value
-
-
-def unplain(value: Any) -> Any:
-    """Return the value that `plain` was given. Raise InvalidRecord if a text cannot be decoded."""
-    if isinstance(value, list):
-        return [unplain(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if len(value) == 1:
-        [(name, text)] = value.items()
-        if name in _SPECIAL and isinstance(text, str):
-            return _special(name, text)
-    return {key: unplain(item) for key, item in value.items()}
 
 
 # Keys ---------------------------------------------------------------------------------
@@ -268,27 +226,6 @@ def _number(value: Any) -> float:
 
 def _bytes(value: Any) -> bytes:
     raise InvalidRecord(f'expected bytes as {{"base64": "…"}}, got {json_line(value)}')
-
-
-_SPECIAL: dict[str, Callable[[str], Any]] = {
-    "base64": lambda text: base64.b64decode(text, validate=True),
-    "float": float,
-    "int": int,
-    "utf8": str.encode,
-}
-
-
-def _special(name: str, text: str) -> Any:
-    try:
-        return _SPECIAL[name](text)
-    except ValueError as error:
-        raise InvalidRecord(f"{text!r} is not {name}: {error}") from error
-
-
-def _name(key: Any) -> str:
-    if isinstance(key, str):
-        return key
-    return key.decode(errors="replace") if isinstance(key, bytes) else str(key)
 
 
 @cache

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strandline.framework.cli import logs
-from strandline.framework.cli.forms import json_line
+from strandline.framework.cli.json_values import json_line
 from strandline.framework.terminal import printable
 
 PIPE_WIDTH = 10_000

@@ -25,8 +25,8 @@ from strandline.framework.cli.forms import (
     parse_columns,
     parse_key,
     parse_value,
-    unplain,
 )
+from strandline.framework.cli.json_values import unplain
 from strandline.framework.cli.loading import opened
 from strandline.framework.cli.options import JsonOption, LogOption, to_ms
 

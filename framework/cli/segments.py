@@ -34,7 +34,7 @@ from strandline.changelog.schema import ValueSchemas, decode_schemas
 from strandline.changelog.storage import File, LocalStorage
 from strandline.framework.cli import output
 from strandline.framework.cli.consume import as_json
-from strandline.framework.cli.forms import json_line
+from strandline.framework.cli.json_values import json_line
 from strandline.framework.cli.loading import folder
 from strandline.framework.cli.options import JsonOption, LogOption, PartitionOption
 

@@ -26,7 +26,8 @@ from strandline.changelog.errors import (
     StrandlineError,
 )
 from strandline.framework.cli import output
-from strandline.framework.cli.forms import ValueForm, json_line, plain, show_value
+from strandline.framework.cli.forms import ValueForm, show_value
+from strandline.framework.cli.json_values import json_line, plain
 from strandline.framework.cli.loading import location, opened
 from strandline.framework.cli.options import JsonOption, LogOption
 from strandline.framework.cli.stored_rows import print_rows, stream_rows

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from strandline.changelog.errors import InvalidRecord
 from strandline.framework.cli import forms
+from strandline.framework.cli.json_values import json_line
 from strandline.statestore.serdes import MessagePack
 
 JSON = st.recursive(
@@ -21,7 +22,7 @@ JSON = st.recursive(
 
 
 def through_json(value: object) -> object:
-    return msgspec.json.decode(forms.json_line(value))
+    return msgspec.json.decode(json_line(value))
 
 
 @given(st.binary(max_size=20))

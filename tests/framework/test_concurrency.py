@@ -20,6 +20,7 @@ from strandline.framework.container.gauges import RUNNING
 from strandline.framework.container.session import WorkerSession
 from strandline.framework.testing import CRASH, TestDriver
 from strandline.framework.topic import Topic
+from tests.forms import by_form
 
 Eventually = Callable[..., None]
 
@@ -588,7 +589,7 @@ class Scripted:
             return sent, driver.store(self.counts)
 
 
-@settings(max_examples=150)
+@settings(max_examples=by_form(50, 150))
 @given(items=st.lists(ITEM, max_size=14), concurrency=st.integers(1, 6))
 def test_state_output_and_timers_are_as_if_one_record_came_after_another(
     items: list[Any], concurrency: int
