@@ -35,7 +35,7 @@ def session(
     Raises:
         MissingDependency: PySpark or a suitable Java is missing.
     """
-    _require_pyspark()
+    require_pyspark("sl.spark.session() needs")
     from pyspark.sql import SparkSession
 
     from strandline.framework.spark.source import StrandlineSource
@@ -68,9 +68,9 @@ def _knows(spark: SparkSession, source: str) -> bool:
     return bool(known.dataSourceExists(source))
 
 
-def _require_pyspark() -> None:
+def require_pyspark(purpose: str) -> None:
+    """Raise MissingDependency if PySpark is not installed; `purpose` begins the message."""
     if importlib.util.find_spec("pyspark") is None:
         raise MissingDependency(
-            "sl.spark.session() needs PySpark, which is not installed: "
-            "pip install 'strandline[spark]'"
+            f"{purpose} PySpark, which is not installed: pip install 'strandline[spark]'"
         )
