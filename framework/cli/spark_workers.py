@@ -21,7 +21,7 @@ from strandline.framework.cli.needs import ask
 from strandline.framework.cli.options import settings
 from strandline.framework.cli.reporting import debug_option
 from strandline.framework.cli.workers import RunEnds, conclude, files_in, log_of
-from strandline.framework.spark.job_settings import SparkPlace, check_log
+from strandline.framework.spark.job_settings import SparkPlace, check_log, check_place
 from strandline.framework.spark.workers import WorkersRun, run_workers
 from strandline.framework.supervisor.metrics import Workers
 from strandline.framework.supervisor.view import view_for
@@ -59,6 +59,7 @@ def run_on_spark(
     json: bool,
 ) -> None:
     """Run the app in executor slots until Ctrl-C or until the limits."""
+    check_place(place)
     begun, needs = time.perf_counter(), ask(target, debug_option())
     if place.master is not None:
         check_log(needs.log, place.master)

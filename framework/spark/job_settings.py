@@ -25,6 +25,8 @@ FEW_FAILURES = 100
 """Number of failures below which the setting of a running session gets a warning."""
 PORT_SETTING = "spark.strandline.port"
 """Setting for the port at which the driver listens for its workers; 0, the default, is any."""
+MASTERS = ("local", "spark://", "yarn", "k8s://")
+"""Beginnings of the masters that Spark has."""
 OFF = {
     "spark.speculation": "speculation would run a second copy of a worker",
     "spark.dynamicAllocation.enabled": (
@@ -51,6 +53,20 @@ class SparkPlace:
     """Archives that executors unpack, as `path#folder`."""
     state_dir: str | None = None
     """Folder for the state of apps on each executor; None for the default."""
+
+
+def check_place(place: SparkPlace) -> None:
+    """Raise InvalidConfig if settings, files or master do not fit the job."""
+    if place.workers < 1:
+        raise InvalidConfig(f"workers is at least 1, got {place.workers!r}")
+    if place.master is not None and not place.master.startswith(MASTERS):
+        raise InvalidConfig(
+            f"Spark's master is local[N], spark://host:port, yarn or k8s://https://host:port, got "
+            f"{place.master!r}"
+        )
+    settings_for(place)
+    check_files(place.py_files, "--py-files")
+    check_files(place.archives, "--archives")
 
 
 def settings_for(place: SparkPlace) -> dict[str, str]:

@@ -88,6 +88,13 @@ class DriverLink:
             self._sending.join(LAST_S)
         close_now(self._connection)
 
+    def is_stopped(self, *, within_s: float) -> bool:
+        """Wait for a request of the driver to end; return False if none comes in time."""
+        with contextlib.suppress(Empty):
+            self.stops.get(timeout=within_s)
+            return True
+        return False
+
     # Messages -------------------------------------------------------------------------
 
     def output(self, lines: Sequence[str]) -> None:

@@ -18,7 +18,6 @@ from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import InvalidConfig, StrandlineError
 from strandline.framework.spark.job_settings import (
     SparkPlace,
-    check_files,
     check_running,
     settings_for,
     with_retries,
@@ -32,6 +31,8 @@ PYTHON_SETTING = "spark.pyspark.python"
 """Setting for the Python of executors, which PySpark itself reads in spark-submit only."""
 MAX_SHOWN = 600
 """Maximum number of characters of an error of Spark that are shown."""
+RETURNING_S = 0.5
+"""Seconds in which tasks that have ended their workers may return before they are cancelled."""
 PACKAGE_MISSING_S = 5.0
 """Seconds that a task waits before it fails because its executor lacks Strandline."""
 
@@ -49,8 +50,6 @@ def spark_context(
         MissingDependency: PySpark or a suitable Java is missing.
     """
     require_pyspark("Workers on Spark need")
-    check_files(place.py_files, "--py-files")
-    check_files(place.archives, "--archives")
     from pyspark import SparkContext
 
     running = SparkContext._active_spark_context
@@ -81,8 +80,7 @@ def _started(place: SparkPlace, name: str) -> SparkContext:
         return SparkContext.getOrCreate(conf)
     except Exception as error:
         raise InvalidConfig(
-            f"Spark does not start with master {conf.get('spark.master')!r}: {reason_of(error)}; "
-            "a master is local[N], spark://host:port, yarn or k8s://https://host:port"
+            f"Spark does not start with master {conf.get('spark.master')!r}: {reason_of(error)}"
         ) from error
 
 
@@ -138,7 +136,7 @@ class SparkJob:
 
     def cancel(self, seconds: float) -> None:
         """End the tasks that are left, and wait for the end of the job, at most so long."""
-        if not self.is_over:
+        if not self._ended.wait(RETURNING_S):
             with contextlib.suppress(Exception):  # the JVM may have ended
                 self._context.cancelJobGroup(self._group)
             self._ended.wait(seconds)

@@ -32,7 +32,7 @@ from strandline.framework.spark.slot_messages import ConnectionRefused, SlotEnd
 from strandline.framework.supervisor.backoff import Backoff
 from strandline.framework.supervisor.process import COMMAND, WorkerProcess
 from strandline.framework.supervisor.slots import WorkerRow, WorkerSlot
-from strandline.framework.supervisor.supervisor import Outcome, Supervisor
+from strandline.framework.supervisor.supervisor import Supervisor
 from strandline.framework.supervisor.view import SUMMARY_SECONDS
 
 SCRATCH_VARIABLES = ("SPARK_EXECUTOR_DIRS", "LOCAL_DIRS")
@@ -81,20 +81,22 @@ def run_slot(document: bytes, worker: int, attempt: int) -> None:
     """
     decoder: msgspec.json.Decoder[SlotTask] = known_json_decoder(SlotTask)
     task, host = decoder.decode(document), socket.gethostname()
-    try:
-        with _link(task, worker, attempt, host) as link:
-            _supervise(task, worker, link)
-    except SlotFailed:
-        # A pause that grows, because Spark starts the next attempt at once.
-        threading.Event().wait(Backoff().pause(attempt + 1, 0.5))
-        raise
+    # A pause before a failure, which grows because Spark starts the next attempt at once.
+    pause = Backoff().pause(attempt + 1, 0.5)
+    with _link(task, worker, attempt, host, pause) as link:
+        failure = _supervise(task, worker, link)
+        if failure and not link.is_stopped(within_s=pause):
+            raise SlotFailed(f"worker {worker}: {failure}")
+        if link.is_lost:
+            raise SlotFailed(f"worker {worker} has ended, because the driver is gone")
 
 
-def _link(task: SlotTask, worker: int, attempt: int, host: str) -> DriverLink:
+def _link(task: SlotTask, worker: int, attempt: int, host: str, pause: float) -> DriverLink:
     driver = HostPort(*task.driver)
     try:
         return DriverLink.connected(driver, task.secret, worker, attempt, host)
     except (OSError, ConnectionRefused) as error:
+        threading.Event().wait(pause)
         raise SlotFailed(
             f"the executor on {host} cannot reach the driver at {driver}: {error}; "
             "spark.driver.host is to be a name of the driver's machine that executors can reach, "
@@ -102,10 +104,10 @@ def _link(task: SlotTask, worker: int, attempt: int, host: str) -> DriverLink:
         ) from error
 
 
-def _supervise(task: SlotTask, worker: int, link: DriverLink) -> None:
+def _supervise(task: SlotTask, worker: int, link: DriverLink) -> str:
+    """Keep the worker running until it has ended; return its failure, "" for an orderly end."""
     clock = SystemClock()
-    start = partial(_start, task)
-    slot = WorkerSlot(worker, start, clock, Backoff())
+    slot = WorkerSlot(worker, partial(_start, task), clock, Backoff())
     supervisor = Supervisor(
         [slot],
         LinkView(link),
@@ -115,17 +117,9 @@ def _supervise(task: SlotTask, worker: int, link: DriverLink) -> None:
         note=link.status,
     )
     outcome = supervisor.run(link.stops)
-    _conclude(outcome, slot, link)
-
-
-def _conclude(outcome: Outcome, slot: WorkerSlot, link: DriverLink) -> None:
-    # A worker that could not leave in time after the driver's request has still left.
     is_permanent = bool(slot.error) and not slot.has_run
     link.end(slot.row(), SlotEnd(outcome.records, outcome.failure, is_permanent))
-    if link.is_lost:
-        raise SlotFailed(f"worker {slot.number} has ended, because the driver is gone")
-    if outcome.failure:
-        raise SlotFailed(f"worker {slot.number}: {outcome.failure}")
+    return outcome.failure
 
 
 class LinkView:

@@ -189,8 +189,7 @@ def run_workers(described: WorkersRun, place: SparkPlace) -> Outcome:
         InvalidConfig: Settings, files, master or log do not fit the job.
         MissingDependency: PySpark or a suitable Java is missing.
     """
-    if place.workers < 1:
-        raise InvalidConfig(f"workers is at least 1, got {place.workers!r}")
+    job_settings.check_place(place)
     if place.master is not None:
         job_settings.check_log(described.log, place.master)
     target, py_files = job_settings.shipping(described.target, place.py_files)
@@ -287,7 +286,7 @@ class _Driver:
         slots = job_settings.slots_of(str(context.master), cpus)
         if slots is not None and slots < self._workers:
             self._lines.append(
-                f"{self._workers} workers, but {context.master} has only {slots} slots: the others "
+                f"{self._workers} workers, but {context.master} has slots for {slots}: the others "
                 "wait; no partition does, because the running workers share all of them"
             )
 
