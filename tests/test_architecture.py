@@ -76,7 +76,7 @@ ROOMS = {
     "framework/supervisor": {LOG, APP, "framework/container"},
     "framework/spark": {
         *(LOG, "changelog front", STATE, APP, "framework/querying", "framework/streams"),
-        *("changelog/flight", "framework/supervisor"),
+        *("changelog/flight", "framework/supervisor", "framework front"),
     },
     "framework front": {
         *(LOG, "changelog/client", "changelog/embedded", STATE, "statestore/aggregates"),

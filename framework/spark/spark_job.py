@@ -22,7 +22,8 @@ from strandline.framework.spark.job_settings import (
     settings_for,
     with_retries,
 )
-from strandline.framework.spark.sessions import prepare_environment, require_pyspark
+from strandline.framework.spark.packages import require_pyspark
+from strandline.framework.spark.sessions import prepare_environment
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -239,5 +240,5 @@ def short(text: str) -> str:
     _, python, trace = text.rpartition("Traceback (most recent call last):")
     lines = [line for line in (trace if python else text).splitlines() if line.strip()]
     raised = [line for line in lines if not line.startswith((" ", "\t"))] if python else lines
-    first = re.sub(r"^pyspark\.\S*?(\w+: )", r"\1", (raised or lines or ["unknown"])[0].strip())
+    first = re.sub(r"^(?:\w+\.)+(\w+: )", r"\1", (raised or lines or ["unknown"])[0].strip())
     return first if len(first) <= MAX_SHOWN else f"{first[:MAX_SHOWN]}…"

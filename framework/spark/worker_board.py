@@ -20,7 +20,7 @@ REPEAT_S = 60.0
 
 
 @dataclass
-class _Attempt:
+class _WorkerAttempt:
     """One attempt of Spark at a worker's task."""
 
     row: WorkerRow
@@ -35,7 +35,7 @@ class _Worker:
     number: int
     waits_since: float
     """Monotonic time since which it has had no slot."""
-    attempts: dict[object, _Attempt] = field(default_factory=dict)
+    attempts: dict[object, _WorkerAttempt] = field(default_factory=dict)
     """Attempts that are connected, and the last one, by their connections, in order."""
     records: int = 0
     """Number of records of attempts that are over and forgotten."""
@@ -85,7 +85,7 @@ class WorkerBoard:
             return False
         worker = self._workers[hello.worker]
         row = WorkerRow(worker.number, None, "starting", (), 0, 0.0, 0, {}, 0, None)
-        worker.attempts[link] = _Attempt(row, self._clock.monotonic())
+        worker.attempts[link] = _WorkerAttempt(row, self._clock.monotonic())
         worker.begun += 1
         worker.is_done = False
         worker.forget()
@@ -166,7 +166,7 @@ class WorkerBoard:
         )
         return self._of_the_absent(shown, worker, last)
 
-    def _of_the_absent(self, row: WorkerRow, worker: _Worker, last: _Attempt) -> WorkerRow:
+    def _of_the_absent(self, row: WorkerRow, worker: _Worker, last: _WorkerAttempt) -> WorkerRow:
         now = self._clock.monotonic()
         if worker.is_done:
             return replace(row, pid=None, state="ended", records_per_s=0.0)
