@@ -152,7 +152,7 @@ class WorkerBoard:
 
     def _row(self, worker: _Worker) -> WorkerRow:
         if not worker.attempts:
-            state = "waits for a slot"
+            state = "waiting for a slot"
             return WorkerRow(worker.number, None, state, (), 0, 0.0, 0, {}, 0, None)
         attempts = list(worker.attempts.values())
         last, others = attempts[-1], attempts[:-1]
@@ -173,7 +173,7 @@ class WorkerBoard:
         if not last.is_connected:
             return replace(
                 row,
-                state="lost, starts again",
+                state="lost, starting again",
                 pid=None,
                 partitions=(),
                 records_per_s=0.0,

@@ -295,7 +295,7 @@ def states(board: WorkerBoard) -> list[str]:
 
 def test_an_attempt_and_its_successor_both_count(clock: ManualClock) -> None:
     board = WorkerBoard(1, clock)
-    assert states(board) == ["waits for a slot"]
+    assert states(board) == ["waiting for a slot"]
     board.joined("old", hello(0))
     board.reported("old", 0, row(0, records=5, restarts=1))
     board.joined("new", hello(0, 1))
@@ -307,7 +307,7 @@ def test_an_attempt_and_its_successor_both_count(clock: ManualClock) -> None:
     assert board.rows()[0].records == 8
     board.left("new", 0)
     [shown] = board.rows()
-    assert (shown.state, shown.records, shown.pid) == ("lost, starts again", 8, None)
+    assert (shown.state, shown.records, shown.pid) == ("lost, starting again", 8, None)
     assert shown.partitions == ()
 
 

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import signal
+import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import strandline as sl
 from tests.spark.conftest import SMALL
 from tests.systems import System
 from tests.workers.pipeline import Pipeline, judge, pipeline, some
 from tests.workers.processes import Process, ending
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 pytest.importorskip("pyspark")
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.slow,
-    pytest.mark.parametrize("system", ["embedded"], indirect=True),
-]
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+on_a_folder = pytest.mark.parametrize("system", ["embedded"], indirect=True)
 
 Eventually = Callable[..., None]
 TARGET = "tests.workers.supervised:app"
@@ -132,12 +137,14 @@ def jvm_of(pid: int) -> int:
     raise AssertionError("the worker has no JVM")
 
 
+@on_a_folder
 def test_killed_workers_and_tasks_lose_nothing_and_a_signal_ends_all(
     on_spark: OnSpark, eventually: Eventually
 ) -> None:
-    driver = on_spark.start("local[2]", "--workers", "2")
+    driver = on_spark.start("local[2]", "--workers", "2", "--metrics", "127.0.0.1:0")
     first, second = on_spark.at_work(2)
     on_spark.write(400)
+    eventually(lambda: _metric(on_spark.text(), 'state="running"') == 2, what="metrics")
     os.kill(first, signal.SIGKILL)  # the worker itself: its slot starts it again
     on_spark.write(400)
     on_spark.at_work(2, without=first)
@@ -157,6 +164,7 @@ def test_killed_workers_and_tasks_lose_nothing_and_a_signal_ends_all(
     assert re.search(r"[1-9][\d,]* records handled in [\d.]+ s by 2 workers", on_spark.text())
 
 
+@on_a_folder
 def test_lost_executors_lose_nothing_and_a_killed_driver_leaves_no_worker(
     on_spark: OnSpark, eventually: Eventually
 ) -> None:
@@ -175,3 +183,63 @@ def test_lost_executors_lose_nothing_and_a_killed_driver_leaves_no_worker(
     on_spark.close()
     on_spark.made.app.run(until="idle")
     assert judge(on_spark.made, on_spark.given) == []
+
+
+def _metric(text: str, labels: str) -> float | None:
+    """Return a reading of `strandline_workers` from the endpoint that the driver has printed."""
+    found = re.search(r"metrics are at (\S+)", text)
+    assert found is not None
+    with urllib.request.urlopen(found[1], timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    [reading] = [
+        line for line in lines if line.startswith("strandline_workers{") and labels in line
+    ]
+    return float(reading.rpartition(" ")[2])
+
+
+# From Python ---------------------------------------------------------------------------------
+
+SHOP = """
+import os
+import strandline as sl
+
+app = sl.App("spark-shop", log=os.environ["STRANDLINE_SHOP"], durability="os", commit_interval_ms=20)
+sales = app.topic("sales", key=str, value=int, partitions=2)
+totals = app.store("totals", key=str, value=int, default=0)
+
+
+@app.task(sales, stores=[totals])
+def add(record):
+    print("sold", record.value)
+    totals[record.key] += record.value
+"""
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A module with an app that only this process can import."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "spark_shop.py").write_text(SHOP)
+    monkeypatch.setenv("STRANDLINE_SHOP", str(tmp_path / "log"))
+    monkeypatch.syspath_prepend(str(folder))
+    module = importlib.import_module("spark_shop")
+    yield module
+    module.app.close()
+    del sys.modules["spark_shop"]
+
+
+def test_a_running_session_runs_an_app_with_shipped_code(
+    spark: SparkSession,
+    shop: Any,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The module reads a variable that only the driver passes on, and comes as a shipped file."""
+    shop.sales.append([("york", 3), ("leeds", 2), ("york", 1)])
+    code = str(Path(shop.__file__).resolve())
+    assert sl.spark.run(shop.app, workers=2, py_files=[code], until="idle") == 3
+    assert shop.app.query(shop.totals).to_dict() == {"york": 4, "leeds": 2}
+    said = capfd.readouterr().err
+    assert "Spark ends this job after 1 failures" in said
+    assert re.search(r"^\[[01]\] sold 3$", said, re.MULTILINE)
+    assert spark.range(3).count() == 3  # the session is still there
