@@ -21,8 +21,9 @@ from strandline.framework.cli.needs import ask
 from strandline.framework.cli.options import settings
 from strandline.framework.cli.reporting import debug_option
 from strandline.framework.cli.workers import RunEnds, conclude, files_in, log_of
+from strandline.framework.spark.job_driver import WorkersRun
 from strandline.framework.spark.job_settings import SparkPlace, check_log, check_place
-from strandline.framework.spark.workers import WorkersRun, run_workers
+from strandline.framework.spark.workers import run_workers
 from strandline.framework.supervisor.metrics import Workers
 from strandline.framework.supervisor.view import view_for
 

@@ -18,7 +18,7 @@ import pytest
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.hosts import HostPort
-from strandline.framework.spark import worker_slot
+from strandline.framework.spark import slot_messages, worker_slot
 from strandline.framework.spark.slot_link import MAX_WAITING, DriverLink
 from strandline.framework.spark.slot_listener import SlotListener
 from strandline.framework.spark.slot_messages import (
@@ -271,6 +271,34 @@ def test_the_driver_is_lost_when_its_end_is_closed(listener: SlotListener) -> No
         listener.close()
         assert link.stops.get(timeout=30) == signal.SIGTERM
         assert link.is_lost
+
+
+def test_a_driver_that_vanished_without_closing_is_lost_too(
+    monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    monkeypatch.setattr(slot_messages, "SILENT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        peers: list[socket.socket] = []
+
+        def challenge() -> None:
+            peers.append(listening.accept()[0])
+            peers[0].sendall(b"challenge\n")  # and nothing after that
+
+        threading.Thread(target=challenge, daemon=True).start()
+        address = HostPort("127.0.0.1", listening.getsockname()[1])
+        with DriverLink.connected(address, SECRET, 0, 0, "here") as link:
+            eventually(lambda: link.is_lost, what="a loss")
+        peers[0].close()
+
+
+def test_the_driver_gives_signs_of_life(
+    listener: SlotListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_messages, "SILENT_S", 3.0)
+    with link_to(listener) as link:
+        for _ in range(10):  # each keeps the driver reading; nothing is sent to the slot but beats
+            link.notes(["here"])
+            assert not link.is_stopped(within_s=0.5)
 
 
 def test_a_port_in_use_is_named_with_the_setting(listener: SlotListener) -> None:
