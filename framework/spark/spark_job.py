@@ -225,6 +225,8 @@ def reason_of(error: Exception) -> str:
     """Return an error of Spark in one line."""
     if isinstance(error, StrandlineError):
         return str(error)
+    if isinstance(error, OSError) or type(error).__name__ == "Py4JNetworkError":
+        return f"the JVM of Spark's driver has ended, or does not answer ({short(str(error))})"
     java: Any = getattr(error, "java_exception", None)
     return short(str(java.getMessage()) if java is not None else str(error))
 

@@ -18,7 +18,7 @@ from strandline.framework.spark.job_settings import (
     settings_for,
     shipping,
 )
-from strandline.framework.spark.spark_job import short
+from strandline.framework.spark.spark_job import reason_of, short
 from strandline.framework.spark.workers import run, target_of
 
 
@@ -152,3 +152,9 @@ FAILED_TASK = (
 )
 def test_an_error_of_spark_is_shown_as_its_cause(said: str, wanted: str) -> None:
     assert short(said) == wanted
+
+
+def test_a_jvm_that_is_gone_is_named() -> None:
+    assert reason_of(ConnectionRefusedError(111, "Connection refused")) == (
+        "the JVM of Spark's driver has ended, or does not answer ([Errno 111] Connection refused)"
+    )

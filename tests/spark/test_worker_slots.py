@@ -18,7 +18,7 @@ import pytest
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.hosts import HostPort
-from strandline.framework.spark import slot_messages, worker_slot
+from strandline.framework.spark import slot_listener, slot_messages, worker_slot
 from strandline.framework.spark.slot_link import MAX_WAITING, DriverLink
 from strandline.framework.spark.slot_listener import SlotListener
 from strandline.framework.spark.slot_messages import (
@@ -291,14 +291,15 @@ def test_a_driver_that_vanished_without_closing_is_lost_too(
         peers[0].close()
 
 
-def test_the_driver_gives_signs_of_life(
-    listener: SlotListener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slot_messages, "SILENT_S", 3.0)
+def test_the_driver_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_messages, "SILENT_S", 2.0)
+    monkeypatch.setattr(slot_listener, "HEARTBEAT_S", 0.1)
+    listener = SlotListener("127.0.0.1", 0, SECRET, 1)
     with link_to(listener) as link:
-        for _ in range(10):  # each keeps the driver reading; nothing is sent to the slot but beats
+        for _ in range(9):  # longer than SILENT_S; the notes are the slot's own signs of life
             link.notes(["here"])
-            assert not link.is_stopped(within_s=0.5)
+            assert not link.is_stopped(within_s=0.3)
+    listener.close()
 
 
 def test_a_port_in_use_is_named_with_the_setting(listener: SlotListener) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -243,3 +244,29 @@ def test_a_running_session_runs_an_app_with_shipped_code(
     assert "Spark ends this job after 1 failures" in said
     assert re.search(r"^\[[01]\] sold 3$", said, re.MULTILINE)
     assert spark.range(3).count() == 3  # the session is still there
+
+
+def test_a_cancelled_job_is_an_error_and_leaves_no_worker(
+    spark: SparkSession, shop: Any, eventually: Eventually
+) -> None:
+    code = str(Path(shop.__file__).resolve())
+    shop.app.prepare()
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            sl.spark.run(shop.app, workers=1, py_files=[code])
+        except Exception as error:
+            errors.append(error)
+
+    def members() -> int:
+        return len(shop.app.broker().describe_group(shop.app.name).members)
+
+    running = threading.Thread(target=run)
+    running.start()
+    eventually(lambda: members() == 1, timeout=90, what="a worker")
+    spark.sparkContext.cancelAllJobs()
+    running.join(60)
+    assert [type(error) for error in errors] == [sl.TaskFailed]
+    assert "cancelled" in str(errors[0])
+    eventually(lambda: members() == 0, what="the end of the worker")
