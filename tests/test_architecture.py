@@ -75,15 +75,8 @@ ROOMS = {
     },
     "framework/supervisor": {LOG, APP, "framework/container"},
     "framework/spark": {
-        *(
-            LOG,
-            "changelog front",
-            "changelog/client",
-            STATE,
-            APP,
-            "framework/querying",
-            "framework/streams",
-        ),
+        *(LOG, "changelog front", "changelog/client", "changelog/flight", STATE, APP),
+        *("framework/querying", "framework/streams", "framework/supervisor", "framework front"),
     },
     "framework front": {
         *(LOG, "changelog/client", "changelog/embedded", STATE, "statestore/aggregates"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,10 +15,7 @@ from strandline.changelog.decoding import json_decoder
 from strandline.changelog.flight.background import environment
 from strandline.framework.cli import output
 from strandline.framework.cli.loading import load_app
-from strandline.framework.supervisor.process import ending
-
-COMMAND = (sys.executable, "-P", "-m", "strandline")
-"""`strandline` in another process; -P because the current folder may hold another `strandline`."""
+from strandline.framework.supervisor.process import COMMAND, ending
 
 
 class AppNeeds(msgspec.Struct):
@@ -29,6 +25,8 @@ class AppNeeds(msgspec.Struct):
     log: str | None
     """A folder or URL; None if the module opens its log itself."""
     durability: Literal["fsync", "os"]
+    has_state_dir: bool = False
+    """True if the app names the folder of its state."""
 
 
 _decode = json_decoder(AppNeeds).decode
@@ -58,4 +56,7 @@ def needs(target: Annotated[str, typer.Argument(metavar="MODULE:APP")]) -> None:
     app.declared.check_tasks()
     log = str(app.log) if isinstance(app.log, str | Path) else None
     with answer:
-        answer.write(msgspec.json.encode(AppNeeds(app.name, log, app.session.durability)))
+        found = AppNeeds(
+            *(app.name, log, app.session.durability), app.session.state_dir is not None
+        )
+        answer.write(msgspec.json.encode(found))

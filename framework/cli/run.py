@@ -47,6 +47,42 @@ CountOption = Annotated[
 TimeoutOption = Annotated[
     float | None, typer.Option("--timeout", min=0, metavar="SECONDS", help="End after this time.")
 ]
+SparkOption = Annotated[
+    str | None,
+    typer.Option(
+        "--spark",
+        metavar="MASTER",
+        help="With --workers: run them in the executors of a Spark cluster, as spark://host:7077.",
+    ),
+]
+PyFilesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--py-files",
+        metavar="FILES",
+        help="With --spark: modules and zipped packages for executors, separated by commas.",
+    ),
+]
+ArchivesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--archives",
+        metavar="FILES",
+        help="With --spark: archives that executors unpack, as env.tar.gz#environment.",
+    ),
+]
+ConfOption = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="NAME=VALUE", help="With --spark: a setting of Spark."),
+]
+StateDirOption = Annotated[
+    str | None,
+    typer.Option(
+        "--state-dir",
+        metavar="DIR",
+        help="Folder for the state of apps, instead of that of the app. With --spark: on executors.",
+    ),
+]
 
 
 def run(
@@ -74,6 +110,11 @@ def run(
     json: Annotated[
         bool, typer.Option("--json", help="With --workers: figures as one JSON line per second.")
     ] = False,
+    spark: SparkOption = None,
+    py_files: PyFilesOption = None,
+    archives: ArchivesOption = None,
+    conf: ConfOption = None,
+    state_dir: StateDirOption = None,
     supervised: Annotated[int | None, typer.Option("--supervised", hidden=True)] = None,
 ) -> None:
     """Run an app until Ctrl-C or until the given limits. It commits before it ends."""
@@ -81,24 +122,39 @@ def run(
     if log is not None:
         os.environ["STRANDLINE_LOG"] = log  # the constructor of App reads it
     if supervised is not None:
-        _run_supervised(target, until, metrics, supervised)
-    elif workers is not None:
-        if count is not None:
-            raise typer.BadParameter(
-                "--count is of one process, and --workers runs several; end them with --until idle "
-                "or --timeout, or leave out --workers"
-            )
-        from strandline.framework.cli.workers import run_workers
+        _run_supervised(target, until, metrics, supervised, state_dir)
+    elif spark is not None:
+        from strandline.framework.cli.spark_workers import place_of, run_on_spark
+        from strandline.framework.cli.workers import RunEnds
 
-        run_workers(target, workers, until and until.value, timeout, log_dir, metrics, json=json)
+        place = place_of(spark, workers, state_dir, (py_files, archives, conf))
+        ends = RunEnds(until and until.value, timeout, count)
+        run_on_spark(target, place, ends, log_dir, metrics, json=json)
+    elif py_files or archives or conf:
+        raise typer.BadParameter("--py-files, --archives and --conf need --spark MASTER")
+    elif workers is not None:
+        from strandline.framework.cli.workers import RunEnds, run_workers
+
+        ends = RunEnds(until and until.value, timeout, count)
+        run_workers(target, workers, ends, log_dir, metrics, state_dir, json=json)
     elif log_dir is not None or json:
         raise typer.BadParameter("--log-dir and --json need --workers N")
     else:
-        run_app(load_app(target), until, count, timeout, metrics)
+        run_app(_loaded(target, state_dir), until, count, timeout, metrics)
+
+
+def _loaded(target: str, state_dir: str | None) -> App:
+    app = load_app(target)
+    app.session.state_dir = state_dir or app.session.state_dir
+    return app
 
 
 def _run_supervised(
-    target: str, until: RunBound | None, metrics: str | None, descriptor: int
+    target: str,
+    until: RunBound | None,
+    metrics: str | None,
+    descriptor: int,
+    state_dir: str | None,
 ) -> None:
     """Run a worker for the supervisor at the other end of the socket `descriptor`."""
     from strandline.framework.cli.reporting import FAILED, debug_option
@@ -107,7 +163,7 @@ def _run_supervised(
 
     with Reporter(descriptor) as reporter:
         try:
-            app = load_app(target)
+            app = _loaded(target, state_dir)
         except Exception as error:
             reporter.failed(error)
             raise

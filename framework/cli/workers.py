@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,12 +24,12 @@ from strandline.changelog.location import is_url, shown
 from strandline.changelog.metrics import measured
 from strandline.framework.cli import logs, output
 from strandline.framework.cli.metrics import metrics_options_of_workers, serving_metrics
-from strandline.framework.cli.needs import COMMAND, AppNeeds, ask
+from strandline.framework.cli.needs import AppNeeds, ask
 from strandline.framework.cli.offline import taking_over
 from strandline.framework.cli.reporting import FAILED, INTERRUPTED, debug_option
 from strandline.framework.supervisor.logs import LogFiles
 from strandline.framework.supervisor.metrics import Workers
-from strandline.framework.supervisor.process import WorkerProcess
+from strandline.framework.supervisor.process import COMMAND, WorkerProcess
 from strandline.framework.supervisor.slots import worker_slots
 from strandline.framework.supervisor.supervisor import Outcome, Supervisor, ends
 from strandline.framework.supervisor.view import view_for
@@ -40,28 +41,45 @@ OWNER_TIMEOUT_S = 2.0
 """
 
 
+@dataclass(frozen=True)
+class RunEnds:
+    """Limits of several workers, as given on the command line. Raises a usage error for --count."""
+
+    until: str | None
+    timeout: float | None
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.count is not None:
+            raise typer.BadParameter(
+                "--count is of one process, and --workers runs several; end them with --until idle "
+                "or --timeout, or leave out --workers"
+            )
+
+
 def run_workers(
     target: str,
     workers: int,
-    until: str | None,
-    timeout: float | None,
+    ends_at: RunEnds,
     log_dir: Path | None,
     metrics: str | None,
+    state_dir: str | None = None,
     *,
     json: bool,
 ) -> None:
     """Run the app in `workers` processes until Ctrl-C or until the limits."""
     begun = time.perf_counter()
     needs = ask(target, debug_option())
-    limits = ["--until", until] if until else []
-    command = [*COMMAND, "run", target, *limits, *debug_option()]
+    limits = ["--until", ends_at.until] if ends_at.until else []
+    state = ["--state-dir", state_dir] if state_dir else []
+    command = [*COMMAND, "run", target, *limits, *state, *debug_option()]
     metrics_options = metrics_options_of_workers(metrics, workers)
     clock, seen = SystemClock(), Workers(needs.app, workers)
     with (
         signals.awaited(*ends()) as came,
-        _log_of(needs) as log,
+        log_of(needs) as log,
         serving_metrics(metrics, lambda: [*seen.metrics(), *measured(log)]),
-        _files(log_dir, workers) as files,
+        files_in(log_dir, workers) as files,
     ):
         where = shown(needs.log) if needs.log else "a log of its own"
         output.note(
@@ -83,15 +101,15 @@ def run_workers(
                 out=logs.forward_worker_lines if logs.are_json() else None,
             ),
             clock,
-            until_idle=until is not None,
-            timeout=timeout,
+            until_idle=ends_at.until is not None,
+            timeout=ends_at.timeout,
             logs=files,
             note=seen.note,
         ).run(came)
-    _conclude(outcome, workers, time.perf_counter() - begun)
+    conclude(outcome, workers, time.perf_counter() - begun)
 
 
-def _log_of(needs: AppNeeds) -> AbstractContextManager[object]:
+def log_of(needs: AppNeeds) -> AbstractContextManager[object]:
     """Return the log, if it is a folder: owned by this process, or attached to its owner."""
     if needs.log is None or is_url(needs.log):
         return contextlib.nullcontext()
@@ -113,7 +131,8 @@ def _log_of(needs: AppNeeds) -> AbstractContextManager[object]:
         return contextlib.closing(broker)
 
 
-def _files(folder: Path | None, workers: int) -> AbstractContextManager[LogFiles | None]:
+def files_in(folder: Path | None, workers: int) -> AbstractContextManager[LogFiles | None]:
+    """Return the files of `--log-dir`; None without it."""
     if folder is None:
         return contextlib.nullcontext()
     return contextlib.closing(LogFiles(folder, workers))
@@ -127,7 +146,8 @@ def _environment(worker: int) -> dict[str, str]:
     return found
 
 
-def _conclude(outcome: Outcome, workers: int, seconds: float) -> None:
+def conclude(outcome: Outcome, workers: int, seconds: float) -> None:
+    """Print the result of a run, and exit with 1 or 130 if it is a failure or was killed."""
     if outcome.failure:
         output.note(outcome.failure)
     output.note(f"{outcome.records:,} records handled in {seconds:.1f} s by {workers} workers")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from strandline.changelog.errors import MissingDependency
 from strandline.framework.spark.java import find_java
+from strandline.framework.spark.packages import require_columns, require_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,9 +32,10 @@ def session(
         config: Spark settings, by name.
 
     Raises:
-        MissingDependency: PySpark or a suitable Java is missing.
+        MissingDependency: PySpark, pandas, pyarrow or Java is missing, or too old.
     """
-    _require_pyspark()
+    require_pyspark("sl.spark.session() needs")
+    require_columns()
     from pyspark.sql import SparkSession
 
     from strandline.framework.spark.source import StrandlineSource
@@ -66,11 +66,3 @@ def _knows(spark: SparkSession, source: str) -> bool:
     """
     known = spark._jsparkSession.sessionState().dataSourceManager()
     return bool(known.dataSourceExists(source))
-
-
-def _require_pyspark() -> None:
-    if importlib.util.find_spec("pyspark") is None:
-        raise MissingDependency(
-            "sl.spark.session() needs PySpark, which is not installed: "
-            "pip install 'strandline[spark]'"
-        )

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import Protocol
 
 from strandline.changelog.errors import from_os_error
 
 FILE_BYTES = 10 << 20
 """Size in bytes at which a file is rotated; one old file is kept."""
+
+
+class WorkerOutput(Protocol):
+    """Destination of the lines that workers print."""
+
+    def take(self, worker: int, lines: Sequence[str]) -> None:
+        """Take lines of a worker."""
+        ...
 
 
 class LogFiles:
@@ -33,7 +43,7 @@ class LogFiles:
         except OSError as error:
             raise from_os_error(error, "write the workers' logs to", str(folder)) from error
 
-    def take(self, worker: int, lines: list[str]) -> None:
+    def take(self, worker: int, lines: Sequence[str]) -> None:
         """Append lines to a worker's file."""
         for line in lines:
             self._files[worker].handle(logging.makeLogRecord({"msg": line}))

@@ -12,9 +12,12 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+COMMAND = (sys.executable, "-P", "-m", "strandline")
+"""`strandline` in another process; -P because the current folder may hold another `strandline`."""
 CHUNK_BYTES = 1 << 16
 """Maximum number of bytes of one read."""
 MAX_LINE_BYTES = 1 << 16

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from strandline.changelog.clock import Clock
-from strandline.framework.supervisor.logs import LogFiles
+from strandline.framework.supervisor.logs import WorkerOutput
 from strandline.framework.supervisor.process import LineReader, WorkerProcess
 from strandline.framework.supervisor.slots import WorkerRow, WorkerSlot
 from strandline.framework.supervisor.view import SilentView, StatusView
@@ -61,7 +61,7 @@ class Supervisor:
         clock: Measures time.
         until_idle: Whether the run is bounded, so that a worker which exits with 0 is done.
         timeout: Seconds after which all workers are stopped; None for no limit.
-        logs: Files for the workers' output; None to show it in the view.
+        logs: Destination of the workers' output; None to show it in the view.
         note: Called at every tick with the status of all workers.
     """
 
@@ -73,7 +73,7 @@ class Supervisor:
         *,
         until_idle: bool = False,
         timeout: float | None = None,
-        logs: LogFiles | None = None,
+        logs: WorkerOutput | None = None,
         note: Callable[[Sequence[WorkerRow]], None] = lambda _rows: None,
     ) -> None:
         self._slots = slots

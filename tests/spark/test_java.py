@@ -83,3 +83,5 @@ def test_the_error_without_any_java_names_a_remedy(
     old = make_java("a", 'version "11.0.2"')
     with pytest.raises(MissingDependency, match=r"found .*/a \(Java 11\).*strandline\[spark\]"):
         find_java({"JAVA_HOME": str(old), "PATH": ""})
+    with pytest.raises(MissingDependency, match="Spark needs Java 17 or later; found none"):
+        find_java({"PATH": ""})
