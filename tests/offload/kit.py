@@ -40,9 +40,7 @@ def sales(first: int, count: int, *, every_ms: int = 1_000) -> pa.Table:
     )
 
 
-def create(
-    log: Log, topic: str, partitions: int = 1, *, schema: pa.Schema | None = None
-) -> None:
+def create(log: Log, topic: str, partitions: int = 1, *, schema: pa.Schema | None = None) -> None:
     """Create a topic that keeps records of any time."""
     log.create_topic(topic, partitions, schema=schema, config={"retention.ms": "-1"})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -41,17 +40,6 @@ from tests.offload.kit import (
 )
 
 pytestmark = pytest.mark.parametrize("form", FORMATS)
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[Log]:
-    with changelog.open(tmp_path / "log", durability="os") as opened:
-        yield opened
-
-
-@pytest.fixture
-def to(tmp_path: Path) -> Path:
-    return tmp_path / "lake"
 
 
 def test_a_typed_topic_gives_its_columns_and_the_place_of_each_record(
@@ -96,8 +84,8 @@ def test_a_topic_of_bytes_gives_keys_values_and_headers(log: Log, to: Path, form
     headers = [{"key": "h", "value": b"x"}, {"key": "n", "value": None}]
     assert rows == [
         {
-            **{"partition": 0, "offset": number, "timestamp": utc(START_MS + number)},
-            **{"key": key, "value": value, "headers": heads},
+            "partition": 0, "offset": number, "timestamp": utc(START_MS + number),
+            "key": key, "value": value, "headers": heads,
         }
         for number, (key, value, heads) in enumerate(
             [(b"k", b"v", headers), (b"k", None, []), (None, b"w", [])]
@@ -165,7 +153,7 @@ def _plain(form: Format, to: Path) -> pa.Table:
     """Return the rows by the format's own reader, because Polars has no maps."""
     if form == "delta":
         return pa.table(delta(to).to_pyarrow_table())
-    return iceberg(to) if form == "iceberg" else pq.read_table([*to.rglob("*.parquet")][0])
+    return iceberg(to) if form == "iceberg" else pq.read_table(next(iter(to.rglob("*.parquet"))))
 
 
 @pytest.mark.parametrize("by", PERIODS)
@@ -211,14 +199,14 @@ def test_files_are_divided_by_the_time_of_their_records(
         ]
 
 
-def test_readers_leave_out_days_that_they_do_not_ask_for(
-    log: Log, to: Path, form: Format
-) -> None:
+def test_readers_leave_out_days_that_they_do_not_ask_for(log: Log, to: Path, form: Format) -> None:
     create(log, "t", schema=SALE)
     append(log, "t", sales(0, 240, every_ms=HOUR_MS), 1)
     sl.offload("t", to, log=log, format=form, partition_by="day")
     day = utc(START_MS).date() + dt.timedelta(days=3)
-    begin, end = (dt.datetime.combine(day + dt.timedelta(days=n), dt.time(), dt.UTC) for n in (0, 1))
+    begin, end = (
+        dt.datetime.combine(day + dt.timedelta(days=n), dt.time(), dt.UTC) for n in (0, 1)
+    )
     if form == "iceberg":
         from pyiceberg.catalog import load_catalog
 
@@ -327,9 +315,7 @@ def test_a_declared_topic_is_decoded(tmp_path: Path, to: Path, form: Format) -> 
         assert (row["key"], row["value"]) == ("AA", b"\x81\xa1n\x07")
 
 
-def test_columns_that_were_added_are_null_in_earlier_rows(
-    log: Log, to: Path, form: Format
-) -> None:
+def test_columns_that_were_added_are_null_in_earlier_rows(log: Log, to: Path, form: Format) -> None:
     create(log, "t", schema=SALE)
     append(log, "t", sales(0, 2), 1)
     sl.offload("t", to, log=log, format=form, partition_by="day")
@@ -344,9 +330,7 @@ def test_columns_that_were_added_are_null_in_earlier_rows(
     assert sl.offload("t", to, log=log, format=form, partition_by="day").rows == 1
 
 
-def test_the_progress_names_the_history_of_each_partition(
-    log: Log, to: Path, form: Format
-) -> None:
+def test_the_progress_names_the_history_of_each_partition(log: Log, to: Path, form: Format) -> None:
     create(log, "t", 2, schema=SALE)
     append(log, "t", sales(0, 11), 2)
     sl.offload("t", to, log=log, format=form)
