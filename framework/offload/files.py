@@ -116,7 +116,8 @@ class PartitionFiles:
         return _OpenFile(self._folder.stage(path), path, self._schema, shown)
 
     def _close(self, period: int) -> None:
-        self._closed.append(self._open.pop(period).finish(self._names.partition))
+        self._closed.append(self._open[period].finish(self._names.partition))
+        del self._open[period]  # only now, because a file that fails is to be abandoned
 
     def close(self) -> list[DataFile]:
         """Sync and close all files, and return them."""
@@ -138,9 +139,9 @@ class _OpenFile:
         self._file = file
         self._path = path
         self._period = period
-        self._sink = pa.output_stream(
-            pa.PythonFile(_Handle(file), mode="w"), buffer_size=SINK_BYTES
-        )
+        self._handle = _Handle(file)
+        python_file = pa.PythonFile(self._handle, mode="w")
+        self._sink = pa.output_stream(python_file, buffer_size=SINK_BYTES)
         dictionary = [name for name in schema.names if name not in PLACES]
         self._writer = pq.ParquetWriter(
             self._sink, schema, compression=COMPRESSION, use_dictionary=dictionary
@@ -180,6 +181,9 @@ class _OpenFile:
         )
 
     def abandon(self) -> None:
+        """Close the file as it is."""
+        # Arrow writes what it has collected when the sink is destroyed, perhaps much later.
+        self._handle.abandon()
         self._file.close()
 
 
@@ -190,10 +194,16 @@ class _Handle:
 
     def __init__(self, file: File) -> None:
         self._file = file
+        self._abandoned = False
 
     def write(self, data: Bytes) -> int:
-        self._file.append(data)
+        if not self._abandoned:
+            self._file.append(data)
         return len(data)
+
+    def abandon(self) -> None:
+        """Drop what is written from now on, because the file is closed."""
+        self._abandoned = True
 
     def tell(self) -> int:
         return self._file.size()

@@ -113,6 +113,13 @@ def iceberg(path: Path, name: str = "default.t") -> pa.Table:
         return catalog.load_table(name).scan().to_arrow()
 
 
+def iceberg_files(path: Path) -> list[str]:
+    """Return the files of an Iceberg table."""
+    with load_catalog("strandline", type="sql", uri=f"sqlite:///{path}/catalog.db") as catalog:
+        scan = catalog.load_table("default.t").scan()
+        return [task.file.file_path for task in scan.plan_files()]
+
+
 def delta(path: Path) -> DeltaTable:
     """Return a Delta Lake table."""
     return DeltaTable(str(path))

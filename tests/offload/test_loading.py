@@ -84,8 +84,12 @@ def test_a_topic_of_bytes_gives_keys_values_and_headers(log: Log, to: Path, form
     headers = [{"key": "h", "value": b"x"}, {"key": "n", "value": None}]
     assert rows == [
         {
-            "partition": 0, "offset": number, "timestamp": utc(START_MS + number),
-            "key": key, "value": value, "headers": heads,
+            "partition": 0,
+            "offset": number,
+            "timestamp": utc(START_MS + number),
+            "key": key,
+            "value": value,
+            "headers": heads,
         }
         for number, (key, value, heads) in enumerate(
             [(b"k", b"v", headers), (b"k", None, []), (None, b"w", [])]
