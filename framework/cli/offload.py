@@ -140,7 +140,7 @@ def _show(report: OffloadReport, to: str, *, json: bool) -> None:
     for gap in report.gaps:
         output.note(f"left out, because it was removed before it was loaded: {gap}")
     output.line(
-        f"{output.number(report.rows)} records of {report.topic} were added to {to}: "
-        f"{output.number(report.files)} files, {output.size(report.bytes)}, "
-        f"{output.number(report.commits)} commits"
+        f"{output.number(report.rows)} records of {report.topic} were added to {to} "
+        f"(files: {output.number(report.files)}, size: {output.size(report.bytes)}, "
+        f"commits: {output.number(report.commits)})"
     )
