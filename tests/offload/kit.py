@@ -102,8 +102,8 @@ def by_manifests(path: Path) -> pa.Table:
             found = places(table)
             assert found[0] == (file["partition"], file["first_offset"])
             assert found[-1] == (file["partition"], file["last_offset"])
-            names = table.column_names[:2]
-            tables.append(table.select(names).rename_columns(["_partition", "_offset"]))
+            first_two = table.select([0, 1])
+            tables.append(first_two.rename_columns(["_partition", "_offset"]))
     return pa.concat_tables(tables, promote_options="permissive")
 
 
