@@ -76,6 +76,11 @@ class TargetFolder:
         self.storage.remove_tree(STAGING)
         self.storage.make_dir(STAGING)
 
+    def drop_staged(self) -> None:
+        """Remove what this run has staged, unless a pending commit needs it."""
+        if self.pending() is None:
+            self.sweep()
+
     # A commit -------------------------------------------------------------------------
 
     def publish(self, commit: Commit) -> None:

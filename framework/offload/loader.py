@@ -5,12 +5,13 @@
 3. Look up the bounds again: all that was read must be of the history that is there now.
 4. Commit the files and the positions.
 
-Nothing is in the target before step 4. A run that fails leaves files in staging, which the next one
-removes.
+Nothing is in the target before step 4. What a run that fails or crashes has left in staging is removed
+by that run or by the next one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
-from strandline.changelog.errors import OffsetOutOfRange
+from strandline.changelog.errors import OffsetOutOfRange, StrandlineError
 from strandline.changelog.records import TopicInfo, TopicPartition
 from strandline.framework.offload.files import FileLimits
 from strandline.framework.offload.folder import TargetFolder
@@ -104,10 +105,15 @@ def load(
     """
     progress = loading.target.progress()
     rounds = _Rounds(loading, ends, clock.new_id()[:12], shown)
-    rounds.begin(progress)
-    while rounds.step.spans:
-        progress = rounds.commit_next(progress)
-        rounds.plan_next(progress)
+    try:
+        rounds.begin(progress)
+        while rounds.step.spans:
+            progress = rounds.commit_next(progress)
+            rounds.plan_next(progress)
+    except Exception:
+        with contextlib.suppress(StrandlineError):  # the first error is the one to report
+            loading.folder.drop_staged()
+        raise
     return rounds.report
 
 
@@ -216,6 +222,7 @@ class _Rounds:
 
     def _loaded(self) -> list[Loaded]:
         """Run the tasks of the round, and return their results. Raise the first of their errors."""
+        self._counter.begin()
         with ThreadPoolExecutor(self._settings.tasks, "strandline-offload") as pool:
             tasks = [pool.submit(self._spans.load, span) for span in self.step.spans]
             try:
@@ -252,6 +259,10 @@ class _Counter:
             self._done += count
             self._shown(self._done, max(self._total, self._done))
             return not self._cancelled
+
+    def begin(self) -> None:
+        """Begin a round, which is not cancelled even if the last one was."""
+        self._cancelled = False
 
     def cancel(self) -> None:
         """Make every task stop at its next batch."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -190,6 +190,37 @@ def test_records_that_were_deleted_before_the_load_are_named(
     assert report.gaps == ((1, 5, 9, False),)
     assert sl.offload("t", to, log=loaded, format=form).rows == 0
     assert len(stored(form, to)) == 26
+
+
+@each_format
+def test_retention_that_overtakes_a_load_is_a_gap_only_if_it_was_not_loaded_before(
+    log: Log, to: Path, form: Format
+) -> None:
+    """The records are deleted while another partition is read."""
+    create(log, "t", 2, schema=SALE)
+    append(log, "t", sales(0, 20), 2)
+
+    def deleting(end: int) -> Callable[[int, int], object]:
+        ends = iter((end,))
+
+        def delete(_done: int, _total: int) -> None:
+            if next(ends, None) is not None:
+                log.broker.delete_records(TopicPartition("t", 1), end)
+
+        return delete
+
+    first = sl.offload("t", to, log=log, format=form, tasks=1, progress=deleting(4))
+    assert (first.rows, first.gaps) == (10 + 6, ())
+    append(log, "t", sales(20, 20), 2)
+    before = places(stored(form, to))
+    with pytest.raises(OffsetOutOfRange, match="partition 1: records from offset 10 to 15"):
+        sl.offload("t", to, log=log, format=form, tasks=1, progress=deleting(16))
+    assert places(stored(form, to)) == before
+    assert not [*(to / "_strandline/staging").iterdir()]
+    accepts = {"tasks": 1, "progress": deleting(18), "on_data_loss": "continue"}
+    report = sl.offload("t", to, log=log, format=form, **accepts)  # type: ignore[arg-type]
+    assert report.rows == 10 + 2
+    assert report.gaps == ((1, 10, 18, False),)
 
 
 @each_format
