@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wow cast pictures test quick matrix battery chaos lowest lock audit docs api lint format types bench bench-streams bench-clean bench-kafka wheel clean
+.PHONY: help demo wow cast pictures test quick matrix battery chaos lowest lock audit docs api lint format types bench bench-streams bench-offload bench-clean bench-kafka wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ bench: $(STAMP)  ## The figures in docs/benchmarks.md, measured here
 
 bench-streams: $(STAMP)  ## Streams by columns, beside bare loops, Polars and tasks
 	$(BIN)/python -m benchmarks streams latency $(ARGS)
+
+bench-offload: $(STAMP)  ## Topics loaded into Parquet files and Delta Lake, beside pyarrow
+	$(BIN)/python -m benchmarks offload $(ARGS)
 
 bench-clean: $(STAMP)  ## The cleaner against a real Kafka's (needs Linux, Java 17, Maven; 20 GB, or ARGS='--largest 4')
 	$(BIN)/python -m pip install --quiet confluent-kafka

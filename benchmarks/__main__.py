@@ -34,6 +34,7 @@ WORKLOADS = (
     "latency",
     "serdes",
     "moving",
+    "offload",
 )
 
 

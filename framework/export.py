@@ -51,7 +51,7 @@ def _shown(topic: TopicDeclaration, codec: Codec, stored: pa.Table, part: str) -
         try:
             made.append(call(chunk))
         except InvalidRecord as error:
-            at = stored.slice(begin + _first_refused(call, chunk), 1).to_pylist()[0]
+            at = stored.slice(begin + first_refused(call, chunk), 1).to_pylist()[0]
             raise InvalidRecord(
                 f"the {part} at {topic.name}[{at['partition']}]@{at['offset']} cannot be read: {error}"
             ) from error
@@ -64,7 +64,7 @@ def _shown(topic: TopicDeclaration, codec: Codec, stored: pa.Table, part: str) -
         return column
 
 
-def _first_refused(call: Callable[[pa.Array], Any], chunk: pa.Array) -> int:
+def first_refused(call: Callable[[pa.Array], Any], chunk: pa.Array) -> int:
     """Return the index of the first value for which `call` raises InvalidRecord, by bisection."""
     start, end = 0, len(chunk)
     while end - start > 1:

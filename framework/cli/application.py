@@ -85,6 +85,10 @@ class WholeCommand(ErrorGuardedGroup, LazyGroup):
             "Move topics and the offsets of their groups to another log, so that apps can continue "
             "there.",
         ),
+        "offload": LazyCommand(
+            *("offload", "offload"),
+            "Load a topic into Parquet files, Delta Lake or Iceberg, each record once.",
+        ),
         "backup": LazyCommand(
             *("backup", "backup"),
             "Back up a log, in use or not, as it is at one moment. Only data that TO lacks is copied.",

@@ -238,6 +238,15 @@ def as_column(codec: Codec, stored: pa.Array) -> pa.Array:
         raise InvalidRecord(f"values that do not fit into one column: {error}") from error
 
 
+def column_type(codec: Codec) -> pa.DataType | None:
+    """Return the type of the columns that `as_column` makes; None if it depends on the values.
+
+    >>> column_type(StrCodec()), column_type(PackCodec(int)), column_type(PackCodec(dict))
+    (DataType(string), DataType(int64), None)
+    """
+    return codec.rows.arrow if codec.rows is not None else _ARROW_TYPES.get(codec.exact)
+
+
 def from_column(codec: Codec, column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return a column of values that are not typed as the column in the log.
 

@@ -14,13 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from strandline.changelog.errors import InvalidConfig, InvalidRecord, SchemaMismatch
+from strandline.changelog.errors import InvalidConfig, SchemaMismatch
 from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo
-
-INSTANT = pa.timestamp("us", tz="UTC")
-"""Type of a timestamp in Spark."""
+from strandline.framework.table_types import INSTANT, fit, spark_type
 
 SIZED_BYTES = 32 << 20
 """Bytes from which batches are passed on, however few rows they have."""
@@ -75,24 +72,6 @@ def topic_schema(topic: TopicInfo, *, metadata: bool, headers: bool) -> pa.Schem
     return schema
 
 
-def spark_type(kind: pa.DataType, name: str) -> pa.DataType:
-    """Return the type in which Spark accepts a column of Arrow type `kind`.
-
-    Raises SchemaMismatch, naming the column, if there is none.
-
-    >>> spark_type(pa.large_string(), "x"), spark_type(pa.uint32(), "x")
-    (DataType(string), DataType(int64))
-    """
-    if kind in _RENAMED:
-        return _RENAMED[kind]
-    for matches, convert in _CONVERTED:
-        if matches(kind):
-            return convert(kind, name)
-    if kind not in _SAME:
-        raise SchemaMismatch(f"column {name!r} has type {kind}, which Spark does not have")
-    return kind
-
-
 def to_rows(batch: Batch, target: pa.Schema) -> pa.RecordBatch:
     """Return a batch of the log in the columns of `target`, which may be a part of the topic's."""
     value = batch.columns.column("value")
@@ -101,19 +80,6 @@ def to_rows(batch: Batch, target: pa.Schema) -> pa.RecordBatch:
         own = dict(zip(value.type.names, value.flatten(), strict=True))
     arrays = [_column(batch, field, own) for field in target]
     return pa.RecordBatch.from_arrays(arrays, schema=target)
-
-
-def fit(column: pa.Array, field: pa.Field, where: str) -> pa.Array:
-    """Return `column` in the type of `field`; finer timestamps are truncated to Spark's unit."""
-    if column.type == field.type:
-        return column
-    try:
-        return pc.cast(column, options=pc.CastOptions(field.type, allow_time_truncate=True))
-    except pa.ArrowException as error:
-        raise InvalidRecord(
-            f"{where}: column {field.name!r} is {column.type} and cannot be read as "
-            f"{field.type}: {error}"
-        ) from error
 
 
 def to_sized_batches(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
@@ -168,66 +134,3 @@ _FROM_BATCH: dict[str, Callable[[Batch], pa.Array]] = {
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-
-
-# Types ------------------------------------------------------------------------------------
-
-_SAME = {
-    *(pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
-    *(pa.string(), pa.binary(), pa.date32(), pa.null()),
-}
-_RENAMED = {
-    pa.uint8(): pa.int16(),
-    pa.uint16(): pa.int32(),
-    pa.uint32(): pa.int64(),
-    pa.uint64(): pa.decimal128(20, 0),
-    pa.float16(): pa.float32(),
-    pa.large_string(): pa.string(),
-    pa.string_view(): pa.string(),
-    pa.large_binary(): pa.binary(),
-    pa.binary_view(): pa.binary(),
-    pa.date64(): pa.date32(),
-}
-
-
-def _instant(kind: pa.DataType, _name: str) -> pa.DataType:
-    return pa.timestamp("us") if kind.tz is None else INSTANT
-
-
-def _decimal(kind: pa.DataType, name: str) -> pa.DataType:
-    if kind.precision > 38:
-        raise SchemaMismatch(f"column {name!r} is {kind}; Spark's decimals have 38 digits at most")
-    return pa.decimal128(kind.precision, kind.scale)
-
-
-def _list(kind: pa.DataType, name: str) -> pa.DataType:
-    return pa.list_(pa.field("element", spark_type(kind.value_type, name)))
-
-
-def _struct(kind: pa.DataType, name: str) -> pa.DataType:
-    return pa.struct([pa.field(f.name, spark_type(f.type, f"{name}.{f.name}")) for f in kind])
-
-
-def _map(kind: pa.DataType, name: str) -> pa.DataType:
-    return pa.map_(spark_type(kind.key_type, name), spark_type(kind.item_type, name))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
-
-
-_CONVERTED: list[
-    tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType, str], pa.DataType]]
-] = [
-    (pa.types.is_timestamp, _instant),
-    (pa.types.is_decimal, _decimal),
-    (pa.types.is_duration, lambda _kind, _name: pa.duration("us")),
-    (pa.types.is_time, lambda _kind, _name: pa.time64("ns")),
-    (pa.types.is_fixed_size_binary, lambda _kind, _name: pa.binary()),
-    (pa.types.is_dictionary, lambda kind, name: spark_type(kind.value_type, name)),
-    (_is_list, _list),
-    (pa.types.is_struct, _struct),
-    (pa.types.is_map, _map),
-]

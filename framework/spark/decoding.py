@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.changelog.errors import CorruptLog, InvalidRecord
-from strandline.framework.spark.columns import spark_type
 from strandline.framework.spark.planning import StoredValues
+from strandline.framework.table_types import spark_type
 from strandline.statestore.keys import decode_key
 from strandline.statestore.values import ValueCodec
 

@@ -18,10 +18,10 @@ from strandline.changelog.errors import InvalidConfig
 from strandline.framework.querying.declared import as_recorded, form_of
 from strandline.framework.querying.folded import ReplayedSource
 from strandline.framework.querying.groups import GroupQuery, last_closed
-from strandline.framework.spark.columns import fit, spark_type
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.planning import OffsetRange, StoredValues
 from strandline.framework.streams.stored_groups import StoredGroups, closed_of
+from strandline.framework.table_types import fit, spark_type
 from strandline.statestore.declaration import Declaration
 from strandline.statestore.spec import UNSET, changelog_topic
 

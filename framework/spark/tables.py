@@ -34,7 +34,7 @@ from strandline.changelog.records import Batch, TopicInfo
 from strandline.framework.parts import partitions_asked
 from strandline.framework.querying.placement import is_placed
 from strandline.framework.spark import decoding, groups
-from strandline.framework.spark.columns import METADATA, fit, topic_schema
+from strandline.framework.spark.columns import METADATA, topic_schema
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.pinning import pin_of_read, planned
 from strandline.framework.spark.planning import (
@@ -46,6 +46,7 @@ from strandline.framework.spark.planning import (
     resolve,
 )
 from strandline.framework.spark.reading import ends_of, read_pinned, read_range, report_unpinned
+from strandline.framework.table_types import fit
 from strandline.statestore.recorded import DeclarationLog
 
 SAMPLE_OFFSETS = 1000

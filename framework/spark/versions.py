@@ -48,7 +48,7 @@ def rows_allowed(limit: ReadLimit) -> int | None:
 
 
 def to_spark(schema: pa.Schema) -> StructType:
-    """Return an Arrow schema of `columns.spark_type`s as Spark's."""
+    """Return an Arrow schema of `table_types.spark_type`s as Spark's."""
     return from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 

@@ -9,13 +9,8 @@ import pytest
 
 from strandline.changelog.errors import InvalidConfig, SchemaMismatch
 from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo, columns_schema
-from strandline.framework.spark.columns import (
-    INSTANT,
-    spark_type,
-    to_rows,
-    to_sized_batches,
-    topics_schema,
-)
+from strandline.framework.spark.columns import to_rows, to_sized_batches, topics_schema
+from strandline.framework.table_types import INSTANT, spark_type
 
 FLIGHT = pa.schema([("carrier", pa.large_string()), ("delay", pa.float32())])
 

@@ -1,0 +1,263 @@
+"""A Delta Lake table.
+
+Each commit of a load has an application transaction for each partition that has progressed: the
+name is `strandline/<topic id>/<partition>`, the version is the offset reached. The whole progress is
+in the commit's custom metadata. The transactions stay when old entries of the table's log expire.
+
+delta-rs does not compare versions of application transactions, but it refuses a commit if another
+one with the same name was made since the table was read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import (
+    InvalidConfig,
+    InvalidRequest,
+    MissingDependency,
+    SchemaMismatch,
+    StorageFailed,
+)
+from strandline.framework.offload.folder import Commit, TargetFolder
+from strandline.framework.offload.periods import PERIOD_COLUMNS
+from strandline.framework.offload.plan import ANOTHER_FOLDER, check_extends
+from strandline.framework.offload.progress import KEY, PartitionProgress, Progress, from_json
+from strandline.framework.offload.target import DataFile
+from strandline.framework.table_types import spark_type
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from deltalake.transaction import AddAction
+
+LOG = "_delta_log"
+RESTORE = "RESTORE"
+
+
+def check_installed() -> None:
+    """Raise MissingDependency if deltalake is not installed."""
+    try:
+        import deltalake  # noqa: F401
+    except ImportError as error:
+        raise MissingDependency(
+            'a load into Delta Lake needs deltalake: pip install "strandline[lake]"'
+        ) from error
+
+
+class DeltaTarget:
+    """A Delta Lake table in a folder. Implements Target."""
+
+    def __init__(self, folder: TargetFolder, path: Path, partitions: int, clock: Clock) -> None:
+        """Use the table at `path`, the absolute path of `folder`, for a topic's partitions."""
+        self._folder = folder
+        self._clock = clock
+        self._path = str(path)
+        self._partitions = partitions
+        self._periods = PERIOD_COLUMNS[folder.claim.partition_by]
+        self._columns: pa.Schema | None = None
+        self._table = self._opened()
+
+    def _opened(self) -> DeltaTable | None:
+        from deltalake import DeltaTable
+
+        return DeltaTable(self._path) if DeltaTable.is_deltatable(self._path) else None
+
+    # Progress -------------------------------------------------------------------------
+
+    def progress(self) -> Progress | None:
+        progress = self._progress()
+        if self._folder.pending() is not None and self._table is not None:
+            self._sync_log(self._table)  # the crash may have come before this
+        self._folder.resolve(progress)
+        return progress
+
+    def _progress(self) -> Progress | None:
+        if self._table is None:
+            return None
+        stored = self._stored(self._table)
+        offsets = dict(self._offsets(self._table))
+        if stored is None:
+            return self._unnamed(offsets)
+        if {number: at.offset for number, at in stored.partitions.items()} != offsets:
+            raise InvalidConfig(
+                f"the transactions of the table {self._path} are not those of its last commit by a load; its "
+                f"log was changed by hand: {ANOTHER_FOLDER}"
+            )
+        return stored
+
+    def _stored(self, table: DeltaTable) -> Progress | None:
+        """Return the progress in the last commit that has one. Raise InvalidConfig."""
+        for entry in table.history():
+            if KEY in entry:
+                return from_json(entry[KEY], f"{self._path}, version {entry['version']}")
+            if entry.get("operation") == RESTORE:
+                raise InvalidConfig(
+                    f"the table {self._path} was restored to an earlier version, so that records which were "
+                    f"loaded are not in it: {ANOTHER_FOLDER}"
+                )
+        return None
+
+    def _offsets(self, table: DeltaTable) -> Iterator[tuple[int, int]]:
+        """Yield each partition that was loaded, and the offset reached."""
+        for partition in range(self._partitions):
+            version = table.transaction_version(self._application(partition))
+            if version is not None:
+                yield partition, version
+
+    def _unnamed(self, offsets: dict[int, int]) -> Progress:
+        """Return the progress of a table whose log entries have expired."""
+        claim = self._folder.claim
+        if not offsets:
+            raise InvalidConfig(
+                f"the table {self._path} has no commit by a load of topic {claim.topic!r}; {ANOTHER_FOLDER}"
+            )
+        reached = {number: PartitionProgress(offset) for number, offset in offsets.items()}
+        return Progress(topic=claim.topic, topic_id=claim.topic_id, partitions=reached)
+
+    def _application(self, partition: int) -> str:
+        return f"strandline/{self._folder.claim.topic_id}/{partition}"
+
+    # Columns --------------------------------------------------------------------------
+
+    def columns(self, wanted: pa.Schema) -> pa.Schema:
+        typed = [pa.field(field.name, spark_type(field.type, field.name)) for field in wanted]
+        known = pa.schema([_in_delta(field) for field in typed])
+        if self._table is not None:
+            check_extends(self._whole(known), _arrow(self._table.schema()))
+        self._columns = known
+        return known
+
+    def _whole(self, columns: pa.Schema) -> pa.Schema:
+        """Return the columns of the table: those of its files, and those in names of folders."""
+        return pa.schema([*columns, *(pa.field(*column) for column in self._periods.items())])
+
+    # Commits --------------------------------------------------------------------------
+
+    def commit(self, files: Sequence[DataFile], progress: Progress) -> None:
+        from deltalake.exceptions import CommitFailedError, DeltaError
+
+        pending = Commit(progress=progress, files=list(files))
+        self._folder.publish(pending)
+        try:
+            table = self._commit(files, progress)
+        except CommitFailedError as error:
+            self._folder.withdraw(pending)
+            raise InvalidRequest(
+                f"another program has changed the table {self._path} meanwhile ({_first_line(error)}); "
+                "nothing was added to it: run this again"
+            ) from error
+        except (DeltaError, OSError) as error:
+            raise StorageFailed(f"cannot commit to {self._path}: {_first_line(error)}") from error
+        self._sync_log(table)
+        self._folder.forget_pending()
+
+    def _commit(self, files: Sequence[DataFile], progress: Progress) -> DeltaTable:
+        from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+        from deltalake.transaction import create_table_with_add_actions
+
+        assert self._columns is not None
+        reached = [
+            Transaction(self._application(number), at.offset)
+            for number, at in progress.partitions.items()
+        ]
+        properties = CommitProperties({KEY: progress.to_json()}, app_transactions=reached)
+        schema = Schema.from_arrow(self._whole(self._columns))
+        actions = [self._action(file) for file in files]
+        if self._table is None:
+            create_table_with_add_actions(
+                *(self._path, schema, actions),
+                partition_by=list(self._periods),
+                commit_properties=properties,
+            )
+            self._table = DeltaTable(self._path)
+            return self._table
+        self._extend(self._table, schema)
+        self._table.create_write_transaction(
+            [*actions],
+            "append",
+            schema,
+            partition_by=list(self._periods),
+            commit_properties=properties,
+        )
+        self._table.update_incremental()
+        return self._table
+
+    def _extend(self, table: DeltaTable, schema: Any) -> None:
+        """Add the columns that the table lacks, in a commit of its own that changes no row."""
+        have = {field.name for field in table.schema().fields}
+        if added := [field for field in schema.fields if field.name not in have]:
+            table.alter.add_columns(added)
+            table.update_incremental()
+
+    def _sync_log(self, table: DeltaTable) -> None:
+        """Make the last entry of the table's log durable, which delta-rs does not."""
+        storage = self._folder.storage
+        with closing(storage.open(f"{LOG}/{table.version():020d}.json", writable=True)) as entry:
+            entry.sync()
+        storage.sync_dir(LOG)
+        storage.sync_dir("")
+
+    def _action(self, file: DataFile) -> AddAction:
+        from deltalake.transaction import AddAction
+
+        assert self._columns is not None
+        return AddAction(
+            path=file.path,
+            size=file.size,
+            partition_values=dict(file.period),
+            modification_time=self._clock.now_ms(),
+            data_change=True,
+            stats=json.dumps(_statistics(file, self._columns)),
+        )
+
+
+def _statistics(file: DataFile, columns: pa.Schema) -> dict[str, Any]:
+    """Return the statistics of a file by which readers leave files out."""
+    partition, offset, timestamp = columns.names[:3]
+    return {
+        "numRecords": file.rows,
+        "minValues": {
+            partition: file.partition,
+            offset: file.first_offset,
+            timestamp: _moment(file.first_ms),
+        },
+        "maxValues": {
+            partition: file.partition,
+            offset: file.last_offset,
+            timestamp: _moment(file.last_ms),
+        },
+        "nullCount": {partition: 0, offset: 0, timestamp: 0},
+    }
+
+
+def _moment(ms: int) -> str:
+    return f"{np.datetime64(ms, 'ms')}Z"
+
+
+def _in_delta(field: pa.Field) -> pa.Field:
+    """Return a column in the type that Delta Lake gives back. Raise SchemaMismatch."""
+    from deltalake import Schema
+
+    try:
+        return _arrow(Schema.from_arrow(pa.schema([field]))).field(0)
+    except Exception as error:
+        raise SchemaMismatch(
+            f"column {field.name!r} is {field.type}, which Delta Lake does not have; leave it out, or load it "
+            "as Parquet"
+        ) from error
+
+
+def _arrow(schema: Any) -> pa.Schema:
+    return pa.schema(schema.to_arrow())
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,217 @@
+"""An Apache Iceberg table.
+
+The progress is in the summary of each snapshot that a load has made, so that it goes back with the
+table when that is rolled back. It is in a property of the table as well, for when all snapshots that
+have it were expired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from strandline.changelog.errors import (
+    InvalidConfig,
+    InvalidRequest,
+    MissingDependency,
+    SchemaMismatch,
+    StorageFailed,
+    StrandlineError,
+)
+from strandline.framework.offload.folder import Commit, TargetFolder
+from strandline.framework.offload.plan import check_extends
+from strandline.framework.offload.progress import KEY, Progress, from_json
+from strandline.framework.offload.target import DataFile
+from strandline.framework.table_types import spark_type
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+INSTALL = 'pip install "strandline[lake]"'
+OWNER = "strandline.topic_id"
+"""Property of a table: the topic that is loaded into it."""
+RETRIES = "commit.retry.num-retries"
+PERIOD = "period"
+"""Name of the hidden partition."""
+
+
+def check_installed() -> None:
+    """Raise MissingDependency if PyIceberg is not installed."""
+    try:
+        import pyiceberg.catalog  # noqa: F401
+    except ImportError as error:
+        raise MissingDependency(f"a load into Iceberg needs pyiceberg: {INSTALL}") from error
+
+
+@contextmanager
+def opened_catalog(path: Path, options: Mapping[str, str]) -> Iterator[Catalog]:
+    """Yield the catalog that the options name: by default a SQLite file in the folder `path`.
+
+    Raises:
+        MissingDependency: A package that the catalog needs is not installed.
+        InvalidConfig: There is no such catalog.
+    """
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.exceptions import NotInstalledError
+
+    own = {"type": "sql", "uri": f"sqlite:///{path}/catalog.db", "warehouse": f"file://{path}"}
+    try:
+        catalog = load_catalog("strandline", **(options or own))
+    except NotInstalledError as error:
+        raise MissingDependency(f"{error}: {INSTALL}") from error
+    except Exception as error:
+        # The message names the options only, because their values may be secrets.
+        raise InvalidConfig(
+            f"the Iceberg catalog cannot be opened with {', '.join(options) or own['uri']}: "
+            f"{type(error).__name__}; see PyIceberg's configuration for its properties"
+        ) from error
+    with closing(catalog):
+        yield catalog
+
+
+class IcebergTarget:
+    """An Iceberg table whose files are in a folder. Implements Target."""
+
+    def __init__(self, folder: TargetFolder, path: Path, catalog: Catalog, time: str) -> None:
+        """Use the table that the folder is claimed for.
+
+        Args:
+            folder: The folder.
+            path: Its absolute path.
+            catalog: Catalog of the table.
+            time: Name of the column with the records' times.
+        """
+        self._folder = folder
+        self._path = path
+        self._catalog = catalog
+        self._name = tuple(folder.claim.table.split("."))
+        self._time = time
+        self._columns: pa.Schema | None = None
+        self._table = self._loaded()
+
+    def _loaded(self) -> Table | None:
+        exists = self._catalog.table_exists(self._name)
+        return self._catalog.load_table(self._name) if exists else None
+
+    # Progress -------------------------------------------------------------------------
+
+    def progress(self) -> Progress | None:
+        progress = None if self._table is None else self._progress(self._table)
+        self._folder.resolve(progress)
+        return progress
+
+    def _progress(self, table: Table) -> Progress | None:
+        """Return the progress of the last load among the current snapshot and those before it."""
+        where = f"table {self._folder.claim.table}"
+        if table.properties.get(OWNER) != self._folder.claim.topic_id:
+            raise InvalidConfig(
+                f"{where} exists, and was not made by a load of topic {self._folder.claim.topic!r}; name another "
+                "one (--table), or another folder"
+            )
+        snapshot = table.current_snapshot()
+        while snapshot is not None:
+            if snapshot.summary is not None and (found := snapshot.summary.get(KEY)):
+                return from_json(found, where)
+            if snapshot.parent_snapshot_id is None:
+                return None
+            snapshot = table.snapshot_by_id(snapshot.parent_snapshot_id)
+            if snapshot is None and (found := table.properties.get(KEY)):
+                return from_json(found, where)
+        return None
+
+    # Columns --------------------------------------------------------------------------
+
+    def columns(self, wanted: pa.Schema) -> pa.Schema:
+        typed = pa.schema([_in_iceberg(field) for field in wanted])
+        known = self._staged(typed)
+        if self._table is not None:
+            check_extends(known, _arrow(self._table.schema()))
+        self._columns = known
+        return known
+
+    def _staged(self, columns: pa.Schema) -> pa.Schema:
+        """Return the columns as Iceberg gives them back. Raise SchemaMismatch."""
+        try:
+            made = self._catalog.create_table_transaction(self._name, columns, self._location)
+            return _arrow(made.table_metadata.schema())
+        except Exception as error:
+            raise SchemaMismatch(
+                f"topic {self._folder.claim.topic!r}: {error}; leave the column out, or load it as Parquet"
+            ) from error
+
+    # Commits --------------------------------------------------------------------------
+
+    def commit(self, files: Sequence[DataFile], progress: Progress) -> None:
+        from pyiceberg.exceptions import CommitFailedException
+
+        pending = Commit(progress=progress, files=list(files))
+        self._folder.publish(pending)
+        try:
+            self._table = self._commit(self._table or self._created(), files, progress)
+        except CommitFailedException as error:
+            self._folder.withdraw(pending)
+            raise InvalidRequest(
+                f"another program has changed table {self._folder.claim.table} meanwhile ({error}); nothing was "
+                "added to it: run this again"
+            ) from error
+        except StrandlineError:
+            raise
+        except Exception as error:
+            raise StorageFailed(
+                f"cannot commit to table {self._folder.claim.table}: {error}; the next run finds out whether "
+                "the commit was made"
+            ) from error
+        self._folder.forget_pending()
+
+    def _created(self) -> Table:
+        """Create the table, empty, with its hidden partition."""
+        from pyiceberg.transforms import DayTransform, HourTransform, Transform
+
+        assert self._columns is not None
+        claim = self._folder.claim
+        self._catalog.create_namespace_if_not_exists(self._name[:-1])
+        table = self._catalog.create_table_transaction(
+            self._name, self._columns, self._location, properties={OWNER: claim.topic_id}
+        )
+        if claim.partition_by != "none":
+            transform: Transform[Any, Any] = (
+                DayTransform() if claim.partition_by == "day" else HourTransform()
+            )
+            with table.update_spec() as spec:
+                spec.add_field(self._time, transform, PERIOD)
+        return table.commit_transaction()
+
+    def _commit(self, table: Table, files: Sequence[DataFile], progress: Progress) -> Table:
+        assert self._columns is not None
+        stored = {KEY: progress.to_json()}
+        # A commit that is tried again on top of another load's would add the same records twice.
+        table.metadata.properties[RETRIES] = "0"
+        with table.transaction() as transaction:
+            if check_extends(self._columns, _arrow(table.schema())):
+                with transaction.update_schema() as schema:
+                    schema.union_by_name(self._columns)
+            transaction.set_properties(stored)
+            paths = [f"{self._location}/{file.path}" for file in files]
+            transaction.add_files(paths, snapshot_properties=stored, check_duplicate_files=False)
+        return table
+
+    @property
+    def _location(self) -> str:
+        """URL of the folder, not percent-encoded, because PyIceberg takes URLs as they are."""
+        return f"file://{self._path}"
+
+
+def _in_iceberg(field: pa.Field) -> pa.Field:
+    kind = spark_type(field.type, field.name)
+    return pa.field(field.name, pa.time64("us") if pa.types.is_time(kind) else kind)
+
+
+def _arrow(schema: Any) -> pa.Schema:
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+    return schema_to_pyarrow(schema, include_field_ids=False)
