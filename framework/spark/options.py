@@ -12,7 +12,11 @@ They have the names of Spark's Kafka source wherever the meaning is the same:
     includeHeaders         "true": add a column of headers; default "false"
     maxOffsetsPerTrigger   maximum number of offsets of a micro-batch, over all partitions
 
-Five options are Strandline's own:
+    minPartitions          minimum number of Spark tasks that read the records
+    maxBytesPerTask        approximate maximum bytes that a task reads; larger partitions are divided
+                           among tasks, smaller ones read together
+
+Six options are Strandline's own, `maxBytesPerTask` and these:
 
     includeMetadata        "true": add key, topic, partition, offset, timestamp to a typed topic
     store                  "app/store", or a compacted topic: read its latest state
@@ -47,6 +51,9 @@ STREAM_PIN_MS = 24 * 60 * 60 * 1000
 BATCH_PIN_MS = 60 * 60 * 1000
 """Default of `pinTimeoutMs` for batch reads. Their end is not known, so unused pins expire."""
 
+TASK_BYTES = 128 << 20
+"""Default of `maxBytesPerTask`: that of Spark's files (`spark.sql.files.maxPartitionBytes`)."""
+
 StartOrEnd = Literal["earliest", "latest"] | Mapping[str, Mapping[int, int]]
 """Start or end of a read: the same everywhere, or an offset by topic and partition."""
 
@@ -59,6 +66,8 @@ KNOWN = (
     "includeHeaders",
     "includeMetadata",
     "maxOffsetsPerTrigger",
+    "minPartitions",
+    "maxBytesPerTask",
     "store",
     "partition",
     "decode",
@@ -82,6 +91,8 @@ class SourceOptions:
     include_headers: bool = False
     include_metadata: bool = False
     max_offsets: int | None = None
+    min_tasks: int = 1
+    max_task_bytes: int = TASK_BYTES
     pin_timeout_ms: int | None = None
     """None is the default of a batch or of a stream."""
     partition: int | None = None
@@ -103,6 +114,8 @@ class SourceOptions:
             include_headers=_flag("includeHeaders", given, default=False),
             include_metadata=_flag("includeMetadata", given, default=False),
             max_offsets=_count("maxOffsetsPerTrigger", given),
+            min_tasks=_count("minPartitions", given) or 1,
+            max_task_bytes=_count("maxBytesPerTask", given) or TASK_BYTES,
             pin_timeout_ms=_count("pinTimeoutMs", given, least=0),
             partition=_count("partition", given, least=0),
             decode="/" in given.get("store", "") and _flag("decode", given, default=True),
@@ -177,6 +190,7 @@ _RECORDS_ONLY = (
     "includeHeaders",
     "includeMetadata",
     "maxOffsetsPerTrigger",
+    "minPartitions",
 )
 _STORES_ONLY = ("decode", "partition")
 _BY_LOWER_CASE = {name.lower(): name for name in KNOWN}

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from strandline.framework.spark import reading, versions
 from strandline.framework.spark.columns import to_rows, to_sized_batches
 from strandline.framework.spark.options import SourceOptions
-from strandline.framework.spark.planning import OffsetRange
+from strandline.framework.spark.tasks import Task
 
 BATCH_ROWS = 32_768
 """Minimum number of rows of a batch for Spark; smaller batches of the log are combined."""
@@ -20,9 +20,9 @@ BATCH_ROWS = 32_768
 
 @dataclass
 class RangePartition(InputPartition):
-    """Range that one task reads: of records, or of a store's changelog."""
+    """Ranges that one task reads, in order: of records, or of stores' changelogs."""
 
-    range: OffsetRange
+    ranges: Task
 
 
 class RecordReader:
@@ -33,14 +33,16 @@ class RecordReader:
         self._target = versions.to_arrow(schema)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the records of a range. Spark requests a partition even if none was planned."""
+        """Yield the records of a task. Spark requests a partition even if none was planned."""
         if not isinstance(partition, RangePartition):
             return
         options = self._options
         with reading.open_log(options.path) as log:
-            batches = reading.read_range(
-                log.broker, partition.range, fail_on_data_loss=options.fail_on_data_loss
+            rows = (
+                to_rows(batch, self._target)
+                for each in partition.ranges
+                for batch in reading.read_range(
+                    log.broker, each, fail_on_data_loss=options.fail_on_data_loss
+                )
             )
-            yield from to_sized_batches(
-                (to_rows(batch, self._target) for batch in batches), BATCH_ROWS
-            )
+            yield from to_sized_batches(rows, BATCH_ROWS)

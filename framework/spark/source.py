@@ -23,6 +23,7 @@ from strandline.framework.spark import pinning, planning, reading, tables, versi
 from strandline.framework.spark.columns import topics_schema
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.range_reader import RangePartition, RecordReader
+from strandline.framework.spark.tasks import table_tasks, tasks_of
 
 
 class StrandlineSource(DataSource):
@@ -78,7 +79,7 @@ class BatchReader(RecordReader, DataSourceReader):
 
             name, timeout = pinning.pin_of_read(), options.batch_pin_ms
             ranges = pinning.planned(log.broker, options, name, timeout, look)
-        return [RangePartition(each) for each in ranges]
+            return [RangePartition(task) for task in tasks_of(log.broker, options, ranges)]
 
 
 class StoreReader(DataSourceReader):
@@ -92,11 +93,12 @@ class StoreReader(DataSourceReader):
         with reading.open_log(self._options.path) as log:
             tables.check_columns(log.broker, self._options, self._target)
             ranges = tables.plan_store(log.broker, self._options)
-        return [RangePartition(each) for each in ranges]
+            return [RangePartition(task) for task in table_tasks(log.broker, self._options, ranges)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the latest value of each key of one partition, as of the time of planning."""
+        """Yield the latest value of each key of a task's partitions, as of the time of planning."""
         if not isinstance(partition, RangePartition):
             return
         with reading.open_log(self._options.path) as log:
-            yield from tables.read_store(log.broker, partition.range, self._target, self._options)
+            for each in partition.ranges:
+                yield from tables.read_store(log.broker, each, self._target, self._options)

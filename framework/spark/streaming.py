@@ -21,6 +21,7 @@ from strandline.framework.spark.offsets import Positions, QueryProgress, from_js
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.planning import OffsetRange
 from strandline.framework.spark.range_reader import RangePartition, RecordReader
+from strandline.framework.spark.tasks import tasks_of
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
@@ -92,7 +93,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         self._last = planning.latest(self._ends())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return one task for each partition with records between `start` and `end`."""
+        """Return the tasks that read the records between `start` and `end`."""
         until = from_json(end)
         before = from_json(start).positions if until.since is None else until.since
         self._reached = until.positions
@@ -104,7 +105,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
             if self._pins and until.pinned:
                 reading.report([_gone(name)], fail=self._options.fail_on_data_loss)
             ranges = self._planned(before, until)
-        return [RangePartition(each) for each in ranges]
+        return [RangePartition(task) for task in tasks_of(self._broker, self._options, ranges)]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Release the pin of the batch that ends at `end`, because Spark will not read it again."""

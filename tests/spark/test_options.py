@@ -45,7 +45,7 @@ def test_offsets_are_words_or_kafkas_json() -> None:
         ({"subscribe": "a", "store": "x/y"}, "say what to read"),
         ({"subscribe": " , "}, "say what to read"),
         ({"subscribe": "a", "startingOffset": "earliest"}, "did you mean 'startingOffsets'"),
-        ({"subscribe": "a", "minPartitions": "3"}, "has no option 'minPartitions'"),
+        ({"subscribe": "a", "minPartition": "3"}, "has no option 'minPartition'"),
         ({"subscribe": "a", "failOnDataLoss": "no"}, "must be 'true' or 'false', got 'no'"),
         ({"subscribe": "a", "maxOffsetsPerTrigger": "0"}, "whole number above 0"),
         ({"subscribe": "a", "maxOffsetsPerTrigger": "1e3"}, "whole number above 0"),
