@@ -51,6 +51,7 @@ from strandline.changelog.pins import (
 )
 from strandline.changelog.records import Fetched, ReadPosition, TopicPartition
 from strandline.changelog.schema import encode_schemas
+from strandline.changelog.selection import EVERYTHING, Selection
 from strandline.changelog.storage import Storage
 
 PIECE_BYTES = 4 << 20
@@ -107,12 +108,20 @@ class KeptPins:
             return self._renew(name).ranges()
 
     def fetch(
-        self, name: PinName, partition: TopicPartition, offset: int, *, max_bytes: int
+        self,
+        name: PinName,
+        partition: TopicPartition,
+        offset: int,
+        *,
+        max_bytes: int,
+        selection: Selection = EVERYTHING,
     ) -> Fetched:
         if name not in self._deadlines:
             raise _unknown(name)
         try:
-            return self._reader.fetch(name, partition, offset, max_bytes=max_bytes)
+            return self._reader.fetch(
+                name, partition, offset, max_bytes=max_bytes, selection=selection
+            )
         except FileNotFoundError as error:
             raise _unknown(name) from error
 

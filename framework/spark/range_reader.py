@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from strandline.changelog.selection import Selection
 from strandline.framework.spark import reading, versions
 from strandline.framework.spark.columns import to_rows, to_sized_batches
 from strandline.framework.spark.options import SourceOptions
@@ -31,6 +32,7 @@ class RecordReader:
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._target = versions.to_arrow(schema)
+        self._selection = Selection(frozenset(self._target.names))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of a task. Spark requests a partition even if none was planned."""
@@ -42,7 +44,10 @@ class RecordReader:
                 to_rows(batch, self._target)
                 for each in partition.ranges
                 for batch in reading.read_range(
-                    log.broker, each, fail_on_data_loss=options.fail_on_data_loss
+                    log.broker,
+                    each,
+                    fail_on_data_loss=options.fail_on_data_loss,
+                    selection=self._selection,
                 )
             )
             yield from to_sized_batches(rows, BATCH_ROWS)

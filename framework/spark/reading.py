@@ -14,6 +14,7 @@ from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import InvalidConfig, OffsetOutOfRange, UnknownPin
 from strandline.changelog.pins import PinName, there
 from strandline.changelog.records import Batch, Fetched, PartitionOffsets, TopicInfo, TopicPartition
+from strandline.changelog.selection import EVERYTHING, Selection
 from strandline.framework.spark.planning import Ends, OffsetRange
 
 if TYPE_CHECKING:
@@ -68,15 +69,23 @@ def report(losses: list[str], *, fail: bool) -> None:
         _log.warning("%s; going on, since failOnDataLoss is false", loss)
 
 
-def read_range(broker: Broker, range_: OffsetRange, *, fail_on_data_loss: bool) -> Iterator[Batch]:
+def read_range(
+    broker: Broker,
+    range_: OffsetRange,
+    *,
+    fail_on_data_loss: bool,
+    selection: Selection = EVERYTHING,
+) -> Iterator[Batch]:
     """Yield the committed records of a range in order, each once; unchanged if it is pinned.
+
+    Batches may lack columns and records that `selection` leaves out.
 
     Raises OffsetOutOfRange if some are gone; without `fail_on_data_loss` it yields the rest.
     """
     position = range_.start
     if range_.pin is not None:
         try:
-            for fetched in _pinned_fetches(broker, range_, range_.pin):
+            for fetched in _pinned_fetches(broker, range_, range_.pin, selection):
                 yield from _inside(fetched, range_)
                 position = fetched.next_offset
         except UnknownPin as error:
@@ -88,7 +97,7 @@ def read_range(broker: Broker, range_: OffsetRange, *, fail_on_data_loss: bool) 
 
 def read_pinned(broker: Broker, range_: OffsetRange, pin: PinName) -> Iterator[Batch]:
     """Yield the committed records of a range as they were when it was pinned. Raise UnknownPin."""
-    for fetched in _pinned_fetches(broker, range_, pin):
+    for fetched in _pinned_fetches(broker, range_, pin, EVERYTHING):
         yield from _inside(fetched, range_)
 
 
@@ -113,7 +122,9 @@ def _fetches(broker: Broker, range_: OffsetRange, fail: bool) -> Iterator[Fetche
         position = fetched.next_offset
 
 
-def _pinned_fetches(broker: Broker, range_: OffsetRange, pin: PinName) -> Iterator[Fetched]:
+def _pinned_fetches(
+    broker: Broker, range_: OffsetRange, pin: PinName, selection: Selection
+) -> Iterator[Fetched]:
     """Yield fetches of the range by its pin. Raise UnknownPin."""
     clock, position, due, pins = SystemClock(), range_.start, 0.0, there(broker.pins)
     while position < range_.end:
@@ -121,7 +132,7 @@ def _pinned_fetches(broker: Broker, range_: OffsetRange, pin: PinName) -> Iterat
             pins.use(pin)
             due = clock.monotonic() + PIN_USE_INTERVAL_S
         tp = range_.topic_partition
-        fetched = pins.fetch(pin, tp, position, max_bytes=FETCH_BYTES)
+        fetched = pins.fetch(pin, tp, position, max_bytes=FETCH_BYTES, selection=selection)
         yield fetched
         position = fetched.next_offset
 
