@@ -16,13 +16,14 @@ They have the names of Spark's Kafka source wherever the meaning is the same:
     maxBytesPerTask        approximate maximum bytes that a task reads; larger partitions are divided
                            among tasks, smaller ones read together
 
-Six options are Strandline's own, `maxBytesPerTask` and these:
+Seven options are Strandline's own, `maxBytesPerTask` and these:
 
     includeMetadata        "true": add key, topic, partition, offset, timestamp to a typed topic
     store                  "app/store", or a compacted topic: read its latest state
     partition              partition of the store to read; default all partitions
     pinTimeoutMs           milliseconds that planned records are kept unchanged without being read;
                            0: not at all
+    pushFilters            "true": evaluate filters of a batch read in the source
     decode                 "false": keys and values of a store as the bytes they are stored in
 """
 
@@ -72,6 +73,7 @@ KNOWN = (
     "partition",
     "decode",
     "pinTimeoutMs",
+    "pushFilters",
 )
 """Names of all options."""
 
@@ -97,6 +99,7 @@ class SourceOptions:
     """None is the default of a batch or of a stream."""
     partition: int | None = None
     """The only partition of `store` to read."""
+    push_filters: bool = False
     decode: bool = False
     """True if `store` is an app's and its keys and values are decoded."""
 
@@ -118,6 +121,7 @@ class SourceOptions:
             max_task_bytes=_count("maxBytesPerTask", given) or TASK_BYTES,
             pin_timeout_ms=_count("pinTimeoutMs", given, least=0),
             partition=_count("partition", given, least=0),
+            push_filters=_flag("pushFilters", given, default=False),
             decode="/" in given.get("store", "") and _flag("decode", given, default=True),
         )
         parsed._check(given)
@@ -191,6 +195,7 @@ _RECORDS_ONLY = (
     "includeMetadata",
     "maxOffsetsPerTrigger",
     "minPartitions",
+    "pushFilters",
 )
 _STORES_ONLY = ("decode", "partition")
 _BY_LOWER_CASE = {name.lower(): name for name in KNOWN}

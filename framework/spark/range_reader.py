@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from strandline.changelog.selection import Selection
 from strandline.framework.spark import reading, versions
 from strandline.framework.spark.columns import to_rows, to_sized_batches
+from strandline.framework.spark.filters import passing
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.tasks import Task
 
@@ -24,6 +25,8 @@ class RangePartition(InputPartition):
     """Ranges that one task reads, in order: of records, or of stores' changelogs."""
 
     ranges: Task
+    since_ms: int | None = None
+    """Milliseconds since the epoch. Older records do not pass the filters of the read."""
 
 
 class RecordReader:
@@ -32,22 +35,24 @@ class RecordReader:
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._target = versions.to_arrow(schema)
-        self._selection = Selection(frozenset(self._target.names))
+        self._filters: list[Filter] = []
+        """Filters that are evaluated here and not by Spark."""
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of a task. Spark requests a partition even if none was planned."""
         if not isinstance(partition, RangePartition):
             return
         options = self._options
+        selection = Selection(frozenset(self._target.names), partition.since_ms)
         with reading.open_log(options.path) as log:
             rows = (
-                to_rows(batch, self._target)
+                passing(self._filters, to_rows(batch, self._target))
                 for each in partition.ranges
                 for batch in reading.read_range(
                     log.broker,
                     each,
                     fail_on_data_loss=options.fail_on_data_loss,
-                    selection=self._selection,
+                    selection=selection,
                 )
             )
             yield from to_sized_batches(rows, BATCH_ROWS)

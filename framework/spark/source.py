@@ -14,13 +14,15 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    Filter,
     InputPartition,
 )
 from pyspark.sql.types import StructType
 
 from strandline.changelog.errors import InvalidConfig
-from strandline.framework.spark import pinning, planning, reading, tables, versions
+from strandline.framework.spark import pinning, planning, pruning, reading, tables, versions
 from strandline.framework.spark.columns import topics_schema
+from strandline.framework.spark.filters import supported
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.range_reader import RangePartition, RecordReader
 from strandline.framework.spark.tasks import table_tasks, tasks_of
@@ -51,7 +53,8 @@ class StrandlineSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         if self._options.store is not None:
             return StoreReader(self._options, schema)
-        return BatchReader(self._options, schema)
+        reader = FilteringReader if self._options.push_filters else BatchReader
+        return reader(self._options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from strandline.framework.spark.streaming import StreamReader
@@ -70,16 +73,32 @@ class BatchReader(RecordReader, DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         with reading.open_log(options.path) as log:
+            topics = reading.describe(log.broker, options.topics)
+            filters = pruning.metadata_filters(self._filters, topics)
 
             def look() -> planning.ReadPlan:
                 ends = reading.ends_of(log.broker, reading.describe(log.broker, options.topics))
                 start = planning.resolve(options.start_of_batch(), ends, "startingOffsets")
                 end = planning.resolve(options.end_of_batch(), ends, "endingOffsets")
-                return planning.plan(start, end, ends)
+                found = planning.plan(start, end, ends)
+                return found._replace(ranges=pruning.pruned(log.broker, found.ranges, filters))
 
             name, timeout = pinning.pin_of_read(), options.batch_pin_ms
             ranges = pinning.planned(log.broker, options, name, timeout, look)
-            return [RangePartition(task) for task in tasks_of(log.broker, options, ranges)]
+            since = pruning.since_ms(filters)
+            return [RangePartition(task, since) for task in tasks_of(log.broker, options, ranges)]
+
+
+class FilteringReader(BatchReader):
+    """A batch read to which Spark hands over filters (`pushFilters`).
+
+    Spark plans with it only if `spark.sql.python.filterPushdown.enabled` is true, else it raises.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:
+        """Take over the filters that give Spark's results here, and return the others."""
+        self._filters = [each for each in filters if supported(each, self._target)]
+        return [each for each in filters if not any(each is one for one in self._filters)]
 
 
 class StoreReader(DataSourceReader):
