@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from strandline.changelog.errors import UnknownPin
 from strandline.changelog.history import UNKNOWN_EPOCH
 from strandline.changelog.records import Fetched, TopicPartition
-from strandline.changelog.selection import EVERYTHING, Selection
+from strandline.changelog.selection import EVERYTHING, ReadSelection
 
 MAX_TIMEOUT_MS = 30 * 24 * 60 * 60 * 1000
 """Maximum milliseconds for which an unused pin may be kept."""
@@ -85,7 +85,7 @@ class Pins(Protocol):
         offset: int,
         *,
         max_bytes: int,
-        selection: Selection = EVERYTHING,
+        selection: ReadSelection = EVERYTHING,
     ) -> Fetched:
         """Return about `max_bytes` of pinned records from `offset` on, as they were when pinned.
 

@@ -12,7 +12,7 @@ _SELECTABLE = frozenset({"key", "value", "headers"})
 """Columns of a batch that may be left out; the others are needed to make a batch."""
 
 
-class Selection(NamedTuple):
+class ReadSelection(NamedTuple):
     """Columns and times that a reader needs.
 
     It is a hint: a fetch may return more than was selected, and never less.
@@ -30,7 +30,7 @@ class Selection(NamedTuple):
         return self.since_ms is None or max_timestamp >= self.since_ms
 
 
-EVERYTHING = Selection()
+EVERYTHING = ReadSelection()
 
 
 @lru_cache(maxsize=256)

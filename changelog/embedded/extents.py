@@ -29,10 +29,9 @@ def extents_of(
 
 def _extents(partition: Partition, span: OffsetSpan, size: int) -> list[Extent]:
     with partition.lock:
-        found = pieces_between(partition, span.start, span.end, size)
         return [
-            Extent(max(span.start, piece.base_offset), _bytes_before(span.end, segment, piece))
-            for segment, piece in found
+            Extent(max(span.start, piece.base_offset), _size_within(span, segment, piece))
+            for segment, piece in pieces_between(partition, span.start, span.end, size)
         ]
 
 
@@ -55,9 +54,12 @@ def pieces_between(
                 yield segment, piece
 
 
-def _bytes_before(end: int, segment: Segment, piece: SegmentPiece) -> int:
-    """Return about how many bytes of a piece are before offset `end`; at least 1."""
-    if end >= segment.end_offset:
-        return piece.size
-    stop = min(piece.end, segment.index.position_of(end))
-    return max(1, stop - piece.start)
+def _size_within(span: OffsetSpan, segment: Segment, piece: SegmentPiece) -> int:
+    """Return about how many bytes of a piece are within the offsets of `span`; at least 1."""
+    index, end, size = segment.index, segment.end_offset, segment.size
+    start, stop = piece.start, piece.end
+    if span.start > piece.base_offset:
+        start = max(start, index.estimate(span.start, end, size))
+    if span.end < end:
+        stop = min(stop, index.estimate(span.end, end, size))
+    return max(1, stop - start)

@@ -22,7 +22,7 @@ from strandline.changelog.pins import MAX_TIMEOUT_MS, PinName, PinnedRange
 from strandline.changelog.producer_state import EndedTransaction
 from strandline.changelog.records import Fetched, TopicPartition
 from strandline.changelog.schema import decode_schemas
-from strandline.changelog.selection import EVERYTHING, Selection
+from strandline.changelog.selection import EVERYTHING, ReadSelection
 from strandline.changelog.storage import Storage
 
 KIND = "pin"
@@ -103,7 +103,7 @@ class PinReader:
         offset: int,
         *,
         max_bytes: int,
-        selection: Selection = EVERYTHING,
+        selection: ReadSelection = EVERYTHING,
     ) -> Fetched:
         """Implement `Pins.fetch`.
 

@@ -51,7 +51,7 @@ from strandline.changelog.pins import (
 )
 from strandline.changelog.records import Fetched, ReadPosition, TopicPartition
 from strandline.changelog.schema import encode_schemas
-from strandline.changelog.selection import EVERYTHING, Selection
+from strandline.changelog.selection import EVERYTHING, ReadSelection
 from strandline.changelog.storage import Storage
 
 PIECE_BYTES = 4 << 20
@@ -114,7 +114,7 @@ class KeptPins:
         offset: int,
         *,
         max_bytes: int,
-        selection: Selection = EVERYTHING,
+        selection: ReadSelection = EVERYTHING,
     ) -> Fetched:
         if name not in self._deadlines:
             raise _unknown(name)

@@ -19,7 +19,7 @@ from strandline.changelog.embedded.segment import LocatedFrame, SegmentPiece
 from strandline.changelog.history import Epochs
 from strandline.changelog.records import Batch, ConsumerRecord, Fetched, TopicPartition
 from strandline.changelog.schema import ValueSchemas
-from strandline.changelog.selection import EVERYTHING, Selection
+from strandline.changelog.selection import EVERYTHING, ReadSelection
 from strandline.changelog.storage import Storage
 
 
@@ -43,7 +43,9 @@ class RecordView:
     epochs: Epochs = ()
     """Epochs that name the positions from `offset` to `limit`."""
 
-    def fetch(self, storage: Storage, max_bytes: int, selection: Selection = EVERYTHING) -> Fetched:
+    def fetch(
+        self, storage: Storage, max_bytes: int, selection: ReadSelection = EVERYTHING
+    ) -> Fetched:
         """Read at least one selected batch if there is any, then up to `max_bytes`.
 
         Raises FileNotFoundError, CorruptLog, StorageFailed.
@@ -110,7 +112,7 @@ class RecordView:
             return True
         return not self.aborted.covers(header.producer_id, header.base_offset)
 
-    def _batch(self, frame: LocatedFrame, selection: Selection = EVERYTHING) -> Batch | None:
+    def _batch(self, frame: LocatedFrame, selection: ReadSelection = EVERYTHING) -> Batch | None:
         """Return the visible records of the frame from `offset` on; None if there are none."""
         if not self._shows(frame) or not selection.may_hold(frame.header.max_timestamp):
             return None

@@ -12,7 +12,7 @@ from strandline.changelog.flight.messages import FetchRequest
 from strandline.changelog.flight.requests import HoldPin, ReleasePins, UsePin
 from strandline.changelog.pins import PinName, PinnedRange, PinnedRanges, Pins
 from strandline.changelog.records import Fetched, TopicPartition
-from strandline.changelog.selection import EVERYTHING, Selection
+from strandline.changelog.selection import EVERYTHING, ReadSelection
 from strandline.changelog.storage import Storage
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class FlightPins:
         offset: int,
         *,
         max_bytes: int,
-        selection: Selection = EVERYTHING,
+        selection: ReadSelection = EVERYTHING,
     ) -> Fetched:
         if self._reader is not None:
             try:
@@ -92,7 +92,7 @@ class FailoverPins:
         offset: int,
         *,
         max_bytes: int,
-        selection: Selection = EVERYTHING,
+        selection: ReadSelection = EVERYTHING,
     ) -> Fetched:
         return self._repeated(
             lambda pins: pins.fetch(

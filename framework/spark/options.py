@@ -8,10 +8,18 @@ They have the names of Spark's Kafka source wherever the meaning is the same:
                            {"flights": {"0": 23, "1": -2}}, with -2 for earliest and -1 for latest;
                            default earliest, for streams latest
     endingOffsets          the same for the end of a batch read; default latest
+    startingTimestamp      milliseconds since the epoch: begin at the first record of each partition
+                           that is at least as late; before startingOffsets
+    startingOffsetsByTimestamp   the same for each partition: {"flights": {"0": 1700000000000}}
+    startingOffsetsByTimestampStrategy   "error" (default) or "latest": what to do in a partition
+                           without such a record
+    endingTimestamp, endingOffsetsByTimestamp   the same for the end (exclusive) of a batch read;
+                           a partition without such a record is read to its end
     failOnDataLoss         "true" (default): fail if records that should be read are gone
     includeHeaders         "true": add a column of headers; default "false"
     maxOffsetsPerTrigger   maximum number of offsets of a micro-batch, over all partitions
 
+    maxBytesPerTrigger     the same in bytes of the log
     minPartitions          minimum number of Spark tasks that read the records
     maxBytesPerTask        approximate maximum bytes that a task reads; larger partitions are divided
                            among tasks, smaller ones read together
@@ -34,7 +42,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -55,18 +63,39 @@ BATCH_PIN_MS = 60 * 60 * 1000
 TASK_BYTES = 128 << 20
 """Default of `maxBytesPerTask`: that of Spark's files (`spark.sql.files.maxPartitionBytes`)."""
 
-StartOrEnd = Literal["earliest", "latest"] | Mapping[str, Mapping[int, int]]
-"""Start or end of a read: the same everywhere, or an offset by topic and partition."""
+Numbers = Mapping[str, Mapping[int, int]]
+"""Offsets or times by topic and partition."""
+
+
+class AtTime(NamedTuple):
+    """Start or end of a read by the time of records."""
+
+    ms: int | Numbers
+    """Milliseconds since the epoch: the same everywhere, or by topic and partition."""
+    option: str
+    """Name of the option that gave the time."""
+    or_latest: bool = True
+    """True: use the end of a partition whose records are all older. False: that is an error."""
+
+
+StartOrEnd = Literal["earliest", "latest"] | Numbers | AtTime
+"""Start or end of a read: the same everywhere, or an offset by topic and partition, or a time."""
 
 KNOWN = (
     "path",
     "subscribe",
     "startingOffsets",
     "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
     "failOnDataLoss",
     "includeHeaders",
     "includeMetadata",
     "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
     "minPartitions",
     "maxBytesPerTask",
     "store",
@@ -93,6 +122,7 @@ class SourceOptions:
     include_headers: bool = False
     include_metadata: bool = False
     max_offsets: int | None = None
+    max_bytes: int | None = None
     min_tasks: int = 1
     max_task_bytes: int = TASK_BYTES
     pin_timeout_ms: int | None = None
@@ -111,12 +141,13 @@ class SourceOptions:
             path=_path(given.get("path")),
             topics=_topics(given.get("subscribe", "")),
             store=given.get("store"),
-            starting=_offsets("startingOffsets", given),
-            ending=_offsets("endingOffsets", given),
+            starting=_at_time("starting", given) or _offsets("startingOffsets", given),
+            ending=_at_time("ending", given) or _offsets("endingOffsets", given),
             fail_on_data_loss=_flag("failOnDataLoss", given, default=True),
             include_headers=_flag("includeHeaders", given, default=False),
             include_metadata=_flag("includeMetadata", given, default=False),
             max_offsets=_count("maxOffsetsPerTrigger", given),
+            max_bytes=_count("maxBytesPerTrigger", given),
             min_tasks=_count("minPartitions", given) or 1,
             max_task_bytes=_count("maxBytesPerTask", given) or TASK_BYTES,
             pin_timeout_ms=_count("pinTimeoutMs", given, least=0),
@@ -148,7 +179,9 @@ class SourceOptions:
     def start_of_stream(self) -> StartOrEnd:
         """Return the start of a new streaming query. Raise InvalidConfig if an end is given."""
         if self.ending is not None:
-            raise InvalidConfig("endingOffsets is for batch reads; a stream has no end")
+            raise InvalidConfig(
+                "endingOffsets and endingTimestamp are for batch reads; a stream has no end"
+            )
         return self.starting or "latest"
 
     @property
@@ -194,8 +227,14 @@ _RECORDS_ONLY = (
     "includeHeaders",
     "includeMetadata",
     "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
     "minPartitions",
     "pushFilters",
+    "startingTimestamp",
+    "endingTimestamp",
+    "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
 )
 _STORES_ONLY = ("decode", "partition")
 _BY_LOWER_CASE = {name.lower(): name for name in KNOWN}
@@ -252,16 +291,40 @@ def _offsets(name: str, given: Mapping[str, str]) -> StartOrEnd | None:
         return "earliest"
     if text.lower() == "latest":
         return "latest"
-    try:
-        offsets = _decode_offsets(text)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise InvalidConfig(
-            f'{name} must be "earliest", "latest" or JSON like {{"topic": {{"0": 23}}}}, '
-            f"got {text!r} ({error})"
-        ) from error
+    offsets = _numbers(text, f'{name} must be "earliest", "latest" or JSON like')
     if any(offset < EARLIEST for each in offsets.values() for offset in each.values()):
         raise InvalidConfig(f"{name}: an offset is 0 or more, -1 (latest) or -2 (earliest): {text}")
     return offsets
+
+
+def _at_time(which: Literal["starting", "ending"], given: Mapping[str, str]) -> AtTime | None:
+    """Return the time of a start or end. As in Spark, one time for all is preferred."""
+    or_latest = which == "ending" or _strategy(given) == "latest"
+    single, each = f"{which}Timestamp", f"{which}OffsetsByTimestamp"
+    if (ms := _count(single, given, least=0)) is not None:
+        return AtTime(ms, single, or_latest)
+    if each not in given:
+        return None
+    times = _numbers(given[each].strip(), f"{each} must be JSON like")
+    if any(ms < 0 for partitions in times.values() for ms in partitions.values()):
+        raise InvalidConfig(f"{each}: a time is 0 or more milliseconds, got {given[each]!r}")
+    return AtTime(times, each, or_latest)
+
+
+def _strategy(given: Mapping[str, str]) -> str:
+    name = "startingOffsetsByTimestampStrategy"
+    text = given.get(name, "error").strip().lower()
+    if text not in ("error", "latest"):
+        raise InvalidConfig(f"{name} must be 'error' or 'latest', got {given[name]!r}")
+    return text
+
+
+def _numbers(text: str, wanted: str) -> Numbers:
+    """Return JSON of numbers by topic and partition. Raise InvalidConfig, beginning with `wanted`."""
+    try:
+        return _decode_offsets(text)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise InvalidConfig(f'{wanted} {{"topic": {{"0": 23}}}}, got {text!r} ({error})') from error
 
 
 def _mentions(where: StartOrEnd | None, word: str, number: int) -> bool:

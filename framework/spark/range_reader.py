@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from strandline.changelog.selection import Selection
+from strandline.changelog.selection import ReadSelection
 from strandline.framework.spark import reading, versions
 from strandline.framework.spark.columns import to_rows, to_sized_batches
 from strandline.framework.spark.filters import passing
@@ -43,7 +43,7 @@ class RecordReader:
         if not isinstance(partition, RangePartition):
             return
         options = self._options
-        selection = Selection(frozenset(self._target.names), partition.since_ms)
+        selection = ReadSelection(frozenset(self._target.names), partition.since_ms)
         with reading.open_log(options.path) as log:
             rows = (
                 passing(self._filters, to_rows(batch, self._target))

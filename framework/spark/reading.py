@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,10 @@ from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import InvalidConfig, OffsetOutOfRange, UnknownPin
 from strandline.changelog.pins import PinName, there
 from strandline.changelog.records import Batch, Fetched, PartitionOffsets, TopicInfo, TopicPartition
-from strandline.changelog.selection import EVERYTHING, Selection
+from strandline.changelog.selection import EVERYTHING, ReadSelection
+from strandline.framework.spark import planning
+from strandline.framework.spark.offsets import Position
+from strandline.framework.spark.options import AtTime, StartOrEnd
 from strandline.framework.spark.planning import Ends, OffsetRange
 
 if TYPE_CHECKING:
@@ -56,6 +59,38 @@ def ends_of(broker: Broker, topics: list[TopicInfo]) -> Ends:
     )
 
 
+def resolve(
+    broker: Broker, where: StartOrEnd, ends: Ends, option: str
+) -> dict[TopicPartition, Position]:
+    """Return the positions of a start or end in each partition; times are looked up.
+
+    Raises InvalidConfig for a user's offsets or times that do not name every partition, and for a
+    start that is later than all records, unless the end of the partition is to be used then.
+    """
+    if not isinstance(where, AtTime):
+        return planning.resolve(where, ends, option)
+    if isinstance(where.ms, Mapping):
+        times = planning.for_each(where.ms, ends, where.option)
+    else:
+        times = dict.fromkeys(ends, where.ms)
+    offsets: dict[str, dict[int, int]] = {}
+    for tp, ms in times.items():
+        offset = _offset_at(broker, where, tp, ms, ends[tp].last_stable_offset)
+        offsets.setdefault(tp.topic, {})[tp.partition] = offset
+    return planning.resolve(offsets, ends, where.option)
+
+
+def _offset_at(broker: Broker, where: AtTime, tp: TopicPartition, ms: int, end: int) -> int:
+    """Return the offset of the first record of at least that time; at most `end`."""
+    found = broker.offset_for_time(tp, ms)
+    if found is None and not where.or_latest:
+        raise InvalidConfig(
+            f"{where.option}: all records of {tp} are before {ms}; choose an earlier time, or set "
+            "startingOffsetsByTimestampStrategy to latest"
+        )
+    return end if found is None else min(found, end)
+
+
 def report(losses: list[str], *, fail: bool) -> None:
     """Raise OffsetOutOfRange for losses, or only log them."""
     if not losses:
@@ -74,7 +109,7 @@ def read_range(
     range_: OffsetRange,
     *,
     fail_on_data_loss: bool,
-    selection: Selection = EVERYTHING,
+    selection: ReadSelection = EVERYTHING,
 ) -> Iterator[Batch]:
     """Yield the committed records of a range in order, each once; unchanged if it is pinned.
 
@@ -123,7 +158,7 @@ def _fetches(broker: Broker, range_: OffsetRange, fail: bool) -> Iterator[Fetche
 
 
 def _pinned_fetches(
-    broker: Broker, range_: OffsetRange, pin: PinName, selection: Selection
+    broker: Broker, range_: OffsetRange, pin: PinName, selection: ReadSelection
 ) -> Iterator[Fetched]:
     """Yield fetches of the range by its pin. Raise UnknownPin."""
     clock, position, due, pins = SystemClock(), range_.start, 0.0, there(broker.pins)

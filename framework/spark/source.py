@@ -78,8 +78,9 @@ class BatchReader(RecordReader, DataSourceReader):
 
             def look() -> planning.ReadPlan:
                 ends = reading.ends_of(log.broker, reading.describe(log.broker, options.topics))
-                start = planning.resolve(options.start_of_batch(), ends, "startingOffsets")
-                end = planning.resolve(options.end_of_batch(), ends, "endingOffsets")
+                first, last = options.start_of_batch(), options.end_of_batch()
+                start = reading.resolve(log.broker, first, ends, "startingOffsets")
+                end = reading.resolve(log.broker, last, ends, "endingOffsets")
                 found = planning.plan(start, end, ends)
                 return found._replace(ranges=pruning.pruned(log.broker, found.ranges, filters))
 

@@ -21,7 +21,8 @@ from strandline.framework.spark.offsets import Positions, QueryProgress, from_js
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.planning import OffsetRange
 from strandline.framework.spark.range_reader import RangePartition, RecordReader
-from strandline.framework.spark.tasks import tasks_of
+from strandline.framework.spark.tasks import ends_within, extents_of, tasks_of
+from strandline.framework.spark.versions import BatchLimit
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
@@ -47,7 +48,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Return the start of a new query."""
         start = self._options.start_of_stream()
-        self._initial = planning.resolve(start, self._ends(), "startingOffsets")
+        self._initial = reading.resolve(self._broker, start, self._ends(), "startingOffsets")
         self._reached = self._initial
         return to_json(
             QueryProgress(self._reached, self._holder if versions.HAS_ADMISSION_CONTROL else "")
@@ -64,14 +65,11 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         run does not find these pins.
         """
         if start is None or limit is None:
-            before, self._reached = (
-                self._reached,
-                self._next(self._reached, self._options.max_offsets),
-            )
+            before, self._reached = self._reached, self._next(self._reached, self._limit)
             return to_json(QueryProgress(self._reached, since=self._since(before)))
         known = from_json(start)
         before = known.positions
-        self._reached = self._next(before, versions.rows_allowed(limit))
+        self._reached = self._next(before, versions.allowed(limit, self._limit))
         if self._reached == before:
             return start
         holder = known.holder or self._holder
@@ -81,8 +79,8 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         return to_json(until)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit of `maxOffsetsPerTrigger`."""
-        return versions.read_limit(self._options.max_offsets)
+        """Return the limit of `maxOffsetsPerTrigger`, else that of `maxBytesPerTrigger`."""
+        return versions.read_limit(self._limit)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Return the end of the log, for the query's progress."""
@@ -143,20 +141,32 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         options, name = self._options, self._pin(before, until)
         return pinning.planned(self._broker, options, name, options.stream_pin_ms, look)
 
-    def _next(self, before: Positions | None, allowed: int | None) -> Positions:
+    @property
+    def _limit(self) -> BatchLimit:
+        return BatchLimit(self._options.max_offsets, self._options.max_bytes)
+
+    def _next(self, before: Positions | None, limit: BatchLimit) -> Positions:
         ends = self._ends()
         available = planning.latest(ends) if self._last is None else self._last
         if before is None:
-            if allowed is not None:
-                _log.warning(
-                    "on Spark 4.1 maxOffsetsPerTrigger begins with the second batch of a run"
-                )
+            if limit != BatchLimit():
+                _log.warning("on Spark 4.1 a limit begins with the second batch of a run")
             return available
         losses = planning.lost_since(before, ends)
         reading.report(losses, fail=self._options.fail_on_data_loss)
-        if allowed is not None:
-            available = planning.admit(before, available, ends, allowed)
+        if limit.rows is not None:
+            available = planning.admit(before, available, ends, limit.rows)
+        if limit.size is not None:
+            available = self._admit_bytes(before, available, ends, limit.size)
         return planning.advance(before, available, ends)
+
+    def _admit_bytes(
+        self, before: Positions, available: Positions, ends: planning.Ends, limit: int
+    ) -> Positions:
+        waiting = planning.backlog(before, available, ends)
+        ranges = [OffsetRange(*tp, ends[tp].topic_id, *span) for tp, span in waiting.items()]
+        extents = extents_of(self._broker, ranges, limit // 8)
+        return planning.admit_until(available, ends, ends_within(ranges, extents, limit))
 
     def _ends(self) -> planning.Ends:
         topics = reading.describe(self._broker, self._options.topics)

@@ -26,7 +26,7 @@ from strandline.changelog.errors import InvalidRequest
 from strandline.changelog.extents import Extent, OffsetSpan
 from strandline.changelog.records import TopicPartition
 from strandline.framework.spark.options import SourceOptions
-from strandline.framework.spark.planning import OffsetRange
+from strandline.framework.spark.planning import OffsetRange, share
 
 _log = logging.getLogger(__name__)
 
@@ -136,6 +136,24 @@ def combine(ranges: Sequence[OffsetRange], extents: Extents, count: int) -> list
     goal = ends[-1] / count if ends else 0
     cuts = {(_nearest(ends, goal * number) + 1, 0) for number in range(1, count)}
     return _cut(ranges, sorted(cuts))
+
+
+def ends_within(
+    ranges: Sequence[OffsetRange], extents: Extents, limit: int
+) -> dict[TopicPartition, int]:
+    """Return the ends of a read of about `limit` bytes of the ranges.
+
+    The limit is divided in proportion to the bytes of each range, as `planning.share` does.
+    """
+    shares = share(limit, {r.topic_partition: math.ceil(size_of(r, extents)) for r in ranges})
+    return {r.topic_partition: _end_within(r, extents, shares[r.topic_partition]) for r in ranges}
+
+
+def _end_within(range_: OffsetRange, extents: Extents, size: int) -> int:
+    if size >= size_of(range_, extents):
+        return range_.end
+    end = _offset_at([*pieces_of(range_, extents)], size)
+    return max(end, range_.start + 1) if size else range_.start
 
 
 def size_of(range_: OffsetRange, extents: Extents) -> float:

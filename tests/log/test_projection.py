@@ -19,7 +19,7 @@ from strandline.changelog.ipc import read_batch
 from strandline.changelog.ipc_projection import layout_of
 from strandline.changelog.pins import PinName, PinnedRange
 from strandline.changelog.records import TopicPartition, columns_schema
-from strandline.changelog.selection import Selection, selected
+from strandline.changelog.selection import ReadSelection, selected
 from strandline.changelog.storage import MemoryStorage
 from tests.spark.writing import Writer
 
@@ -142,27 +142,27 @@ def log(storage: MemoryStorage) -> Owner:
     return owner
 
 
-def fetched(log: Owner, selection: Selection) -> list[pa.RecordBatch]:
+def fetched(log: Owner, selection: ReadSelection) -> list[pa.RecordBatch]:
     found = log.pins.fetch(PIN, T, 0, max_bytes=1 << 20, selection=selection)
     assert found.next_offset == 3 * ROWS
     return [batch.columns for batch in found.batches]
 
 
 def test_a_pinned_read_decodes_selected_columns_only(log: Owner) -> None:
-    whole = fetched(log, Selection())
-    some = fetched(log, Selection(frozenset({"n"})))
+    whole = fetched(log, ReadSelection())
+    some = fetched(log, ReadSelection(frozenset({"n"})))
     assert [each.schema.names for each in some] == [["timestamp", "value"]] * 3
     for part, every in zip(some, whole, strict=True):
         assert part["value"].type.names == ["n"]
         assert part["value"].flatten()[0] == every["value"].flatten()[0]
-    none = fetched(log, Selection(frozenset({"key"})))
+    none = fetched(log, ReadSelection(frozenset({"key"})))
     assert [each.schema.names for each in none] == [["timestamp", "key"]] * 3
 
 
 def test_the_checksum_is_verified_although_damage_is_in_another_column(
     log: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (batch, *_) = fetched(log, Selection())
+    (batch, *_) = fetched(log, ReadSelection())
     payload = batches.LocatedFrame.payload
 
     def damaged(frame: Any) -> memoryview:
@@ -175,10 +175,10 @@ def test_the_checksum_is_verified_although_damage_is_in_another_column(
 
     monkeypatch.setattr(batches.LocatedFrame, "payload", property(damaged))
     with pytest.raises(CorruptLog, match="checksum"):
-        fetched(log, Selection(frozenset({"n"})))
+        fetched(log, ReadSelection(frozenset({"n"})))
 
 
 def test_batches_that_are_too_old_are_left_out(log: Owner) -> None:
-    newest = max(max(each["timestamp"].to_pylist()) for each in fetched(log, Selection()))
-    assert len(fetched(log, Selection(since_ms=newest))) >= 1
-    assert fetched(log, Selection(since_ms=newest + 1)) == []
+    newest = max(max(each["timestamp"].to_pylist()) for each in fetched(log, ReadSelection()))
+    assert len(fetched(log, ReadSelection(since_ms=newest))) >= 1
+    assert fetched(log, ReadSelection(since_ms=newest + 1)) == []

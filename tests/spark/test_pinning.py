@@ -4,8 +4,9 @@ JVM."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,6 +31,7 @@ from strandline.framework.spark.source import BatchReader, StoreReader
 from strandline.framework.spark.streaming import StreamReader
 from strandline.framework.spark.versions import (
     HAS_ADMISSION_CONTROL,
+    BatchLimit,
     read_limit,
     to_arrow,
     to_spark,
@@ -83,7 +85,7 @@ def stream(**given: str) -> StreamReader:
 
 def latest(reader: StreamReader, start: Json, limit: int | None = None) -> Json:
     """Return the latest offset as Spark gets it, as text."""
-    found: Json = json.loads(json.dumps(reader.latestOffset(start, read_limit(limit))))
+    found: Json = json.loads(json.dumps(reader.latestOffset(start, read_limit(BatchLimit(limit)))))
     return found
 
 
@@ -398,3 +400,85 @@ def test_the_pin_of_a_batch_is_released_when_it_is_no_longer_read(
     clock.advance(HOUR)
     log.tick()
     assert log._log.environment.storage.list_dir("pins") == []
+
+
+def sizes(log: Owner, reader: StreamReader, start: Json) -> Iterator[int]:
+    """Yield the number of records of each batch until everything is read."""
+    while (end := latest_bytes(reader, start)) != start:
+        yield len(rows(reader, reader.partitions(start, end)))
+        reader.commit(end)
+        start = end
+
+
+def latest_bytes(reader: StreamReader, start: Json) -> Json:
+    found: Json = json.loads(json.dumps(reader.latestOffset(start, reader.getDefaultReadLimit())))
+    return found
+
+
+@tells_start
+def test_a_limit_of_bytes_gives_batches_of_about_that_size(log: Owner) -> None:
+    log.create_topic("b", 1)
+    Writer(log).write([(b"k", b"x" * 1000)] * 2000, "b")
+    for limit, least, most in ((100_000, 50, 150), (1, 1, 1), (10**9, 2000, 2000)):
+        reader = StreamReader(options(subscribe="b", maxBytesPerTrigger=str(limit)), BINARY)
+        found = [*islice(sizes(log, reader, reader.initialOffset()), 5)]
+        assert all(least <= count <= most for count in found), (limit, found)
+
+
+@tells_start
+def test_a_limit_of_offsets_and_one_of_bytes_both_hold(log: Owner) -> None:
+    log.create_topic("b", 1)
+    Writer(log).write([(b"k", b"x" * 1000)] * 2000, "b")
+    given = {"maxBytesPerTrigger": "100000", "maxOffsetsPerTrigger": "7"}
+    reader = StreamReader(options(subscribe="b", **given), BINARY)
+    assert next(sizes(log, reader, reader.initialOffset())) == 7
+    given["maxOffsetsPerTrigger"] = "700"
+    reader = StreamReader(options(subscribe="b", **given), BINARY)
+    assert next(sizes(log, reader, reader.initialOffset())) < 150
+
+
+@tells_start
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_partition_added_to_a_running_query_is_read_from_its_beginning(
+    log: Owner, *, restarted: bool
+) -> None:
+    reader = StreamReader(options(subscribe="t", startingOffsets="latest"), BINARY)
+    write(log, 0, 10)
+    start = reader.initialOffset()
+    write(log, 10, 20)
+    end = latest(reader, start)
+    assert rows(reader, reader.partitions(start, end)) == numbers(10, 20)
+    reader.commit(end)
+    log.alter_topic("t", partitions=3)
+    Writer(log).write([(b"new", b"1")], "t", partition=1)
+    if restarted:
+        reader = StreamReader(options(subscribe="t", startingOffsets="latest"), BINARY)
+    Writer(log).write([(b"new", b"2")], "t", partition=2)
+    following = latest(reader, end)
+    found = rows(reader, reader.partitions(end, following))
+    assert found == [(b"new", b"1"), (b"new", b"2")]
+    assert latest(reader, following) == following
+
+
+@tells_start
+def test_a_partition_added_before_the_first_batch_is_read_from_its_beginning(log: Owner) -> None:
+    reader = StreamReader(options(subscribe="t", startingOffsets="latest"), BINARY)
+    write(log, 0, 10)
+    start = reader.initialOffset()
+    log.alter_topic("t", partitions=2)
+    Writer(log).write([(b"new", b"1")], "t", partition=1)
+    end = latest(reader, start, 1)
+    assert rows(reader, reader.partitions(start, end)) == [(b"new", b"1")]
+
+
+def test_a_large_partition_is_read_by_several_tasks_and_small_ones_by_one(log: Owner) -> None:
+    log.create_topic("b", 4)
+    for partition in range(4):
+        Writer(log).write([(b"k", b"%d" % n) for n in range(100)], "b", partition=partition)
+    reader = BatchReader(options(subscribe="b"), BINARY)
+    [together] = reader.partitions()
+    assert len(rows(reader, [together])) == 400
+    divided = BatchReader(options(subscribe="b", minPartitions="10"), BINARY)
+    planned = divided.partitions()
+    assert len(planned) == 10
+    assert rows(divided, planned) == rows(reader, [together])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from strandline.framework.spark.tasks import (
     Task,
     combine,
     divide,
+    ends_within,
     size_of,
     task_count,
 )
@@ -95,6 +98,34 @@ def test_tasks_have_about_the_same_size(count: int, offsets: int) -> None:
     found = divide([whole(0, offsets)], {}, count)
     lengths = [sum(r.end - r.start for r in task) for task in found]
     assert max(lengths) <= offsets / count * 1.2 + 2
+
+
+@given(ranges, st.integers(1, 10**7))
+def test_a_limit_of_bytes_advances_and_is_about_kept(
+    sizes: list[tuple[int, int]], limit: int
+) -> None:
+    wanted = [whole(p, offsets) for p, (offsets, _) in enumerate(sizes)]
+    known = extents(*sizes)
+    ends = ends_within(wanted, known, limit)
+    assert any(ends.values())
+    assert all(0 <= ends[r.topic_partition] <= r.end for r in wanted)
+    read = sum(size_of(r, known) * ends[r.topic_partition] / r.end for r in wanted)
+    one_each = sum(size_of(r, known) / r.end for r in wanted)
+    assert read <= limit + len(sizes) + one_each + sum(
+        size // offsets * 11 for offsets, size in sizes
+    )
+
+
+@given(ranges, st.integers(10**4, 10**6))
+def test_repeated_limits_read_everything_once(sizes: list[tuple[int, int]], limit: int) -> None:
+    known, left = extents(*sizes), [whole(p, offsets) for p, (offsets, _) in enumerate(sizes)]
+    for _ in range(sum(offsets for offsets, _ in sizes)):
+        ends = ends_within(left, known, limit)
+        left = [replace(r, start=ends[r.topic_partition]) for r in left]
+        left = [r for r in left if r.start < r.end]
+        if not left:
+            break
+    assert left == []
 
 
 @pytest.mark.parametrize(
