@@ -24,11 +24,14 @@ They have the names of Spark's Kafka source wherever the meaning is the same:
     maxBytesPerTask        approximate maximum bytes that a task reads; larger partitions are divided
                            among tasks, smaller ones read together
 
-Seven options are Strandline's own, `maxBytesPerTask` and these:
+These options, and `maxBytesPerTask`, are Strandline's own:
 
     includeMetadata        "true": add key, topic, partition, offset, timestamp to a typed topic
     store                  "app/store", or a compacted topic: read its latest state
     partition              partition of the store to read; default all partitions
+    asOfOffsets            JSON such as {"app-store-changelog": {"0": 23}}: read the store as it was at
+                           these offsets (exclusive); -1 for latest
+    asOfTimestamp          milliseconds since the epoch: read it as it was at that time
     pinTimeoutMs           milliseconds that planned records are kept unchanged without being read;
                            0: not at all
     pushFilters            "true": evaluate filters of a batch read in the source
@@ -100,6 +103,8 @@ KNOWN = (
     "maxBytesPerTask",
     "store",
     "partition",
+    "asOfOffsets",
+    "asOfTimestamp",
     "decode",
     "pinTimeoutMs",
     "pushFilters",
@@ -129,6 +134,8 @@ class SourceOptions:
     """None is the default of a batch or of a stream."""
     partition: int | None = None
     """The only partition of `store` to read."""
+    as_of: StartOrEnd | None = None
+    """End of the records that make up the table of `store`; None is the latest state."""
     push_filters: bool = False
     decode: bool = False
     """True if `store` is an app's and its keys and values are decoded."""
@@ -152,6 +159,7 @@ class SourceOptions:
             max_task_bytes=_count("maxBytesPerTask", given) or TASK_BYTES,
             pin_timeout_ms=_count("pinTimeoutMs", given, least=0),
             partition=_count("partition", given, least=0),
+            as_of=_as_of(given),
             push_filters=_flag("pushFilters", given, default=False),
             decode="/" in given.get("store", "") and _flag("decode", given, default=True),
         )
@@ -236,7 +244,7 @@ _RECORDS_ONLY = (
     "endingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy",
 )
-_STORES_ONLY = ("decode", "partition")
+_STORES_ONLY = ("decode", "partition", "asOfOffsets", "asOfTimestamp")
 _BY_LOWER_CASE = {name.lower(): name for name in KNOWN}
 
 
@@ -309,6 +317,18 @@ def _at_time(which: Literal["starting", "ending"], given: Mapping[str, str]) -> 
     if any(ms < 0 for partitions in times.values() for ms in partitions.values()):
         raise InvalidConfig(f"{each}: a time is 0 or more milliseconds, got {given[each]!r}")
     return AtTime(times, each, or_latest)
+
+
+def _as_of(given: Mapping[str, str]) -> StartOrEnd | None:
+    """Return the end of a table's records: those up to a time are before the first later one."""
+    if "asOfOffsets" in given and "asOfTimestamp" in given:
+        raise InvalidConfig("give asOfOffsets or asOfTimestamp, not both")
+    if (ms := _count("asOfTimestamp", given, least=0)) is not None:
+        return AtTime(ms + 1, "asOfTimestamp")
+    offsets = _offsets("asOfOffsets", given)
+    if _mentions(offsets, "earliest", EARLIEST):
+        raise InvalidConfig("asOfOffsets cannot be earliest (-2): the table would be empty")
+    return offsets
 
 
 def _strategy(given: Mapping[str, str]) -> str:

@@ -33,7 +33,7 @@ from strandline.changelog.pins import there
 from strandline.changelog.records import Batch, TopicInfo
 from strandline.framework.parts import partitions_asked
 from strandline.framework.querying.placement import is_placed
-from strandline.framework.spark import decoding, groups
+from strandline.framework.spark import as_of, decoding, groups
 from strandline.framework.spark.columns import METADATA, fit, topic_schema
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.pinning import pin_of_read, planned
@@ -120,13 +120,21 @@ def check_columns(broker: Broker, options: SourceOptions, target: pa.Schema) -> 
 
 
 def plan_store(broker: Broker, options: SourceOptions) -> list[OffsetRange]:
-    """Return one range for each partition of the store: everything up to now, pinned."""
+    """Return one range for each partition of the store: everything up to now, pinned.
+
+    With `asOfOffsets` or `asOfTimestamp` the ranges end there. Raises OffsetOutOfRange if the log
+    no longer has that state.
+    """
     topic, timeout = table_topic(broker, options), options.batch_pin_ms
+    as_of.check(broker, options)
 
     def look() -> ReadPlan:
         wanted = partitions_asked(topic.name, topic.partitions, options.partition)
         ends = {tp: end for tp, end in ends_of(broker, [topic]).items() if tp.partition in wanted}
-        return plan(resolve("earliest", ends, "store"), latest(ends), ends)
+        start = resolve("earliest", ends, "store")
+        if options.as_of is None:
+            return plan(start, latest(ends), ends)
+        return plan(start, as_of.positions(broker, options.as_of, ends), ends)
 
     while True:
         name = pin_of_read()
@@ -136,6 +144,7 @@ def plan_store(broker: Broker, options: SourceOptions) -> list[OffsetRange]:
         stored = _stored_values(broker, topic, options)
         ranges = [replace(each, stored=stored) for each in ranges]
         if (aggregation := groups.groups_of(options, stored)) is not None:
+            as_of.check_groups(options, aggregation)
             ranges = groups.with_closed(broker, options, aggregation, ranges)
         if not any(each.pin for each in ranges) or _are_whole(broker, ranges):
             return ranges
@@ -152,8 +161,10 @@ def read_store(
     broker: Broker, range_: OffsetRange, target: pa.Schema, options: SourceOptions
 ) -> Iterator[pa.RecordBatch]:
     """Yield the latest value of each key in one partition."""
-    table = _table(broker, range_, fail_on_data_loss=options.fail_on_data_loss)
-    now, stored = SystemClock().now_ms(), range_.stored or decoding.UNRECORDED
+    # Without its pin an earlier state cannot be read, not even a part of it.
+    fail = options.fail_on_data_loss or options.as_of is not None
+    table = _table(broker, range_, fail_on_data_loss=fail)
+    now, stored = as_of.moment_ms(options), range_.stored or decoding.UNRECORDED
     aggregation = groups.groups_of(options, stored)
     if aggregation is not None and groups.takes_columns(aggregation, target):
         yield from groups.group_batches(table, aggregation, stored, target, BATCH_ROWS)

@@ -15,7 +15,7 @@ import pytest
 
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.owner import Owner
-from strandline.changelog.errors import OffsetOutOfRange
+from strandline.changelog.errors import OffsetOutOfRange, StrandlineError
 from strandline.changelog.records import TopicPartition
 from strandline.changelog.storage import LocalStorage
 from strandline.framework.spark import reading
@@ -482,3 +482,68 @@ def test_a_large_partition_is_read_by_several_tasks_and_small_ones_by_one(log: O
     planned = divided.partitions()
     assert len(planned) == 10
     assert rows(divided, planned) == rows(reader, [together])
+
+
+def table(log: Owner, **given: str) -> dict[bytes, bytes]:
+    found = SourceOptions.parse({"path": "/log", "store": "t"} | given)
+    reader = StoreReader(found, BINARY)
+    return dict(rows(reader, reader.partitions()))
+
+
+def test_a_table_is_read_as_of_an_offset(log: Owner) -> None:
+    write(log, 0, 10)
+    for end in (1, 2, 5, 9, 10):
+        assert table(log, asOfOffsets=json.dumps({"t": {"0": end}})) == dict(numbers(0, end))
+    assert table(log, asOfOffsets='{"t": {"0": -1}}') == dict(numbers(0, 10)) == table(log)
+
+
+def test_a_table_is_read_as_of_a_time(log: Owner, clock: ManualClock) -> None:
+    log.alter_topic("t", {"message.timestamp.type": "LogAppendTime"})
+    write(log, 0, 5)
+    first = clock.now_ms()
+    clock.advance(10)
+    write(log, 5, 10)
+    assert table(log, asOfTimestamp=str(first)) == dict(numbers(0, 5))
+    assert table(log, asOfTimestamp=str(first + 9)) == dict(numbers(0, 5))
+    assert table(log, asOfTimestamp=str(first + 10)) == dict(numbers(0, 10))
+    assert table(log, asOfTimestamp=str(first - 1)) == {}
+
+
+def test_a_state_that_compaction_has_removed_is_refused_and_a_later_one_is_not(log: Owner) -> None:
+    write(log, 0, 100)
+    rewritten(log)
+    superseding = log.offsets([T])[T].superseding_end
+    assert 0 < superseding < 100
+    with pytest.raises(OffsetOutOfRange, match=f"up to offset {superseding}"):
+        table(log, asOfOffsets=json.dumps({"t": {"0": superseding - 1}}))
+    for end in (superseding, superseding + 1, 100):
+        assert table(log, asOfOffsets=json.dumps({"t": {"0": end}})) == dict(numbers(0, end))
+
+
+def test_an_earlier_state_is_read_as_planned_although_the_log_is_cleaned(log: Owner) -> None:
+    write(log, 0, 100)
+    reader = StoreReader(
+        SourceOptions.parse({"path": "/log", "store": "t", "asOfOffsets": '{"t": {"0": 7}}'}),
+        BINARY,
+    )
+    planned = reader.partitions()
+    rewritten(log)
+    assert dict(rows(reader, planned)) == dict(numbers(0, 7))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"asOfOffsets": '{"t": {"0": 11}}'}, "it ends at 10"),
+        ({"asOfOffsets": '{"t": {"0": 2}}'}, "records before 3 were deleted"),
+        ({"asOfOffsets": '{"t": {"0": -2}}'}, "would be empty"),
+        ({"asOfOffsets": '{"t": {"1": 2}}'}, "missing: t-0"),
+        ({"asOfOffsets": '{"t": {"0": 5}}', "pinTimeoutMs": "0"}, "need a pin"),
+        ({"asOfOffsets": '{"t": {"0": 5}}', "asOfTimestamp": "5"}, "not both"),
+    ],
+)
+def test_a_state_that_there_is_not_is_refused(log: Owner, given: dict[str, str], said: str) -> None:
+    write(log, 0, 10)
+    log.delete_records(T, 3)
+    with pytest.raises(StrandlineError, match=said):
+        table(log, **given)
