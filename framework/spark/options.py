@@ -32,6 +32,8 @@ These options, and `maxBytesPerTask`, are Strandline's own:
     asOfOffsets            JSON such as {"app-store-changelog": {"0": 23}}: read the store as it was at
                            these offsets (exclusive); -1 for latest
     asOfTimestamp          milliseconds since the epoch: read it as it was at that time
+    changes                "true": follow the changes of `store` in a stream; of the other options those
+                           of a stream's start and size may be given too
     pinTimeoutMs           milliseconds that planned records are kept unchanged without being read;
                            0: not at all
     pushFilters            "true": evaluate filters of a batch read in the source
@@ -105,6 +107,7 @@ KNOWN = (
     "partition",
     "asOfOffsets",
     "asOfTimestamp",
+    "changes",
     "decode",
     "pinTimeoutMs",
     "pushFilters",
@@ -134,6 +137,8 @@ class SourceOptions:
     """None is the default of a batch or of a stream."""
     partition: int | None = None
     """The only partition of `store` to read."""
+    changes: bool = False
+    """True if the changes of `store` are read as a stream, not its state."""
     as_of: StartOrEnd | None = None
     """End of the records that make up the table of `store`; None is the latest state."""
     push_filters: bool = False
@@ -160,6 +165,7 @@ class SourceOptions:
             pin_timeout_ms=_count("pinTimeoutMs", given, least=0),
             partition=_count("partition", given, least=0),
             as_of=_as_of(given),
+            changes=_flag("changes", given, default=False),
             push_filters=_flag("pushFilters", given, default=False),
             decode="/" in given.get("store", "") and _flag("decode", given, default=True),
         )
@@ -224,27 +230,25 @@ class SourceOptions:
                 "say what to read: .option('subscribe', 'topic') for records, or "
                 f".option('store', 'app/store') for a latest state; got {said}"
             )
-        elsewhere, other = (_RECORDS_ONLY, "subscribe") if self.store else (_STORES_ONLY, "store")
-        if misplaced := [name for name in elsewhere if name in given]:
+        records_only = _RECORDS_ONLY - _CHANGES_TOO if self.changes else _RECORDS_ONLY
+        elsewhere, other = (records_only, "subscribe") if self.store else (_STORES_ONLY, "store")
+        if misplaced := [name for name in given if name in elsewhere]:
             raise InvalidConfig(f"{', '.join(misplaced)} can be used with {other} only")
 
 
-_RECORDS_ONLY = (
+_STREAM_START = {
     "startingOffsets",
-    "endingOffsets",
-    "includeHeaders",
-    "includeMetadata",
-    "maxOffsetsPerTrigger",
-    "maxBytesPerTrigger",
-    "minPartitions",
-    "pushFilters",
     "startingTimestamp",
-    "endingTimestamp",
     "startingOffsetsByTimestamp",
-    "endingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy",
-)
-_STORES_ONLY = ("decode", "partition", "asOfOffsets", "asOfTimestamp")
+}
+_CHANGES_TOO = {*_STREAM_START, "maxOffsetsPerTrigger", "maxBytesPerTrigger"}
+_RECORDS_ONLY = {
+    *_CHANGES_TOO,
+    *("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
+    *("includeHeaders", "includeMetadata", "minPartitions", "pushFilters"),
+}
+_STORES_ONLY = {"decode", "partition", "asOfOffsets", "asOfTimestamp", "changes"}
 _BY_LOWER_CASE = {name.lower(): name for name in KNOWN}
 
 

@@ -20,7 +20,15 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from strandline.changelog.errors import InvalidConfig
-from strandline.framework.spark import pinning, planning, pruning, reading, tables, versions
+from strandline.framework.spark import (
+    changes,
+    pinning,
+    planning,
+    pruning,
+    reading,
+    tables,
+    versions,
+)
 from strandline.framework.spark.columns import topics_schema
 from strandline.framework.spark.filters import supported
 from strandline.framework.spark.options import SourceOptions
@@ -42,6 +50,8 @@ class StrandlineSource(DataSource):
     def schema(self) -> StructType:
         options = self._options
         with reading.open_log(options.path) as log:
+            if options.changes:
+                return versions.to_spark(changes.changes_schema(log.broker, options))
             if options.store is not None:
                 return versions.to_spark(tables.store_schema(log.broker, options))
             topics = reading.describe(log.broker, options.topics)
@@ -51,18 +61,22 @@ class StrandlineSource(DataSource):
         return versions.to_spark(found)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        if self._options.changes:
+            raise InvalidConfig("changes are read as a stream: spark.readStream")
         if self._options.store is not None:
             return StoreReader(self._options, schema)
         reader = FilteringReader if self._options.push_filters else BatchReader
         return reader(self._options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from strandline.framework.spark.streaming import StreamReader
+        from strandline.framework.spark.streaming import ChangesReader, StreamReader
 
+        if self._options.changes:
+            return ChangesReader(self._options, schema)
         if self._options.store is not None:
             raise InvalidConfig(
-                "a store's latest state is a batch read; to follow its changes, subscribe to its "
-                "changelog topic"
+                "a store's latest state is a batch read; to follow its changes, set the option changes "
+                "to true, or subscribe to its changelog topic"
             )
         return StreamReader(self._options, schema)
 

@@ -8,15 +8,18 @@ repeated batch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.pins import PinName, there
-from strandline.framework.spark import pinning, planning, reading, versions
+from strandline.changelog.records import TopicInfo
+from strandline.framework.spark import changes, pinning, planning, reading, tables, versions
 from strandline.framework.spark.offsets import Positions, QueryProgress, from_json, to_json
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.planning import OffsetRange
@@ -103,7 +106,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
             if self._pins and until.pinned:
                 reading.report([_gone(name)], fail=self._options.fail_on_data_loss)
             ranges = self._planned(before, until)
-        return [RangePartition(task) for task in tasks_of(self._broker, self._options, ranges)]
+        return self._tasks(ranges, before)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Release the pin of the batch that ends at `end`, because Spark will not read it again."""
@@ -132,11 +135,17 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         ends = pinning.position_name(before), pinning.position_name(until.positions)
         return PinName(until.holder or self._holder, *ends)
 
+    def _tasks(self, ranges: list[OffsetRange], _before: Positions) -> Sequence[InputPartition]:
+        return [RangePartition(task) for task in tasks_of(self._broker, self._options, ranges)]
+
+    def _plan(self, before: Positions, until: Positions) -> planning.ReadPlan:
+        return planning.plan(before, until, self._ends())
+
     def _planned(self, before: Positions, until: QueryProgress) -> list[OffsetRange]:
         """Return the ranges between two positions, pinned."""
 
         def look() -> planning.ReadPlan:
-            return planning.plan(before, until.positions, self._ends())
+            return self._plan(before, until.positions)
 
         options, name = self._options, self._pin(before, until)
         return pinning.planned(self._broker, options, name, options.stream_pin_ms, look)
@@ -169,14 +178,65 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         return planning.admit_until(available, ends, ends_within(ranges, extents, limit))
 
     def _ends(self) -> planning.Ends:
-        topics = reading.describe(self._broker, self._options.topics)
-        return reading.ends_of(self._broker, topics)
+        return reading.ends_of(self._broker, self._topics())
+
+    def _topics(self) -> list[TopicInfo]:
+        return reading.describe(self._broker, self._options.topics)
 
     @property
     def _broker(self) -> Broker:
         if self._open is None:
             self._open = reading.open_log(self._options.path)
         return self._open.broker
+
+
+@dataclass
+class ChangesPartition(InputPartition):
+    """Changes of one partition that one task reads."""
+
+    range: OffsetRange
+    """Range that holds the changes and everything before them."""
+    since: int
+    """Offset of the first change."""
+
+
+class ChangesReader(StreamReader):
+    """Follows the changes of a store; `changes` explains how old values are found."""
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the changes of one partition in a micro-batch."""
+        if not isinstance(partition, ChangesPartition):
+            return
+        with reading.open_log(self._options.path) as log:
+            yield from changes.read_changes(
+                log.broker, partition.range, partition.since, self._target, self._options
+            )
+
+    def _topics(self) -> list[TopicInfo]:
+        return [tables.table_topic(self._broker, self._options)]
+
+    def _ends(self) -> planning.Ends:
+        only = self._options.partition
+        found = super()._ends()
+        return {tp: end for tp, end in found.items() if only in (None, tp.partition)}
+
+    def _plan(self, before: Positions, until: Positions) -> planning.ReadPlan:
+        ends = self._ends()
+        return changes.widened(planning.plan(before, until, ends), ends)
+
+    def _tasks(self, ranges: list[OffsetRange], before: Positions) -> Sequence[InputPartition]:
+        stored = tables.stored_values(self._broker, self._topics()[0], self._options)
+        return [
+            ChangesPartition(replace(each, stored=stored), _first_change(each, before))
+            for each in ranges
+        ]
+
+
+def _first_change(range_: OffsetRange, before: Positions) -> int:
+    """Return the first offset of a range that the query has not read."""
+    position = before.get(range_.topic_partition)
+    known = position is not None and position.topic_id == range_.topic_id
+    return max(range_.start, position.offset) if position is not None and known else range_.start
 
 
 def _gone(name: PinName) -> str:

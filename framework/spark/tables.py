@@ -86,7 +86,7 @@ def store_schema(broker: Broker, options: SourceOptions) -> pa.Schema:
     if topic.schema is not None:
         columns = topic_schema(topic, metadata=False, headers=False)
         return pa.schema([BINARY.field("key"), *(f for f in columns if f.name != "key")])
-    recorded = _stored_values(broker, topic, options)
+    recorded = stored_values(broker, topic, options)
     if (aggregation := groups.groups_of(options, recorded)) is not None:
         return groups.groups_schema(aggregation)
     stored = recorded or decoding.UNRECORDED
@@ -107,7 +107,7 @@ def check_columns(broker: Broker, options: SourceOptions, target: pa.Schema) -> 
         return
     app, _, store = (options.store or "").partition("/")
     topic = table_topic(broker, options)
-    aggregation = groups.groups_of(options, _stored_values(broker, topic, options))
+    aggregation = groups.groups_of(options, stored_values(broker, topic, options))
     if groups.takes_columns(aggregation, target):
         return
     count = topic.partitions
@@ -141,7 +141,7 @@ def plan_store(broker: Broker, options: SourceOptions) -> list[OffsetRange]:
         ranges = planned(broker, options, name, timeout, look)
         # Read the declaration after planning. A rewrite of values is recorded before it begins, so
         # a plan that contains rewritten values is followed by a read that sees the record.
-        stored = _stored_values(broker, topic, options)
+        stored = stored_values(broker, topic, options)
         ranges = [replace(each, stored=stored) for each in ranges]
         if (aggregation := groups.groups_of(options, stored)) is not None:
             as_of.check_groups(options, aggregation)
@@ -215,17 +215,23 @@ def _changes(broker: Broker, range_: OffsetRange, *, fail_on_data_loss: bool) ->
 
 def latest_by_key(batches: Iterable[Batch]) -> pa.Table | None:
     """Return the last record of each key, without tombstones; None if there are no records."""
+    kept = last_of_each_key(batch.columns.select(["key", "value"]) for batch in batches)
+    return None if kept is None else kept.filter(kept["value"].is_valid())
+
+
+def last_of_each_key(records: Iterable[pa.RecordBatch]) -> pa.Table | None:
+    """Return the last record of each key, tombstones included; None if there are no records."""
     kept: pa.Table | None = None
     waiting: list[pa.RecordBatch] = []
     rows = 0
-    for batch in batches:
-        waiting.append(batch.columns.select(["key", "value"]))
+    for batch in records:
+        waiting.append(batch)
         rows += len(batch)
         if rows >= max(COMPACT_ROWS, len(kept) if kept else 0):
             kept, waiting, rows = _last_of_each(kept, waiting), [], 0
     if waiting:
         kept = _last_of_each(kept, waiting)
-    return None if kept is None else kept.filter(kept["value"].is_valid())
+    return kept
 
 
 def _last_of_each(kept: pa.Table | None, newer: list[pa.RecordBatch]) -> pa.Table:
@@ -239,7 +245,7 @@ def _last_of_each(kept: pa.Table | None, newer: list[pa.RecordBatch]) -> pa.Tabl
     return whole.take(pa.array(last))
 
 
-def _stored_values(broker: Broker, topic: TopicInfo, options: SourceOptions) -> StoredValues | None:
+def stored_values(broker: Broker, topic: TopicInfo, options: SourceOptions) -> StoredValues | None:
     """Return the encoding of an app's store, if it is recorded.
 
     Raises InvalidConfig while values are still to be rewritten for a changed declaration.
