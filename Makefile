@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wow cast pictures test quick matrix battery chaos lowest lock audit docs api lint format types bench bench-streams bench-offload bench-clean bench-kafka wheel clean
+.PHONY: help demo wow cast pictures test quick matrix battery chaos lowest lock audit docs api lint format types bench bench-streams bench-offload bench-clean bench-kafka bench-spark wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +113,10 @@ bench-clean: $(STAMP)  ## The cleaner against a real Kafka's (needs Linux, Java 
 
 bench-kafka: $(STAMP)  ## On a real Kafka, beside Kafka Streams and Quix Streams (needs Linux, a JDK, Maven; ARGS='--rounds 1')
 	$(BIN)/python -m benchmarks.kafka_job $(ARGS)
+
+bench-spark: $(STAMP)  ## Spark's reads beside Parquet and Spark's own Kafka source (needs Linux, Java 17, Maven, or ARGS=--without-kafka)
+	$(BIN)/python -m pip install --quiet confluent-kafka
+	$(BIN)/python -m benchmarks.spark_kafka $(ARGS)
 
 wheel: $(STAMP)  ## Build dist/strandline-*.whl
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

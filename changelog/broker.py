@@ -18,6 +18,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from strandline.changelog.cleaning import CleaningStatus
+from strandline.changelog.extents import Extent, OffsetSpan
 from strandline.changelog.groups import Assignment, GroupInfo, GroupMember, Subscription
 from strandline.changelog.pins import Pins
 from strandline.changelog.records import (
@@ -184,6 +185,23 @@ class Broker(Protocol):
         """Return the offset of the first record at or after `timestamp` (ms since the epoch).
 
         None if all records are older.
+        """
+        ...
+
+    def extents(
+        self, spans: Mapping[TopicPartition, OffsetSpan], *, extent_bytes: int
+    ) -> dict[TopicPartition, list[Extent]]:
+        """Return how many bytes of the log lie between offsets, to divide a read by size.
+
+        Every requested partition is in the result; its list is empty if the log does not know
+        (Kafka), or has none of the offsets. Extents are in order and cover the offsets.
+
+        Args:
+            spans: Offsets by partition.
+            extent_bytes: Approximate number of bytes of an extent; at least 64 KiB are used.
+
+        Raises:
+            UnknownTopic: A topic does not exist.
         """
         ...
 

@@ -4,7 +4,7 @@ A compressed buffer begins with its uncompressed length, and Arrow allocates tha
 it reads the data: a message of a few kilobytes can claim gigabytes, or become that large. Therefore
 these lengths are added up first. Arrow itself checks that they are correct.
 
-The layout is that of RecordBatch in Arrow's format/Message.fbs, in FlatBuffers.
+The layout is that of RecordBatch in Arrow's format/Message.fbs.
 """
 
 from __future__ import annotations
@@ -13,18 +13,28 @@ import struct
 
 import pyarrow as pa
 
+from strandline.changelog.flatbuffers import I64, PAIR, field, target, vector_of
+from strandline.changelog.ipc_projection import projected
+
 MAX_UNPACKED_BYTES = 1 << 30
 """Maximum uncompressed bytes of all compressed buffers of a message."""
 
 
-def read_batch(message: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
+def read_batch(
+    message: pa.Buffer, schema: pa.Schema, part: pa.Schema | None = None
+) -> pa.RecordBatch:
     """Return the batch in a message, after checking that its buffers are long enough.
+
+    If `part` is some of the columns of `schema`, only these are decoded, where that is possible.
 
     If the writer is not trusted, call `validate(full=True)` on the batch before reading values.
     Raises ArrowInvalid.
     """
     try:
         found = pa.ipc.read_message(message)
+        if part is not None and part != schema:
+            smaller = projected(found, schema, part)
+            found, schema = (found, schema) if smaller is None else (smaller, part)
         check_unpacked_size(found)
         batch = pa.ipc.read_record_batch(found, schema)
         batch.validate()
@@ -67,53 +77,31 @@ def claimed_bytes(content: pa.Buffer) -> int:
 
 def _buffer_sizes(metadata: memoryview) -> list[int]:
     """Return the lengths of a batch's buffers in the message, compressed or not."""
-    batch = _target(metadata, _field(metadata, _target(metadata, 0), _MESSAGE_HEADER))
-    buffers = _field(metadata, batch, _BATCH_BUFFERS)
-    if not buffers:
-        return []
-    start = _target(metadata, buffers)
-    (count,) = _U32.unpack_from(metadata, start)
-    pairs = (_PAIR.unpack_from(metadata, start + _U32.size + n * _PAIR.size) for n in range(count))
+    start, count = vector_of(metadata, _batch_table(metadata), _BATCH_BUFFERS)
+    pairs = (PAIR.unpack_from(metadata, start + n * PAIR.size) for n in range(count))
     return [max(0, size) for _, size in pairs]
 
 
 def _unpacked_sizes(metadata: memoryview, body: memoryview) -> list[int]:
     """Return the claimed uncompressed lengths of a batch's buffers; none if not compressed."""
-    batch = _target(metadata, _field(metadata, _target(metadata, 0), _MESSAGE_HEADER))
-    buffers = _field(metadata, batch, _BATCH_BUFFERS)
-    if not buffers or not _field(metadata, batch, _BATCH_COMPRESSION):
+    batch = _batch_table(metadata)
+    if not field(metadata, batch, _BATCH_COMPRESSION):
         return []
-    start = _target(metadata, buffers)
-    (count,) = _U32.unpack_from(metadata, start)
+    start, count = vector_of(metadata, batch, _BATCH_BUFFERS)
     sizes = []
     for index in range(count):
-        at, size = _PAIR.unpack_from(metadata, start + _U32.size + index * _PAIR.size)
-        (unpacked,) = _I64.unpack_from(body, at) if size else (0,)
+        at, size = PAIR.unpack_from(metadata, start + index * PAIR.size)
+        (unpacked,) = I64.unpack_from(body, at) if size else (0,)
         sizes.append(0 if unpacked == _STORED_UNCOMPRESSED else unpacked)
     return sizes
 
 
-# FlatBuffers --------------------------------------------------------------------------
-
-
-def _field(data: memoryview, table: int, number: int) -> int:
-    """Return the position of a table's field; 0 if the table lacks it."""
-    vtable = table - _I32.unpack_from(data, table)[0]
-    slot = 4 + 2 * number
-    if slot >= _U16.unpack_from(data, vtable)[0]:
-        return 0
-    relative = int(_U16.unpack_from(data, vtable + slot)[0])
-    return table + relative if relative else 0
-
-
-def _target(data: memoryview, position: int) -> int:
-    """Return the position to which the offset at `position` points."""
-    return position + int(_U32.unpack_from(data, position)[0])
+def _batch_table(metadata: memoryview) -> int:
+    """Return the position of the table RecordBatch of a message."""
+    return target(metadata, field(metadata, target(metadata, 0), _MESSAGE_HEADER))
 
 
 _MESSAGE_HEADER = 2
 _BATCH_BUFFERS, _BATCH_COMPRESSION = 2, 3
 _STORED_UNCOMPRESSED = -1
 """Length that marks a buffer stored uncompressed, because compression would not shrink it."""
-_U16, _U32, _I32 = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<i")
-_I64, _PAIR = struct.Struct("<q"), struct.Struct("<qq")

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 from strandline.changelog.errors import UnknownPin
 from strandline.changelog.history import UNKNOWN_EPOCH
 from strandline.changelog.records import Fetched, TopicPartition
+from strandline.changelog.selection import EVERYTHING, ReadSelection
 
 MAX_TIMEOUT_MS = 30 * 24 * 60 * 60 * 1000
 """Maximum milliseconds for which an unused pin may be kept."""
@@ -78,11 +79,17 @@ class Pins(Protocol):
         ...
 
     def fetch(
-        self, name: PinName, partition: TopicPartition, offset: int, *, max_bytes: int
+        self,
+        name: PinName,
+        partition: TopicPartition,
+        offset: int,
+        *,
+        max_bytes: int,
+        selection: ReadSelection = EVERYTHING,
     ) -> Fetched:
         """Return about `max_bytes` of pinned records from `offset` on, as they were when pinned.
 
-        The result has at least one batch if there is one before the end of the range.
+        The result has at least one selected batch if there is one before the end of the range.
         `next_offset` is at most that end, but the last batch may reach beyond it.
 
         Raises UnknownPin, UnknownPartition, OffsetOutOfRange, CorruptLog.

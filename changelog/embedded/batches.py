@@ -14,7 +14,7 @@ from strandline.changelog.schema import ValueSchemas, upgrade
 
 
 def columns_of(
-    frame: LocatedFrame, schemas: ValueSchemas
+    frame: LocatedFrame, schemas: ValueSchemas, names: frozenset[str] | None = None
 ) -> tuple[pa.RecordBatch, pa.Int64Array | None]:
     """Return the records of a data frame as they were written, and their offsets.
 
@@ -22,19 +22,25 @@ def columns_of(
     """
     header, where = frame.header, frame.where
     payload = frame.payload
-    columns = decode(header, payload, schemas.type_of(header.schema_id, where), where)
+    columns = decode(header, payload, schemas.type_of(header.schema_id, where), where, names)
     if columns.schema.names[-1] != "offset":
         return columns, None
     return columns.select(columns.schema.names[:-1]), columns.column("offset")
 
 
-def batch_of(frame: LocatedFrame, partition: TopicPartition, schemas: ValueSchemas) -> Batch:
+def batch_of(
+    frame: LocatedFrame,
+    partition: TopicPartition,
+    schemas: ValueSchemas,
+    names: frozenset[str] | None = None,
+) -> Batch:
     """Return the records of a data frame, with their values in the latest schema.
 
-    Raises CorruptLog.
+    Columns that are not in `names` (see `changelog.selection`) may be missing. Raises CorruptLog.
     """
-    columns, sparse = columns_of(frame, schemas)
-    columns = upgrade(columns, schemas.latest_type)
+    columns, sparse = columns_of(frame, schemas, names)
+    if names is None:  # a reader of some columns does not need the others in the latest schema
+        columns = upgrade(columns, schemas.latest_type)
     header = frame.header
     base = header.base_offset if sparse is None else int(sparse[0].as_py())
     topic, number = partition

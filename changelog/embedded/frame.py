@@ -39,6 +39,7 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.ipc import check_unpacked_size, read_batch
 from strandline.changelog.records import HEADERS_TYPE, columns_schema
+from strandline.changelog.selection import selected
 
 ARROW_MIN_RECORDS = 32
 """Minimum number of records in a batch that is stored as Arrow.
@@ -260,11 +261,16 @@ def payload_bytes(
 
 
 def decode(
-    header: FrameHeader, payload: memoryview, value: pa.DataType, where: str
+    header: FrameHeader,
+    payload: memoryview,
+    value: pa.DataType,
+    where: str,
+    names: frozenset[str] | None = None,
 ) -> pa.RecordBatch:
     """Decode the columns of a data frame whose values have type `value`.
 
-    The last column is `offset` if the offsets are not consecutive. Raises CorruptLog, OutOfMemory.
+    The last column is `offset` if the offsets are not consecutive. Columns that are not in `names`
+    (see `changelog.selection`) may be left out. Raises CorruptLog, OutOfMemory.
     """
     schema = columns_schema(value, headers=bool(header.attributes & Attributes.HEADERS))
     if header.attributes & Attributes.OFFSETS:
@@ -273,7 +279,7 @@ def decode(
         if header.kind == FrameKind.ROWS:
             columns = _read_rows(payload, schema)
         else:
-            columns = read_batch(pa.py_buffer(payload), schema)
+            columns = read_batch(pa.py_buffer(payload), schema, selected(schema, names))
     _check_count(columns.num_rows, header, where)
     return columns
 

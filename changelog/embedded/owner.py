@@ -19,6 +19,7 @@ from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.embedded import reading, retention
 from strandline.changelog.embedded.admission import admitted, identity_of
 from strandline.changelog.embedded.context import Seen
+from strandline.changelog.embedded.extents import extents_of
 from strandline.changelog.embedded.offsets import located
 from strandline.changelog.embedded.open_folder import OpenFolder
 from strandline.changelog.embedded.partition import Partition
@@ -29,6 +30,7 @@ from strandline.changelog.embedded.view import RecordView
 from strandline.changelog.errors import (
     InvalidTopic,
 )
+from strandline.changelog.extents import Extent, OffsetSpan
 from strandline.changelog.groups import (
     Assignment,
     GroupInfo,
@@ -294,6 +296,12 @@ class Owner:
         return reading.offset_for_time(
             self._log.partition(partition), timestamp, isolation=isolation
         )
+
+    def extents(
+        self, spans: Mapping[TopicPartition, OffsetSpan], *, extent_bytes: int
+    ) -> dict[TopicPartition, list[Extent]]:
+        self._log.check_open()
+        return extents_of(self._log.partition, spans, extent_bytes)
 
     def delete_records(self, partition: TopicPartition, before: int) -> int:
         with self._log.admin():

@@ -22,6 +22,7 @@ from strandline.changelog.pins import MAX_TIMEOUT_MS, PinName, PinnedRange
 from strandline.changelog.producer_state import EndedTransaction
 from strandline.changelog.records import Fetched, TopicPartition
 from strandline.changelog.schema import decode_schemas
+from strandline.changelog.selection import EVERYTHING, ReadSelection
 from strandline.changelog.storage import Storage
 
 KIND = "pin"
@@ -96,13 +97,20 @@ class PinReader:
         self._last: tuple[PinName, Pin] | None = None
 
     def fetch(
-        self, name: PinName, partition: TopicPartition, offset: int, *, max_bytes: int
+        self,
+        name: PinName,
+        partition: TopicPartition,
+        offset: int,
+        *,
+        max_bytes: int,
+        selection: ReadSelection = EVERYTHING,
     ) -> Fetched:
         """Implement `Pins.fetch`.
 
         Raises FileNotFoundError if the pin or one of its files is gone.
         """
-        return _view(self._pin(name), name, partition, offset).fetch(self._storage, max_bytes)
+        view = _view(self._pin(name), name, partition, offset)
+        return view.fetch(self._storage, max_bytes, selection)
 
     def forget(self) -> None:
         """Drop the cached document, because its pin may be gone."""

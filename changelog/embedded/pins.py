@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 from strandline.changelog.embedded.context import LogContext
+from strandline.changelog.embedded.extents import pieces_between
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.pin import Pin, PinnedPartition, PinnedPiece, PinReader
 from strandline.changelog.embedded.segment import Segment, SegmentPiece
@@ -50,6 +51,7 @@ from strandline.changelog.pins import (
 )
 from strandline.changelog.records import Fetched, ReadPosition, TopicPartition
 from strandline.changelog.schema import encode_schemas
+from strandline.changelog.selection import EVERYTHING, ReadSelection
 from strandline.changelog.storage import Storage
 
 PIECE_BYTES = 4 << 20
@@ -106,12 +108,20 @@ class KeptPins:
             return self._renew(name).ranges()
 
     def fetch(
-        self, name: PinName, partition: TopicPartition, offset: int, *, max_bytes: int
+        self,
+        name: PinName,
+        partition: TopicPartition,
+        offset: int,
+        *,
+        max_bytes: int,
+        selection: ReadSelection = EVERYTHING,
     ) -> Fetched:
         if name not in self._deadlines:
             raise _unknown(name)
         try:
-            return self._reader.fetch(name, partition, offset, max_bytes=max_bytes)
+            return self._reader.fetch(
+                name, partition, offset, max_bytes=max_bytes, selection=selection
+            )
         except FileNotFoundError as error:
             raise _unknown(name) from error
 
@@ -279,7 +289,7 @@ def _pin_partition(partition: Partition, wanted: PinnedRange, folder: str) -> Pi
             raise OffsetOutOfRange(
                 f"{topic}-{number}: cannot pin offsets {start} to {end}: {problem}"
             )
-        found = list(_pieces(partition, start, end))
+        found = list(pieces_between(partition, start, end, PIECE_BYTES))
         aborted = partition.aborted.among(start, end)
     if found:
         found[-1] = found[-1][0], _cut_at(end, *found[-1], storage)
@@ -288,22 +298,6 @@ def _pin_partition(partition: Partition, wanted: PinnedRange, folder: str) -> Pi
         _link(storage, segment.path, f"{folder}/{link}")
     pieces = [PinnedPiece(links[s], one.base_offset, one.start, one.end) for s, one in found]
     return PinnedPartition(topic, wanted.topic_id, number, start, end, pieces, list(aborted))
-
-
-def _pieces(partition: Partition, start: int, end: int) -> Iterator[tuple[Segment, SegmentPiece]]:
-    """Iterate over the pieces that hold offsets [`start`, `end`), each with its segment.
-
-    The last piece may reach beyond `end`.
-    """
-    if start >= end:
-        return
-    for segment in partition.segments:
-        if segment.end_offset > start:
-            position = segment.index.position_of(start)
-            for piece in segment.pieces(position, PIECE_BYTES):
-                if piece.base_offset >= end:
-                    return
-                yield segment, piece
 
 
 def _cut_at(end: int, segment: Segment, piece: SegmentPiece, storage: Storage) -> SegmentPiece:

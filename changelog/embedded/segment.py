@@ -89,6 +89,26 @@ class SparseIndex:
         index = bisect_right(self.offsets, offset) - 1
         return self.positions[index] if index >= 0 else 0
 
+    def estimate(self, offset: int, end_offset: int, size: int) -> int:
+        """Return about where `offset` is in the file.
+
+        Between two indexed frames the bytes are taken to be spread evenly over the offsets.
+
+        Args:
+            offset: Offset in the segment.
+            end_offset: End (exclusive) of the segment's offsets.
+            size: Size of the segment in bytes.
+        """
+        known = len(self.offsets)
+        index = bisect_right(self.offsets, offset, hi=known) - 1
+        if index < 0:
+            return 0
+        first, start = self.offsets[index], self.positions[index]
+        following = index + 1 < known
+        last = self.offsets[index + 1] if following else end_offset
+        stop = self.positions[index + 1] if following else size
+        return int(start + (stop - start) * (offset - first) / max(1, last - first))
+
     def offset_of_time(self, timestamp: int) -> int:
         """Return the offset from which to search for the first record of at least `timestamp`."""
         index = bisect_left(self.times_before, timestamp, hi=len(self.offsets)) - 1

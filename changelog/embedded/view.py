@@ -19,6 +19,7 @@ from strandline.changelog.embedded.segment import LocatedFrame, SegmentPiece
 from strandline.changelog.history import Epochs
 from strandline.changelog.records import Batch, ConsumerRecord, Fetched, TopicPartition
 from strandline.changelog.schema import ValueSchemas
+from strandline.changelog.selection import EVERYTHING, ReadSelection
 from strandline.changelog.storage import Storage
 
 
@@ -42,8 +43,10 @@ class RecordView:
     epochs: Epochs = ()
     """Epochs that name the positions from `offset` to `limit`."""
 
-    def fetch(self, storage: Storage, max_bytes: int) -> Fetched:
-        """Read at least one batch if there is any, then up to `max_bytes`.
+    def fetch(
+        self, storage: Storage, max_bytes: int, selection: ReadSelection = EVERYTHING
+    ) -> Fetched:
+        """Read at least one selected batch if there is any, then up to `max_bytes`.
 
         Raises FileNotFoundError, CorruptLog, StorageFailed.
         """
@@ -53,7 +56,7 @@ class RecordView:
             if used and used + frame.header.length > max_bytes:
                 break
             position = frame.header.last_offset + 1
-            batch = self._batch(frame)
+            batch = self._batch(frame, selection)
             if batch is not None:
                 batches.append(batch)
                 used += frame.header.length
@@ -109,11 +112,11 @@ class RecordView:
             return True
         return not self.aborted.covers(header.producer_id, header.base_offset)
 
-    def _batch(self, frame: LocatedFrame) -> Batch | None:
+    def _batch(self, frame: LocatedFrame, selection: ReadSelection = EVERYTHING) -> Batch | None:
         """Return the visible records of the frame from `offset` on; None if there are none."""
-        if not self._shows(frame):
+        if not self._shows(frame) or not selection.may_hold(frame.header.max_timestamp):
             return None
-        batch = batch_of(frame, self.partition, self.schemas)
+        batch = batch_of(frame, self.partition, self.schemas, selection.names)
         if batch.base_offset >= self.offset:
             return batch
         if batch.sparse_offsets is None:

@@ -156,6 +156,7 @@ NEEDED: Mapping[type[Any], Need] = {
     r.DescribeTopic: _visible_topics(lambda m: [m.name]),
     r.ListOffsets: _visible_topics(lambda m: (tp.topic for tp in m.partitions)),
     r.OffsetForTime: _topics("read", lambda m: [m.partition.topic]),
+    r.ListExtents: _topics("read", lambda m: (tp.topic for tp in m.spans)),
     r.DeleteRecords: _admin,
     r.CleanTopics: _admin,
     r.Cleaning: _no_right,

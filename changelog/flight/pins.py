@@ -12,6 +12,7 @@ from strandline.changelog.flight.messages import FetchRequest
 from strandline.changelog.flight.requests import HoldPin, ReleasePins, UsePin
 from strandline.changelog.pins import PinName, PinnedRange, PinnedRanges, Pins
 from strandline.changelog.records import Fetched, TopicPartition
+from strandline.changelog.selection import EVERYTHING, ReadSelection
 from strandline.changelog.storage import Storage
 
 T = TypeVar("T")
@@ -22,6 +23,7 @@ class FlightPins:
 
     If `storage`, the log's folder, is given, pinned records are read from its files without a call
     to the owner. If that fails, the owner is asked for the records, and its answer or error counts.
+    An owner sends all columns, whatever is selected.
     """
 
     def __init__(self, connection: FlightConnection, storage: Storage | None) -> None:
@@ -41,11 +43,19 @@ class FlightPins:
         return held
 
     def fetch(
-        self, name: PinName, partition: TopicPartition, offset: int, *, max_bytes: int
+        self,
+        name: PinName,
+        partition: TopicPartition,
+        offset: int,
+        *,
+        max_bytes: int,
+        selection: ReadSelection = EVERYTHING,
     ) -> Fetched:
         if self._reader is not None:
             try:
-                return self._reader.fetch(name, partition, offset, max_bytes=max_bytes)
+                return self._reader.fetch(
+                    name, partition, offset, max_bytes=max_bytes, selection=selection
+                )
             except (FileNotFoundError, StorageFailed, CorruptLog):
                 self._reader.forget()
         request = FetchRequest({partition: offset}, max_bytes, "read_committed", 0.0, name)
@@ -76,9 +86,19 @@ class FailoverPins:
         return self._repeated(lambda pins: pins.use(name))
 
     def fetch(
-        self, name: PinName, partition: TopicPartition, offset: int, *, max_bytes: int
+        self,
+        name: PinName,
+        partition: TopicPartition,
+        offset: int,
+        *,
+        max_bytes: int,
+        selection: ReadSelection = EVERYTHING,
     ) -> Fetched:
-        return self._repeated(lambda pins: pins.fetch(name, partition, offset, max_bytes=max_bytes))
+        return self._repeated(
+            lambda pins: pins.fetch(
+                name, partition, offset, max_bytes=max_bytes, selection=selection
+            )
+        )
 
     def release(self, holder: str, until: str) -> None:
         self._repeated(lambda pins: pins.release(holder, until))

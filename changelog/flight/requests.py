@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.cleaning import CleaningStatus
+from strandline.changelog.extents import Extent, OffsetSpan
 from strandline.changelog.flight.messages import FlightMessage
 from strandline.changelog.groups import Assignment, GroupInfo, GroupMember, Subscription
 from strandline.changelog.pins import PinName, PinnedRange, there
@@ -111,6 +112,15 @@ class OffsetForTime(Request, frozen=True):
 
     def run(self, broker: Broker) -> int | None:
         return broker.offset_for_time(self.partition, self.timestamp, isolation=self.isolation)
+
+
+class ListExtents(Request, frozen=True):
+    answer = dict[TopicPartition, list[Extent]]
+    spans: dict[TopicPartition, OffsetSpan]
+    extent_bytes: int
+
+    def run(self, broker: Broker) -> Any:
+        return broker.extents(self.spans, extent_bytes=self.extent_bytes)
 
 
 class DeleteRecords(Request, frozen=True):
@@ -363,6 +373,14 @@ class RequestBroker:
         isolation: Isolation = "read_committed",
     ) -> int | None:
         found: int | None = self._ask(OffsetForTime(partition, timestamp, isolation))
+        return found
+
+    def extents(
+        self, spans: Mapping[TopicPartition, OffsetSpan], *, extent_bytes: int
+    ) -> dict[TopicPartition, list[Extent]]:
+        found: dict[TopicPartition, list[Extent]] = self._ask(
+            ListExtents(dict(spans), extent_bytes)
+        )
         return found
 
     def delete_records(self, partition: TopicPartition, before: int) -> int:

@@ -15,6 +15,7 @@ from strandline.changelog.cleaning import CleaningStatus
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.config import check_client_name
 from strandline.changelog.errors import InvalidRequest, RebalanceInProgress, TransactionAborted
+from strandline.changelog.extents import Extent, OffsetSpan
 from strandline.changelog.groups import Assignment, GroupInfo, GroupMember, Subscription
 from strandline.changelog.kafka.address import check_files, parse_url
 from strandline.changelog.kafka.connection import KafkaConnection
@@ -152,6 +153,13 @@ class KafkaBroker:
     ) -> int | None:
         self._connection.check_open()
         return self._offsets.for_time(partition, timestamp, isolation)
+
+    def extents(
+        self, spans: Mapping[TopicPartition, OffsetSpan], *, extent_bytes: int
+    ) -> dict[TopicPartition, list[Extent]]:
+        """Return empty lists, because Kafka does not publish how large its records are."""
+        self._connection.check_open()
+        return {tp: [] for tp in spans}
 
     def delete_records(self, partition: TopicPartition, before: int) -> int:
         self._connection.check_open()

@@ -7,8 +7,8 @@ app in Spark's executors.
 
 Importing this package needs neither PySpark nor Java. Decisions that do not need Spark have modules
 of their own: options, offsets, planning (ranges to read), columns (types), reading and tables
-(fetching). `source` implements Spark's interface; `sessions` and `java` start Spark; `workers` runs
-apps.
+(fetching), tasks (division), progress (lag). `source` implements Spark's interface; `sessions` and
+`java` start Spark; `workers` runs apps; `writing` is the sink.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from strandline.framework.spark.java import find_java
+from strandline.framework.spark.progress import lag
 from strandline.framework.spark.sessions import session
 
 if TYPE_CHECKING:
     from strandline.framework.spark.workers import run
 
-__all__ = ["find_java", "run", "session"]
+__all__ = ["find_java", "lag", "run", "session"]
 
 
 def __getattr__(name: str) -> Any:

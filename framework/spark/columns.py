@@ -73,13 +73,23 @@ def topic_schema(topic: TopicInfo, *, metadata: bool, headers: bool) -> pa.Schem
 
 
 def to_rows(batch: Batch, target: pa.Schema) -> pa.RecordBatch:
-    """Return a batch of the log in the columns of `target`, which may be a part of the topic's."""
-    value = batch.columns.column("value")
-    own: dict[str, pa.Array] = {"value": value}
-    if pa.types.is_struct(value.type):
-        own = dict(zip(value.type.names, value.flatten(), strict=True))
+    """Return a batch of the log in the columns of `target`, which may be a part of the topic's.
+
+    The batch may lack columns that `target` does not name (`changelog.selection`).
+    """
+    own = _own(batch)
     arrays = [_column(batch, field, own) for field in target]
     return pa.RecordBatch.from_arrays(arrays, schema=target)
+
+
+def _own(batch: Batch) -> dict[str, pa.Array]:
+    """Return the topic's own columns in a batch; of a batch without values, none."""
+    if batch.columns.schema.get_field_index("value") < 0:
+        return {}
+    value = batch.columns.column("value")
+    if not pa.types.is_struct(value.type):
+        return {"value": value}
+    return dict(zip(value.type.names, value.flatten(), strict=True))
 
 
 def to_sized_batches(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

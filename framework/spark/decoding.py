@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from strandline.changelog.errors import CorruptLog, InvalidRecord
@@ -55,6 +56,19 @@ def decode(
     """Return the binary columns `key` and `value` as those of `target`. Raise InvalidRecord."""
     arrays = [_decoded(batch, field, topic, stored) for field in target]
     return pa.RecordBatch.from_arrays(arrays, schema=target)
+
+
+def decoded_nullable(
+    column: pa.Array, field: pa.Field, topic: str, stored: StoredValues = UNRECORDED
+) -> pa.Array:
+    """Return encoded keys or values, some of them null, in the type of `field`, named key or value.
+
+    Raises InvalidRecord.
+    """
+    present = pa.RecordBatch.from_arrays([column.drop_null()], names=[field.name])
+    typed = _decoded(present, field, topic, stored)
+    there = column.is_valid().to_numpy(zero_copy_only=False)
+    return typed.take(pa.array(np.cumsum(there) - 1, mask=~there))
 
 
 def without_expired(

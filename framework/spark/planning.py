@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from strandline.changelog.errors import InvalidConfig, UnknownPartition
+from strandline.changelog.extents import OffsetSpan
 from strandline.changelog.pins import PinName, PinnedRange
 from strandline.changelog.records import PartitionOffsets, TopicPartition
 from strandline.framework.spark.offsets import Position, Positions
-from strandline.framework.spark.options import EARLIEST, LATEST, StartOrEnd
+from strandline.framework.spark.options import EARLIEST, LATEST, Numbers
 from strandline.statestore.declaration import Form
 from strandline.statestore.values import Expiry
 
@@ -70,17 +71,24 @@ class ReadPlan(NamedTuple):
     """One sentence for each loss."""
 
 
-def resolve(where: StartOrEnd, ends: Ends, option: str) -> dict[TopicPartition, Position]:
+def resolve(
+    where: Literal["earliest", "latest"] | Numbers, ends: Ends, option: str
+) -> dict[TopicPartition, Position]:
     """Return the positions of "earliest", "latest" or a user's offsets in each partition.
 
     A user's offsets must name every partition, and no other. Raises InvalidConfig otherwise.
     """
     if isinstance(where, Mapping):
-        _check_complete(where, ends, option)
-        asked = {tp: where[tp.topic][tp.partition] for tp in ends}
+        asked = for_each(where, ends, option)
     else:
         asked = dict.fromkeys(ends, EARLIEST if where == "earliest" else LATEST)
     return {tp: _named(_offset(asked[tp], now), now) for tp, now in ends.items()}
+
+
+def for_each(numbers: Numbers, ends: Ends, option: str) -> dict[TopicPartition, int]:
+    """Return a user's number for each partition. Raises InvalidConfig unless all are named."""
+    _check_complete(numbers, ends, option)
+    return {tp: numbers[tp.topic][tp.partition] for tp in ends}
 
 
 def latest(ends: Ends) -> dict[TopicPartition, Position]:
@@ -108,11 +116,25 @@ def admit(
     offset while the limit lasts (the largest backlogs first), so that none starves. No end is after
     `available`.
     """
-    origin = {tp: _origin(start.get(tp), ends[tp]) for tp in available}
-    backlog = {tp: max(0, available[tp].offset - origin[tp]) for tp in available}
-    shares = share(limit, backlog)
+    waiting = backlog(start, available, ends)
+    shares = share(limit, {tp: span.end - span.start for tp, span in waiting.items()})
+    return admit_until(
+        available, ends, {tp: span.start + shares[tp] for tp, span in waiting.items()}
+    )
+
+
+def backlog(start: Positions, available: Positions, ends: Ends) -> dict[TopicPartition, OffsetSpan]:
+    """Return the offsets of each partition that are still to be read."""
+    origins = {tp: _origin(start.get(tp), ends[tp]) for tp in available}
+    return {tp: OffsetSpan(at, max(at, available[tp].offset)) for tp, at in origins.items()}
+
+
+def admit_until(
+    available: Positions, ends: Ends, limits: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, Position]:
+    """Return the ends of a read that reads each partition up to an offset at most."""
     return {
-        tp: now if shares[tp] >= backlog[tp] else _named(origin[tp] + shares[tp], ends[tp])
+        tp: now if limits[tp] >= now.offset else _named(limits[tp], ends[tp])
         for tp, now in available.items()
     }
 

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from strandline.changelog.selection import ReadSelection
 from strandline.framework.spark import reading, versions
 from strandline.framework.spark.columns import to_rows, to_sized_batches
+from strandline.framework.spark.filters import passing
 from strandline.framework.spark.options import SourceOptions
-from strandline.framework.spark.planning import OffsetRange
+from strandline.framework.spark.tasks import Task
 
 BATCH_ROWS = 32_768
 """Minimum number of rows of a batch for Spark; smaller batches of the log are combined."""
@@ -20,9 +22,11 @@ BATCH_ROWS = 32_768
 
 @dataclass
 class RangePartition(InputPartition):
-    """Range that one task reads: of records, or of a store's changelog."""
+    """Ranges that one task reads, in order: of records, or of stores' changelogs."""
 
-    range: OffsetRange
+    ranges: Task
+    since_ms: int | None = None
+    """Milliseconds since the epoch. Older records do not pass the filters of the read."""
 
 
 class RecordReader:
@@ -31,16 +35,24 @@ class RecordReader:
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._target = versions.to_arrow(schema)
+        self._filters: list[Filter] = []
+        """Filters that are evaluated here and not by Spark."""
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the records of a range. Spark requests a partition even if none was planned."""
+        """Yield the records of a task. Spark requests a partition even if none was planned."""
         if not isinstance(partition, RangePartition):
             return
         options = self._options
+        selection = ReadSelection(frozenset(self._target.names), partition.since_ms)
         with reading.open_log(options.path) as log:
-            batches = reading.read_range(
-                log.broker, partition.range, fail_on_data_loss=options.fail_on_data_loss
+            rows = (
+                passing(self._filters, to_rows(batch, self._target))
+                for each in partition.ranges
+                for batch in reading.read_range(
+                    log.broker,
+                    each,
+                    fail_on_data_loss=options.fail_on_data_loss,
+                    selection=selection,
+                )
             )
-            yield from to_sized_batches(
-                (to_rows(batch, self._target) for batch in batches), BATCH_ROWS
-            )
+            yield from to_sized_batches(rows, BATCH_ROWS)

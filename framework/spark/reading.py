@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,10 @@ from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import InvalidConfig, OffsetOutOfRange, UnknownPin
 from strandline.changelog.pins import PinName, there
 from strandline.changelog.records import Batch, Fetched, PartitionOffsets, TopicInfo, TopicPartition
+from strandline.changelog.selection import EVERYTHING, ReadSelection
+from strandline.framework.spark import planning
+from strandline.framework.spark.offsets import Position
+from strandline.framework.spark.options import AtTime, StartOrEnd
 from strandline.framework.spark.planning import Ends, OffsetRange
 
 if TYPE_CHECKING:
@@ -55,6 +59,38 @@ def ends_of(broker: Broker, topics: list[TopicInfo]) -> Ends:
     )
 
 
+def resolve(
+    broker: Broker, where: StartOrEnd, ends: Ends, option: str
+) -> dict[TopicPartition, Position]:
+    """Return the positions of a start or end in each partition; times are looked up.
+
+    Raises InvalidConfig for a user's offsets or times that do not name every partition, and for a
+    start that is later than all records, unless the end of the partition is to be used then.
+    """
+    if not isinstance(where, AtTime):
+        return planning.resolve(where, ends, option)
+    if isinstance(where.ms, Mapping):
+        times = planning.for_each(where.ms, ends, where.option)
+    else:
+        times = dict.fromkeys(ends, where.ms)
+    offsets: dict[str, dict[int, int]] = {}
+    for tp, ms in times.items():
+        offset = _offset_at(broker, where, tp, ms, ends[tp].last_stable_offset)
+        offsets.setdefault(tp.topic, {})[tp.partition] = offset
+    return planning.resolve(offsets, ends, where.option)
+
+
+def _offset_at(broker: Broker, where: AtTime, tp: TopicPartition, ms: int, end: int) -> int:
+    """Return the offset of the first record of at least that time; at most `end`."""
+    found = broker.offset_for_time(tp, ms)
+    if found is None and not where.or_latest:
+        raise InvalidConfig(
+            f"{where.option}: all records of {tp} are before {ms}; choose an earlier time, or set "
+            "startingOffsetsByTimestampStrategy to latest"
+        )
+    return end if found is None else min(found, end)
+
+
 def report(losses: list[str], *, fail: bool) -> None:
     """Raise OffsetOutOfRange for losses, or only log them."""
     if not losses:
@@ -68,15 +104,23 @@ def report(losses: list[str], *, fail: bool) -> None:
         _log.warning("%s; going on, since failOnDataLoss is false", loss)
 
 
-def read_range(broker: Broker, range_: OffsetRange, *, fail_on_data_loss: bool) -> Iterator[Batch]:
+def read_range(
+    broker: Broker,
+    range_: OffsetRange,
+    *,
+    fail_on_data_loss: bool,
+    selection: ReadSelection = EVERYTHING,
+) -> Iterator[Batch]:
     """Yield the committed records of a range in order, each once; unchanged if it is pinned.
+
+    Batches may lack columns and records that `selection` leaves out.
 
     Raises OffsetOutOfRange if some are gone; without `fail_on_data_loss` it yields the rest.
     """
     position = range_.start
     if range_.pin is not None:
         try:
-            for fetched in _pinned_fetches(broker, range_, range_.pin):
+            for fetched in _pinned_fetches(broker, range_, range_.pin, selection):
                 yield from _inside(fetched, range_)
                 position = fetched.next_offset
         except UnknownPin as error:
@@ -88,7 +132,7 @@ def read_range(broker: Broker, range_: OffsetRange, *, fail_on_data_loss: bool) 
 
 def read_pinned(broker: Broker, range_: OffsetRange, pin: PinName) -> Iterator[Batch]:
     """Yield the committed records of a range as they were when it was pinned. Raise UnknownPin."""
-    for fetched in _pinned_fetches(broker, range_, pin):
+    for fetched in _pinned_fetches(broker, range_, pin, EVERYTHING):
         yield from _inside(fetched, range_)
 
 
@@ -113,7 +157,9 @@ def _fetches(broker: Broker, range_: OffsetRange, fail: bool) -> Iterator[Fetche
         position = fetched.next_offset
 
 
-def _pinned_fetches(broker: Broker, range_: OffsetRange, pin: PinName) -> Iterator[Fetched]:
+def _pinned_fetches(
+    broker: Broker, range_: OffsetRange, pin: PinName, selection: ReadSelection
+) -> Iterator[Fetched]:
     """Yield fetches of the range by its pin. Raise UnknownPin."""
     clock, position, due, pins = SystemClock(), range_.start, 0.0, there(broker.pins)
     while position < range_.end:
@@ -121,7 +167,7 @@ def _pinned_fetches(broker: Broker, range_: OffsetRange, pin: PinName) -> Iterat
             pins.use(pin)
             due = clock.monotonic() + PIN_USE_INTERVAL_S
         tp = range_.topic_partition
-        fetched = pins.fetch(pin, tp, position, max_bytes=FETCH_BYTES)
+        fetched = pins.fetch(pin, tp, position, max_bytes=FETCH_BYTES, selection=selection)
         yield fetched
         position = fetched.next_offset
 

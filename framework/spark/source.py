@@ -16,15 +16,26 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
+    Filter,
     InputPartition,
 )
 from pyspark.sql.types import StructType
 
 from strandline.changelog.errors import InvalidConfig
-from strandline.framework.spark import pinning, planning, reading, tables, versions
+from strandline.framework.spark import (
+    changes,
+    pinning,
+    planning,
+    pruning,
+    reading,
+    tables,
+    versions,
+)
 from strandline.framework.spark.columns import topics_schema
+from strandline.framework.spark.filters import supported
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.range_reader import RangePartition, RecordReader
+from strandline.framework.spark.tasks import table_tasks, tasks_of
 from strandline.framework.spark.writing.options import SinkOptions
 
 
@@ -46,6 +57,8 @@ class StrandlineSource(DataSource):
     def schema(self) -> StructType:
         options = self._options
         with reading.open_log(options.path) as log:
+            if options.changes:
+                return versions.to_spark(changes.changes_schema(log.broker, options))
             if options.store is not None:
                 return versions.to_spark(tables.store_schema(log.broker, options))
             topics = reading.describe(log.broker, options.topics)
@@ -56,18 +69,23 @@ class StrandlineSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = self._options
+        if options.changes:
+            raise InvalidConfig("changes are read as a stream: spark.readStream")
         if options.store is not None:
             return StoreReader(options, schema)
-        return BatchReader(options, schema)
+        reader = FilteringReader if options.push_filters else BatchReader
+        return reader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from strandline.framework.spark.streaming import StreamReader
+        from strandline.framework.spark.streaming import ChangesReader, StreamReader
 
         options = self._options
+        if options.changes:
+            return ChangesReader(options, schema)
         if options.store is not None:
             raise InvalidConfig(
-                "a store's latest state is a batch read; to follow its changes, subscribe to its "
-                "changelog topic"
+                "a store's latest state is a batch read; to follow its changes, set the option changes "
+                "to true, or subscribe to its changelog topic"
             )
         return StreamReader(options, schema)
 
@@ -88,16 +106,33 @@ class BatchReader(RecordReader, DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         with reading.open_log(options.path) as log:
+            topics = reading.describe(log.broker, options.topics)
+            filters = pruning.metadata_filters(self._filters, topics)
 
             def look() -> planning.ReadPlan:
                 ends = reading.ends_of(log.broker, reading.describe(log.broker, options.topics))
-                start = planning.resolve(options.start_of_batch(), ends, "startingOffsets")
-                end = planning.resolve(options.end_of_batch(), ends, "endingOffsets")
-                return planning.plan(start, end, ends)
+                first, last = options.start_of_batch(), options.end_of_batch()
+                start = reading.resolve(log.broker, first, ends, "startingOffsets")
+                end = reading.resolve(log.broker, last, ends, "endingOffsets")
+                found = planning.plan(start, end, ends)
+                return found._replace(ranges=pruning.pruned(log.broker, found.ranges, filters))
 
             name, timeout = pinning.pin_of_read(), options.batch_pin_ms
             ranges = pinning.planned(log.broker, options, name, timeout, look)
-        return [RangePartition(each) for each in ranges]
+            since = pruning.since_ms(filters)
+            return [RangePartition(task, since) for task in tasks_of(log.broker, options, ranges)]
+
+
+class FilteringReader(BatchReader):
+    """A batch read to which Spark hands over filters (`pushFilters`).
+
+    Spark plans with it only if `spark.sql.python.filterPushdown.enabled` is true, else it raises.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:
+        """Take over the filters that give Spark's results here, and return the others."""
+        self._filters = [each for each in filters if supported(each, self._target)]
+        return [each for each in filters if not any(each is one for one in self._filters)]
 
 
 class StoreReader(DataSourceReader):
@@ -111,11 +146,12 @@ class StoreReader(DataSourceReader):
         with reading.open_log(self._options.path) as log:
             tables.check_columns(log.broker, self._options, self._target)
             ranges = tables.plan_store(log.broker, self._options)
-        return [RangePartition(each) for each in ranges]
+            return [RangePartition(task) for task in table_tasks(log.broker, self._options, ranges)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the latest value of each key of one partition, as of the time of planning."""
+        """Yield the latest value of each key of a task's partitions, as of the time of planning."""
         if not isinstance(partition, RangePartition):
             return
         with reading.open_log(self._options.path) as log:
-            yield from tables.read_store(log.broker, partition.range, self._target, self._options)
+            for each in partition.ranges:
+                yield from tables.read_store(log.broker, each, self._target, self._options)

@@ -8,19 +8,24 @@ repeated batch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.pins import PinName, there
-from strandline.framework.spark import pinning, planning, reading, versions
+from strandline.changelog.records import TopicInfo
+from strandline.framework.spark import changes, pinning, planning, reading, tables, versions
 from strandline.framework.spark.offsets import Positions, QueryProgress, from_json, to_json
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.planning import OffsetRange
 from strandline.framework.spark.range_reader import RangePartition, RecordReader
+from strandline.framework.spark.tasks import ends_within, extents_of, tasks_of
+from strandline.framework.spark.versions import BatchLimit
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
@@ -46,7 +51,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Return the start of a new query."""
         start = self._options.start_of_stream()
-        self._initial = planning.resolve(start, self._ends(), "startingOffsets")
+        self._initial = reading.resolve(self._broker, start, self._ends(), "startingOffsets")
         self._reached = self._initial
         return to_json(
             QueryProgress(self._reached, self._holder if versions.HAS_ADMISSION_CONTROL else "")
@@ -63,14 +68,11 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         run does not find these pins.
         """
         if start is None or limit is None:
-            before, self._reached = (
-                self._reached,
-                self._next(self._reached, self._options.max_offsets),
-            )
+            before, self._reached = self._reached, self._next(self._reached, self._limit)
             return to_json(QueryProgress(self._reached, since=self._since(before)))
         known = from_json(start)
         before = known.positions
-        self._reached = self._next(before, versions.rows_allowed(limit))
+        self._reached = self._next(before, versions.allowed(limit, self._limit))
         if self._reached == before:
             return start
         holder = known.holder or self._holder
@@ -80,8 +82,8 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         return to_json(until)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit of `maxOffsetsPerTrigger`."""
-        return versions.read_limit(self._options.max_offsets)
+        """Return the limit of `maxOffsetsPerTrigger`, else that of `maxBytesPerTrigger`."""
+        return versions.read_limit(self._limit)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Return the end of the log, for the query's progress."""
@@ -92,7 +94,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         self._last = planning.latest(self._ends())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return one task for each partition with records between `start` and `end`."""
+        """Return the tasks that read the records between `start` and `end`."""
         until = from_json(end)
         before = from_json(start).positions if until.since is None else until.since
         self._reached = until.positions
@@ -104,7 +106,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
             if self._pins and until.pinned:
                 reading.report([_gone(name)], fail=self._options.fail_on_data_loss)
             ranges = self._planned(before, until)
-        return [RangePartition(each) for each in ranges]
+        return self._tasks(ranges, before)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Release the pin of the batch that ends at `end`, because Spark will not read it again."""
@@ -133,39 +135,108 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         ends = pinning.position_name(before), pinning.position_name(until.positions)
         return PinName(until.holder or self._holder, *ends)
 
+    def _tasks(self, ranges: list[OffsetRange], _before: Positions) -> Sequence[InputPartition]:
+        return [RangePartition(task) for task in tasks_of(self._broker, self._options, ranges)]
+
+    def _plan(self, before: Positions, until: Positions) -> planning.ReadPlan:
+        return planning.plan(before, until, self._ends())
+
     def _planned(self, before: Positions, until: QueryProgress) -> list[OffsetRange]:
         """Return the ranges between two positions, pinned."""
 
         def look() -> planning.ReadPlan:
-            return planning.plan(before, until.positions, self._ends())
+            return self._plan(before, until.positions)
 
         options, name = self._options, self._pin(before, until)
         return pinning.planned(self._broker, options, name, options.stream_pin_ms, look)
 
-    def _next(self, before: Positions | None, allowed: int | None) -> Positions:
+    @property
+    def _limit(self) -> BatchLimit:
+        return BatchLimit(self._options.max_offsets, self._options.max_bytes)
+
+    def _next(self, before: Positions | None, limit: BatchLimit) -> Positions:
         ends = self._ends()
         available = planning.latest(ends) if self._last is None else self._last
         if before is None:
-            if allowed is not None:
-                _log.warning(
-                    "on Spark 4.1 maxOffsetsPerTrigger begins with the second batch of a run"
-                )
+            if limit != BatchLimit():
+                _log.warning("on Spark 4.1 a limit begins with the second batch of a run")
             return available
         losses = planning.lost_since(before, ends)
         reading.report(losses, fail=self._options.fail_on_data_loss)
-        if allowed is not None:
-            available = planning.admit(before, available, ends, allowed)
+        if limit.rows is not None:
+            available = planning.admit(before, available, ends, limit.rows)
+        if limit.size is not None:
+            available = self._admit_bytes(before, available, ends, limit.size)
         return planning.advance(before, available, ends)
 
+    def _admit_bytes(
+        self, before: Positions, available: Positions, ends: planning.Ends, limit: int
+    ) -> Positions:
+        waiting = planning.backlog(before, available, ends)
+        ranges = [OffsetRange(*tp, ends[tp].topic_id, *span) for tp, span in waiting.items()]
+        extents = extents_of(self._broker, ranges, limit // 8)
+        return planning.admit_until(available, ends, ends_within(ranges, extents, limit))
+
     def _ends(self) -> planning.Ends:
-        topics = reading.describe(self._broker, self._options.topics)
-        return reading.ends_of(self._broker, topics)
+        return reading.ends_of(self._broker, self._topics())
+
+    def _topics(self) -> list[TopicInfo]:
+        return reading.describe(self._broker, self._options.topics)
 
     @property
     def _broker(self) -> Broker:
         if self._open is None:
             self._open = reading.open_log(self._options.path)
         return self._open.broker
+
+
+@dataclass
+class ChangesPartition(InputPartition):
+    """Changes of one partition that one task reads."""
+
+    range: OffsetRange
+    """Range that holds the changes and everything before them."""
+    since: int
+    """Offset of the first change."""
+
+
+class ChangesReader(StreamReader):
+    """Follows the changes of a store; `changes` explains how old values are found."""
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the changes of one partition in a micro-batch."""
+        if not isinstance(partition, ChangesPartition):
+            return
+        with reading.open_log(self._options.path) as log:
+            yield from changes.read_changes(
+                log.broker, partition.range, partition.since, self._target, self._options
+            )
+
+    def _topics(self) -> list[TopicInfo]:
+        return [tables.table_topic(self._broker, self._options)]
+
+    def _ends(self) -> planning.Ends:
+        only = self._options.partition
+        found = super()._ends()
+        return {tp: end for tp, end in found.items() if only in (None, tp.partition)}
+
+    def _plan(self, before: Positions, until: Positions) -> planning.ReadPlan:
+        ends = self._ends()
+        return changes.widened(planning.plan(before, until, ends), ends)
+
+    def _tasks(self, ranges: list[OffsetRange], before: Positions) -> Sequence[InputPartition]:
+        stored = tables.stored_values(self._broker, self._topics()[0], self._options)
+        return [
+            ChangesPartition(replace(each, stored=stored), _first_change(each, before))
+            for each in ranges
+        ]
+
+
+def _first_change(range_: OffsetRange, before: Positions) -> int:
+    """Return the first offset of a range that the query has not read."""
+    position = before.get(range_.topic_partition)
+    known = position is not None and position.topic_id == range_.topic_id
+    return max(range_.start, position.offset) if position is not None and known else range_.start
 
 
 def _gone(name: PinName) -> str:

@@ -33,7 +33,7 @@ from strandline.changelog.pins import there
 from strandline.changelog.records import Batch, TopicInfo
 from strandline.framework.parts import partitions_asked
 from strandline.framework.querying.placement import is_placed
-from strandline.framework.spark import decoding, groups
+from strandline.framework.spark import as_of, decoding, groups
 from strandline.framework.spark.columns import METADATA, topic_schema
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.pinning import pin_of_read, planned
@@ -87,7 +87,7 @@ def store_schema(broker: Broker, options: SourceOptions) -> pa.Schema:
     if topic.schema is not None:
         columns = topic_schema(topic, metadata=False, headers=False)
         return pa.schema([BINARY.field("key"), *(f for f in columns if f.name != "key")])
-    recorded = _stored_values(broker, topic, options)
+    recorded = stored_values(broker, topic, options)
     if (aggregation := groups.groups_of(options, recorded)) is not None:
         return groups.groups_schema(aggregation)
     stored = recorded or decoding.UNRECORDED
@@ -108,7 +108,7 @@ def check_columns(broker: Broker, options: SourceOptions, target: pa.Schema) -> 
         return
     app, _, store = (options.store or "").partition("/")
     topic = table_topic(broker, options)
-    aggregation = groups.groups_of(options, _stored_values(broker, topic, options))
+    aggregation = groups.groups_of(options, stored_values(broker, topic, options))
     if groups.takes_columns(aggregation, target):
         return
     count = topic.partitions
@@ -121,22 +121,31 @@ def check_columns(broker: Broker, options: SourceOptions, target: pa.Schema) -> 
 
 
 def plan_store(broker: Broker, options: SourceOptions) -> list[OffsetRange]:
-    """Return one range for each partition of the store: everything up to now, pinned."""
+    """Return one range for each partition of the store: everything up to now, pinned.
+
+    With `asOfOffsets` or `asOfTimestamp` the ranges end there. Raises OffsetOutOfRange if the log
+    no longer has that state.
+    """
     topic, timeout = table_topic(broker, options), options.batch_pin_ms
+    as_of.check(broker, options)
 
     def look() -> ReadPlan:
         wanted = partitions_asked(topic.name, topic.partitions, options.partition)
         ends = {tp: end for tp, end in ends_of(broker, [topic]).items() if tp.partition in wanted}
-        return plan(resolve("earliest", ends, "store"), latest(ends), ends)
+        start = resolve("earliest", ends, "store")
+        if options.as_of is None:
+            return plan(start, latest(ends), ends)
+        return plan(start, as_of.positions(broker, options.as_of, ends), ends)
 
     while True:
         name = pin_of_read()
         ranges = planned(broker, options, name, timeout, look)
         # Read the declaration after planning. A rewrite of values is recorded before it begins, so
         # a plan that contains rewritten values is followed by a read that sees the record.
-        stored = _stored_values(broker, topic, options)
+        stored = stored_values(broker, topic, options)
         ranges = [replace(each, stored=stored) for each in ranges]
         if (aggregation := groups.groups_of(options, stored)) is not None:
+            as_of.check_groups(options, aggregation)
             ranges = groups.with_closed(broker, options, aggregation, ranges)
         if not any(each.pin for each in ranges) or _are_whole(broker, ranges):
             return ranges
@@ -153,8 +162,10 @@ def read_store(
     broker: Broker, range_: OffsetRange, target: pa.Schema, options: SourceOptions
 ) -> Iterator[pa.RecordBatch]:
     """Yield the latest value of each key in one partition."""
-    table = _table(broker, range_, fail_on_data_loss=options.fail_on_data_loss)
-    now, stored = SystemClock().now_ms(), range_.stored or decoding.UNRECORDED
+    # Without its pin an earlier state cannot be read, not even a part of it.
+    fail = options.fail_on_data_loss or options.as_of is not None
+    table = _table(broker, range_, fail_on_data_loss=fail)
+    now, stored = as_of.moment_ms(options), range_.stored or decoding.UNRECORDED
     aggregation = groups.groups_of(options, stored)
     if aggregation is not None and groups.takes_columns(aggregation, target):
         yield from groups.group_batches(table, aggregation, stored, target, BATCH_ROWS)
@@ -205,17 +216,23 @@ def _changes(broker: Broker, range_: OffsetRange, *, fail_on_data_loss: bool) ->
 
 def latest_by_key(batches: Iterable[Batch]) -> pa.Table | None:
     """Return the last record of each key, without tombstones; None if there are no records."""
+    kept = last_of_each_key(batch.columns.select(["key", "value"]) for batch in batches)
+    return None if kept is None else kept.filter(kept["value"].is_valid())
+
+
+def last_of_each_key(records: Iterable[pa.RecordBatch]) -> pa.Table | None:
+    """Return the last record of each key, tombstones included; None if there are no records."""
     kept: pa.Table | None = None
     waiting: list[pa.RecordBatch] = []
     rows = 0
-    for batch in batches:
-        waiting.append(batch.columns.select(["key", "value"]))
+    for batch in records:
+        waiting.append(batch)
         rows += len(batch)
         if rows >= max(COMPACT_ROWS, len(kept) if kept else 0):
             kept, waiting, rows = _last_of_each(kept, waiting), [], 0
     if waiting:
         kept = _last_of_each(kept, waiting)
-    return None if kept is None else kept.filter(kept["value"].is_valid())
+    return kept
 
 
 def _last_of_each(kept: pa.Table | None, newer: list[pa.RecordBatch]) -> pa.Table:
@@ -229,7 +246,7 @@ def _last_of_each(kept: pa.Table | None, newer: list[pa.RecordBatch]) -> pa.Tabl
     return whole.take(pa.array(last))
 
 
-def _stored_values(broker: Broker, topic: TopicInfo, options: SourceOptions) -> StoredValues | None:
+def stored_values(broker: Broker, topic: TopicInfo, options: SourceOptions) -> StoredValues | None:
     """Return the encoding of an app's store, if it is recorded.
 
     Raises InvalidConfig while values are still to be rewritten for a changed declaration.

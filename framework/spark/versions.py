@@ -8,18 +8,23 @@ and makes one batch of everything for `Trigger.AvailableNow`.
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        ReadMaxRows,
+    )
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow as AvailableNow
 else:
     try:
-        from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+        from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
         from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow as AvailableNow
     except ImportError:
         AvailableNow = object
@@ -27,8 +32,9 @@ else:
 __all__ = [
     "HAS_ADMISSION_CONTROL",
     "AvailableNow",
+    "BatchLimit",
+    "allowed",
     "read_limit",
-    "rows_allowed",
     "to_arrow",
     "to_spark",
 ]
@@ -37,14 +43,30 @@ HAS_ADMISSION_CONTROL = AvailableNow is not object
 """True if Spark passes the query's position to `latestOffset` (from 4.2 on)."""
 
 
-def read_limit(max_rows: int | None) -> ReadLimit:
-    """Return Spark's form of a limit for each micro-batch (from 4.2 on)."""
-    return ReadAllAvailable() if max_rows is None else ReadMaxRows(max_rows)
+class BatchLimit(NamedTuple):
+    """Maximum size of a micro-batch; None is no limit."""
+
+    rows: int | None = None
+    size: int | None = None
+    """Bytes."""
 
 
-def rows_allowed(limit: ReadLimit) -> int | None:
-    """Return the number of rows that Spark allows; None for all."""
-    return getattr(limit, "max_rows", None)
+def read_limit(limit: BatchLimit) -> ReadLimit:
+    """Return Spark's form of a limit for each micro-batch (from 4.2 on).
+
+    Spark has no form for two limits. The reader applies the other one as well (`allowed`).
+    """
+    if limit.rows is not None:
+        return ReadMaxRows(limit.rows)
+    return ReadAllAvailable() if limit.size is None else ReadMaxBytes(limit.size)
+
+
+def allowed(limit: ReadLimit, own: BatchLimit) -> BatchLimit:
+    """Return how much Spark allows, together with the reader's own limit if that is in force."""
+    rows, size = getattr(limit, "max_rows", None), getattr(limit, "max_bytes", None)
+    if rows is None and size is None:
+        return BatchLimit()
+    return BatchLimit(own.rows if rows is None else rows, own.size if size is None else size)
 
 
 def to_spark(schema: pa.Schema) -> StructType:

@@ -351,6 +351,7 @@ def request_seeds() -> list[bytes]:
         "ListTopics": [],
         "DescribeTopic": ["t"],
         "ListOffsets": [[tp]],
+        "ListExtents": [{tp: [0, 5]}, 1 << 20],
         "OffsetForTime": [tp, 5, "read_committed"],
         "DeleteRecords": [tp, 5],
         "CleanTopics": [["t"]],

@@ -19,6 +19,7 @@ from strandline.changelog.embedded.format import (
     padded,
 )
 from strandline.changelog.embedded.frame import _payload, frame_parts
+from strandline.changelog.flatbuffers import field, target
 from tests.log.kit import columns
 
 
@@ -61,8 +62,8 @@ def _compressed_buffers(message: pa.Message) -> Iterator[int]:
 
 def _buffers(metadata: memoryview) -> int:
     """Return the position of the vector of buffers."""
-    table = ipc._target(metadata, ipc._field(metadata, ipc._target(metadata, 0), 2))
-    return ipc._target(metadata, ipc._field(metadata, table, 2))
+    table = target(metadata, field(metadata, target(metadata, 0), 2))
+    return target(metadata, field(metadata, table, 2))
 
 
 def sharing(message: bytes) -> bytes:

@@ -31,6 +31,7 @@ from strandline.changelog.errors import (
     Unauthenticated,
     UnknownPin,
 )
+from strandline.changelog.extents import OffsetSpan
 from strandline.changelog.flight import hello, requests, tokens
 from strandline.changelog.flight.address import connect
 from strandline.changelog.flight.authorization import NEEDED, VISIBLE, Permit
@@ -145,6 +146,7 @@ SCHEMA = pa.schema([pa.field("x", pa.int64())])
 REFUSED: dict[str, tuple[str, Callable[[Broker], object]]] = {
     "fetch": ("read:mine", lambda b: b.fetch({MINE: 0})),
     "fetch by time": ("read:mine", lambda b: b.offset_for_time(MINE, 0)),
+    "sizes": ("read:mine", lambda b: b.extents({MINE: OffsetSpan(0, 1)}, extent_bytes=1)),
     "pin": (
         "read:mine",
         lambda b: there(b.pins).hold(PIN, {MINE: PinnedRange("0", 0, 1)}, timeout_ms=HOUR_MS),

@@ -172,6 +172,8 @@ def asking_with(number: int) -> Iterator[Callable[[Stranger], object]]:
     for kind, body in (
         ("DeleteRecords", [["t", 0], number]),
         ("OffsetForTime", [["t", 0], number, "read_committed"]),
+        ("ListExtents", [{("t", 0): [number, number]}, number]),
+        ("ListExtents", [{("t", number): [0, 1]}, 1]),
         ("ListOffsets", [[["t", number]]]),
         ("CommitOffsets", ["g", {("t", 0): [number, "", ""]}]),
         ("CommitOffsets", ["g", {("t", number): [0, "", ""]}]),

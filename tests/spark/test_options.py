@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from strandline.changelog.errors import InvalidConfig
-from strandline.framework.spark.options import SourceOptions
+from strandline.framework.spark.options import AtTime, SourceOptions
 
 
 def parse(**options: str) -> SourceOptions:
@@ -45,7 +45,7 @@ def test_offsets_are_words_or_kafkas_json() -> None:
         ({"subscribe": "a", "store": "x/y"}, "say what to read"),
         ({"subscribe": " , "}, "say what to read"),
         ({"subscribe": "a", "startingOffset": "earliest"}, "did you mean 'startingOffsets'"),
-        ({"subscribe": "a", "minPartitions": "3"}, "has no option 'minPartitions'"),
+        ({"subscribe": "a", "minPartition": "3"}, "has no option 'minPartition'"),
         ({"subscribe": "a", "failOnDataLoss": "no"}, "must be 'true' or 'false', got 'no'"),
         ({"subscribe": "a", "maxOffsetsPerTrigger": "0"}, "whole number above 0"),
         ({"subscribe": "a", "maxOffsetsPerTrigger": "1e3"}, "whole number above 0"),
@@ -53,6 +53,13 @@ def test_offsets_are_words_or_kafkas_json() -> None:
         ({"subscribe": "a", "startingOffsets": '{"a": {"0": -3}}'}, "0 or more"),
         ({"subscribe": "a", "decode": "false"}, "decode can be used with store only"),
         ({"store": "a/b", "startingOffsets": "earliest"}, "with subscribe only"),
+        ({"subscribe": "a", "startingTimestamp": "2024-01-01"}, "whole number above -1"),
+        ({"subscribe": "a", "endingOffsetsByTimestamp": "5"}, "must be JSON like"),
+        ({"subscribe": "a", "endingOffsetsByTimestamp": '{"a": {"0": -1}}'}, "0 or more"),
+        (
+            {"subscribe": "a", "startingOffsetsByTimestampStrategy": "earliest"},
+            "must be 'error' or 'latest'",
+        ),
     ],
 )
 def test_invalid_options_are_refused(options: dict[str, str], said: str) -> None:
@@ -89,3 +96,18 @@ def test_a_store_is_its_changelog_and_decoded_by_default() -> None:
 def test_a_compacted_topic_is_read_as_a_table_by_its_name() -> None:
     assert parse(store="prices").table == "prices"
     assert parse(store="prices").decode is False
+
+
+def test_a_time_for_all_goes_before_times_and_times_before_offsets() -> None:
+    times = {"startingOffsetsByTimestamp": '{"a": {"0": 7}}', "startingOffsets": "earliest"}
+    assert parse(subscribe="a", **times).start_of_batch() == AtTime(
+        {"a": {0: 7}}, "startingOffsetsByTimestamp", or_latest=False
+    )
+    found = parse(subscribe="a", startingTimestamp="0", **times).start_of_stream()
+    assert found == AtTime(0, "startingTimestamp", or_latest=False)
+    latest = parse(
+        subscribe="a", startingTimestamp="0", startingOffsetsByTimestampStrategy="latest"
+    )
+    assert latest.start_of_stream() == AtTime(0, "startingTimestamp")
+    with pytest.raises(InvalidConfig, match="no end"):
+        parse(subscribe="a", endingTimestamp="5").start_of_stream()

@@ -4,8 +4,9 @@ JVM."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ import pytest
 
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.owner import Owner
-from strandline.changelog.errors import OffsetOutOfRange
+from strandline.changelog.errors import OffsetOutOfRange, StrandlineError
 from strandline.changelog.records import TopicPartition
 from strandline.changelog.storage import LocalStorage
 from strandline.framework.spark import reading
@@ -30,6 +31,7 @@ from strandline.framework.spark.source import BatchReader, StoreReader
 from strandline.framework.spark.streaming import StreamReader
 from strandline.framework.spark.versions import (
     HAS_ADMISSION_CONTROL,
+    BatchLimit,
     read_limit,
     to_arrow,
     to_spark,
@@ -83,7 +85,7 @@ def stream(**given: str) -> StreamReader:
 
 def latest(reader: StreamReader, start: Json, limit: int | None = None) -> Json:
     """Return the latest offset as Spark gets it, as text."""
-    found: Json = json.loads(json.dumps(reader.latestOffset(start, read_limit(limit))))
+    found: Json = json.loads(json.dumps(reader.latestOffset(start, read_limit(BatchLimit(limit)))))
     return found
 
 
@@ -398,3 +400,150 @@ def test_the_pin_of_a_batch_is_released_when_it_is_no_longer_read(
     clock.advance(HOUR)
     log.tick()
     assert log._log.environment.storage.list_dir("pins") == []
+
+
+def sizes(log: Owner, reader: StreamReader, start: Json) -> Iterator[int]:
+    """Yield the number of records of each batch until everything is read."""
+    while (end := latest_bytes(reader, start)) != start:
+        yield len(rows(reader, reader.partitions(start, end)))
+        reader.commit(end)
+        start = end
+
+
+def latest_bytes(reader: StreamReader, start: Json) -> Json:
+    found: Json = json.loads(json.dumps(reader.latestOffset(start, reader.getDefaultReadLimit())))
+    return found
+
+
+@tells_start
+def test_a_limit_of_bytes_gives_batches_of_about_that_size(log: Owner) -> None:
+    log.create_topic("b", 1)
+    Writer(log).write([(b"k", b"x" * 1000)] * 2000, "b")
+    for limit, least, most in ((100_000, 50, 150), (1, 1, 1), (10**9, 2000, 2000)):
+        reader = StreamReader(options(subscribe="b", maxBytesPerTrigger=str(limit)), BINARY)
+        found = [*islice(sizes(log, reader, reader.initialOffset()), 5)]
+        assert all(least <= count <= most for count in found), (limit, found)
+
+
+@tells_start
+def test_a_limit_of_offsets_and_one_of_bytes_both_hold(log: Owner) -> None:
+    log.create_topic("b", 1)
+    Writer(log).write([(b"k", b"x" * 1000)] * 2000, "b")
+    given = {"maxBytesPerTrigger": "100000", "maxOffsetsPerTrigger": "7"}
+    reader = StreamReader(options(subscribe="b", **given), BINARY)
+    assert next(sizes(log, reader, reader.initialOffset())) == 7
+    given["maxOffsetsPerTrigger"] = "700"
+    reader = StreamReader(options(subscribe="b", **given), BINARY)
+    assert next(sizes(log, reader, reader.initialOffset())) < 150
+
+
+@tells_start
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_partition_added_to_a_running_query_is_read_from_its_beginning(
+    log: Owner, *, restarted: bool
+) -> None:
+    reader = StreamReader(options(subscribe="t", startingOffsets="latest"), BINARY)
+    write(log, 0, 10)
+    start = reader.initialOffset()
+    write(log, 10, 20)
+    end = latest(reader, start)
+    assert rows(reader, reader.partitions(start, end)) == numbers(10, 20)
+    reader.commit(end)
+    log.alter_topic("t", partitions=3)
+    Writer(log).write([(b"new", b"1")], "t", partition=1)
+    if restarted:
+        reader = StreamReader(options(subscribe="t", startingOffsets="latest"), BINARY)
+    Writer(log).write([(b"new", b"2")], "t", partition=2)
+    following = latest(reader, end)
+    found = rows(reader, reader.partitions(end, following))
+    assert found == [(b"new", b"1"), (b"new", b"2")]
+    assert latest(reader, following) == following
+
+
+@tells_start
+def test_a_partition_added_before_the_first_batch_is_read_from_its_beginning(log: Owner) -> None:
+    reader = StreamReader(options(subscribe="t", startingOffsets="latest"), BINARY)
+    write(log, 0, 10)
+    start = reader.initialOffset()
+    log.alter_topic("t", partitions=2)
+    Writer(log).write([(b"new", b"1")], "t", partition=1)
+    end = latest(reader, start, 1)
+    assert rows(reader, reader.partitions(start, end)) == [(b"new", b"1")]
+
+
+def test_a_large_partition_is_read_by_several_tasks_and_small_ones_by_one(log: Owner) -> None:
+    log.create_topic("b", 4)
+    for partition in range(4):
+        Writer(log).write([(b"k", b"%d" % n) for n in range(100)], "b", partition=partition)
+    reader = BatchReader(options(subscribe="b"), BINARY)
+    [together] = reader.partitions()
+    assert len(rows(reader, [together])) == 400
+    divided = BatchReader(options(subscribe="b", minPartitions="10"), BINARY)
+    planned = divided.partitions()
+    assert len(planned) == 10
+    assert rows(divided, planned) == rows(reader, [together])
+
+
+def table(log: Owner, **given: str) -> dict[bytes, bytes]:
+    found = SourceOptions.parse({"path": "/log", "store": "t"} | given)
+    reader = StoreReader(found, BINARY)
+    return dict(rows(reader, reader.partitions()))
+
+
+def test_a_table_is_read_as_of_an_offset(log: Owner) -> None:
+    write(log, 0, 10)
+    for end in (1, 2, 5, 9, 10):
+        assert table(log, asOfOffsets=json.dumps({"t": {"0": end}})) == dict(numbers(0, end))
+    assert table(log, asOfOffsets='{"t": {"0": -1}}') == dict(numbers(0, 10)) == table(log)
+
+
+def test_a_table_is_read_as_of_a_time(log: Owner, clock: ManualClock) -> None:
+    log.alter_topic("t", {"message.timestamp.type": "LogAppendTime"})
+    write(log, 0, 5)
+    first = clock.now_ms()
+    clock.advance(10)
+    write(log, 5, 10)
+    assert table(log, asOfTimestamp=str(first)) == dict(numbers(0, 5))
+    assert table(log, asOfTimestamp=str(first + 9)) == dict(numbers(0, 5))
+    assert table(log, asOfTimestamp=str(first + 10)) == dict(numbers(0, 10))
+    assert table(log, asOfTimestamp=str(first - 1)) == {}
+
+
+def test_a_state_that_compaction_has_removed_is_refused_and_a_later_one_is_not(log: Owner) -> None:
+    write(log, 0, 100)
+    rewritten(log)
+    superseding = log.offsets([T])[T].superseding_end
+    assert 0 < superseding < 100
+    with pytest.raises(OffsetOutOfRange, match=f"up to offset {superseding}"):
+        table(log, asOfOffsets=json.dumps({"t": {"0": superseding - 1}}))
+    for end in (superseding, superseding + 1, 100):
+        assert table(log, asOfOffsets=json.dumps({"t": {"0": end}})) == dict(numbers(0, end))
+
+
+def test_an_earlier_state_is_read_as_planned_although_the_log_is_cleaned(log: Owner) -> None:
+    write(log, 0, 100)
+    reader = StoreReader(
+        SourceOptions.parse({"path": "/log", "store": "t", "asOfOffsets": '{"t": {"0": 7}}'}),
+        BINARY,
+    )
+    planned = reader.partitions()
+    rewritten(log)
+    assert dict(rows(reader, planned)) == dict(numbers(0, 7))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"asOfOffsets": '{"t": {"0": 11}}'}, "it ends at 10"),
+        ({"asOfOffsets": '{"t": {"0": 2}}'}, "records before 3 were deleted"),
+        ({"asOfOffsets": '{"t": {"0": -2}}'}, "would be empty"),
+        ({"asOfOffsets": '{"t": {"1": 2}}'}, "missing: t-0"),
+        ({"asOfOffsets": '{"t": {"0": 5}}', "pinTimeoutMs": "0"}, "need a pin"),
+        ({"asOfOffsets": '{"t": {"0": 5}}', "asOfTimestamp": "5"}, "not both"),
+    ],
+)
+def test_a_state_that_there_is_not_is_refused(log: Owner, given: dict[str, str], said: str) -> None:
+    write(log, 0, 10)
+    log.delete_records(T, 3)
+    with pytest.raises(StrandlineError, match=said):
+        table(log, **given)

@@ -18,11 +18,11 @@ from strandline.changelog.errors import (
     InvalidRequest,
     OffsetOutOfRange,
 )
-from strandline.changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.records import Append, CommittedOffset, TopicPartition, columns_schema
 from strandline.changelog.storage import MemoryStorage
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.planning import OffsetRange
-from strandline.framework.spark.reading import describe, ends_of, read_range
+from strandline.framework.spark.reading import describe, ends_of, read_range, resolve
 from strandline.framework.spark.tables import (
     BINARY,
     PARTITION,
@@ -101,6 +101,49 @@ def test_another_topic_of_the_same_name_is_not_read(log: Owner) -> None:
     assert list(read_range(log, stale, fail_on_data_loss=False)) == []
     with pytest.raises(OffsetOutOfRange, match="created again"):
         list(read_range(log, stale, fail_on_data_loss=True))
+
+
+# Times
+
+
+def positions(log: Owner, **given: str) -> dict[int, int]:
+    options = SourceOptions.parse({"path": "/log", "subscribe": "t"} | given)
+    where = options.starting if options.starting is not None else options.ending
+    assert where is not None
+    found = resolve(log, where, ends_of(log, describe(log, ("t",))), "")
+    return {tp.partition: at.offset for tp, at in found.items()}
+
+
+@pytest.fixture
+def timed(log: Owner) -> Owner:
+    """Partition 0 has records of the times 10, 20, 30 and 25; partition 1 has one of time 5."""
+    log.alter_topic("t", {"retention.ms": "-1"}, partitions=2)
+    producer = log.init_producer()
+    for partition, times in ((0, [10, 20, 30, 25]), (1, [5])):
+        columns = pa.record_batch(
+            [pa.array(times, pa.int64()), *(pa.nulls(len(times), pa.binary()) for _ in range(2))],
+            schema=columns_schema(pa.binary(), headers=False),
+        )
+        log.append([Append("t", partition, columns, producer, 0)])
+    return log
+
+
+def test_a_read_begins_at_the_first_record_of_a_time(timed: Owner) -> None:
+    assert positions(timed, startingTimestamp="0") == {0: 0, 1: 0}
+    assert positions(timed, startingTimestamp="5") == {0: 0, 1: 0}
+    with pytest.raises(InvalidConfig, match="all records of t-1 are before 21"):
+        positions(timed, startingTimestamp="21")
+    strategy = {"startingOffsetsByTimestampStrategy": "latest"}
+    assert positions(timed, startingTimestamp="21", **strategy) == {0: 2, 1: 1}
+    each = '{"t": {"0": 26, "1": 1}}'
+    assert positions(timed, startingOffsetsByTimestamp=each) == {0: 2, 1: 0}
+    with pytest.raises(InvalidConfig, match="startingOffsetsByTimestamp must name every partition"):
+        positions(timed, startingOffsetsByTimestamp='{"t": {"0": 26}}')
+
+
+def test_a_read_ends_before_the_first_record_of_a_time(timed: Owner) -> None:
+    assert positions(timed, endingTimestamp="30") == {0: 2, 1: 1}
+    assert positions(timed, endingOffsetsByTimestamp='{"t": {"0": 99, "1": 2}}') == {0: 4, 1: 0}
 
 
 # The latest state

@@ -35,7 +35,13 @@ def oldest_python(repository: Path) -> Path:
 def test_the_oldest_supported_spark_passes_the_same_tests(
     oldest_python: Path, repository: Path
 ) -> None:
-    tests = ["tests/spark/test_spark.py", "-q", "-p", "no:cacheprovider"]
+    tests = [
+        "tests/spark/test_spark.py",
+        "tests/spark/test_spark_ranges.py",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+    ]
     said = command([str(oldest_python), "-m", "pytest", *tests], cwd=repository)
     assert " passed" in said
 
