@@ -184,7 +184,7 @@ def _python_workers(group: int) -> Iterator[int]:
             continue
         try:
             command = (folder / "cmdline").read_bytes()
-            if os.getpgid(int(folder.name)) == group and b"pyspark" in command:
+            if os.getsid(int(folder.name)) == group and b"\0pyspark." in command:
                 yield int(folder.name)
         except OSError:
             continue

@@ -197,6 +197,6 @@ def test_changes_are_for_streams() -> None:
     with pytest.raises(InvalidConfig, match="readStream"):
         StrandlineSource(options).reader(to_spark(pa.schema(BINARY)))
     with pytest.raises(InvalidConfig, match="endingOffsets can be used with subscribe only"):
-        StrandlineSource(options | {"endingOffsets": "latest"})
+        StrandlineSource(options | {"endingOffsets": "latest"}).schema()
     with pytest.raises(InvalidConfig, match="changes can be used with store only"):
-        StrandlineSource({"path": "/log", "subscribe": "t", "changes": "true"})
+        StrandlineSource({"path": "/log", "subscribe": "t", "changes": "true"}).schema()

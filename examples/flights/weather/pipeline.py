@@ -139,7 +139,7 @@ def _strike(kind: str, driver: subprocess.Popen[bytes]) -> bool:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             pid, command = int(folder.name), (folder / "cmdline").read_bytes()
-            if os.getpgid(pid) == driver.pid and b"pyspark.daemon" in command:
+            if os.getsid(pid) == driver.pid and b"\0pyspark." in command:
                 os.kill(pid, signal.SIGKILL)
                 return True
     return False
