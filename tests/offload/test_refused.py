@@ -146,7 +146,7 @@ def test_a_folder_with_other_files_is_refused(log: Log, to: Path, form: Format) 
     create(log, "t", schema=SALE)
     to.mkdir(mode=0o700)
     (to / "mine.txt").write_text("mine")
-    with refused(to, InvalidConfig, "'mine.txt'.*give a new or empty folder"):
+    with refused(to, InvalidConfig, "lake has 'mine.txt'.*give a new or empty folder"):
         sl.offload("t", to, log=log, format=form)
 
 
@@ -171,7 +171,10 @@ def test_a_second_load_into_the_same_folder_is_refused(loaded: Log, to: Path, fo
         partition_by="none",
         table="default.t" if form == "iceberg" else "",
     )
-    with claimed(LocalStorage(to), claim), refused(to, LogLocked, "another load.*is running"):
+    with (
+        claimed(LocalStorage(to), claim, str(to)),
+        refused(to, LogLocked, "another load.*is running"),
+    ):
         sl.offload("t", to, log=loaded, format=form)
     assert sl.offload("t", to, log=loaded, format=form).rows == 10
 
