@@ -28,6 +28,7 @@ from strandline.changelog.log import Log
 from strandline.changelog.records import TopicPartition
 from strandline.changelog.storage import LocalStorage
 from strandline.framework.offload.api import Format
+from strandline.framework.offload.delta import DeltaTarget
 from strandline.framework.offload.folder import Claim, claimed
 from tests.offload.kit import (
     FORMATS,
@@ -433,6 +434,28 @@ def test_a_commit_that_another_program_overtakes_changes_nothing(
         sl.offload("t", to, log=log, format=form)
     assert places(stored(form, to)) == committed(log, "t")
     assert sl.offload("t", to, log=log, format=form).rows == 0
+
+
+def test_files_of_a_delta_commit_that_failed_after_it_was_made_stay(
+    log: Log, to: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deltalake.exceptions import CommitFailedError
+
+    create(log, "t", schema=SALE)
+    append(log, "t", sales(0, 10), 1)
+    commit = DeltaTarget._commit
+
+    def failing(self: DeltaTarget, *arguments: Any) -> Any:
+        commit(self, *arguments)
+        raise CommitFailedError("the checkpoint failed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaTarget, "_commit", failing)
+        with pytest.raises(sl.StorageFailed, match="the next run goes on after them"):
+            sl.offload("t", to, log=log, format="delta")
+    append(log, "t", sales(10, 10), 1)
+    assert sl.offload("t", to, log=log, format="delta").rows == 10
+    assert places(stored("delta", to)) == committed(log, "t")
 
 
 class _NoLock:
