@@ -187,7 +187,7 @@ def run(
     form = row_form(info, declared)
     _INSTALLED[options.format]()
     with (
-        claimed(place.storage, _claim(info, options)) as folder,
+        claimed(place.storage, _claim(info, options), str(place.path)) as folder,
         _target(folder, place, info, form, options) as target,
     ):
         loading = Loading(broker, info, form, folder, target, options.settings)

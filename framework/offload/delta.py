@@ -149,6 +149,11 @@ class DeltaTarget:
         try:
             table = self._commit(files, progress)
         except CommitFailedError as error:
+            if self._has(files):
+                raise StorageFailed(
+                    f"the files are in the table {self._path}, but its commit failed later: "
+                    f"{_first_line(error)}; the next run goes on after them"
+                ) from error
             self._folder.withdraw(pending)
             raise InvalidRequest(
                 f"another program has changed the table {self._path} meanwhile ({_first_line(error)}); "
@@ -189,6 +194,16 @@ class DeltaTarget:
         )
         self._table.update_incremental()
         return self._table
+
+    def _has(self, files: Sequence[DataFile]) -> bool:
+        """Return True if the table has the files, whatever the library said of their commit."""
+        from deltalake import DeltaTable
+
+        added = {file.path.rpartition("/")[2] for file in files}
+        if not added or not DeltaTable.is_deltatable(self._path):
+            return False
+        uris = DeltaTable(self._path).file_uris()
+        return not added.isdisjoint(uri.rpartition("/")[2] for uri in uris)
 
     def _extend(self, table: DeltaTable, schema: Any) -> None:
         """Add the columns that the table lacks, in a commit of its own that changes no row."""

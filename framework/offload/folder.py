@@ -152,22 +152,26 @@ class TargetFolder:
 
 
 @contextlib.contextmanager
-def claimed(storage: Storage, claim: Claim) -> Iterator[TargetFolder]:
+def claimed(storage: Storage, claim: Claim, where: str) -> Iterator[TargetFolder]:
     """Lock the folder of a target, created if it does not exist, and yield it.
+
+    `where` is its path, for messages.
 
     Raises:
         InvalidConfig: The folder has other files, or is for another topic or another format.
         LogLocked: Another process loads into it.
     """
     storage.make_dir("")
-    _check(storage, claim)
+    _check(storage, claim, where)
     storage.make_dir(META)
     try:
         lock = storage.lock(LOCK, f"pid {os.getpid()}, `strandline offload {claim.topic}`\n")
     except LogLocked as error:
         raise LogLocked(f"{error}: another load into this folder is running; wait for it") from None
     try:
-        if not _check(storage, claim):  # again: another process may have claimed it meanwhile
+        if not _check(
+            storage, claim, where
+        ):  # again: another process may have claimed it meanwhile
             replace(storage, CLAIM, msgspec.json.format(msgspec.json.encode(claim)))
         folder = TargetFolder(storage, claim)
         yield folder
@@ -184,27 +188,27 @@ def read_document(storage: Storage, path: str, kind: type[T]) -> T | None:
         return None
 
 
-def _check(storage: Storage, claim: Claim) -> bool:
+def _check(storage: Storage, claim: Claim, where: str) -> bool:
     """Return True if the folder is claimed by the same load. Raise InvalidConfig for another."""
     found = read_document(storage, CLAIM, Claim)
     if found is None:
         others = [name for name in storage.list_dir("") if name != META]
         if others:
             raise InvalidConfig(
-                f"the folder has {others[0]!r} and no {CLAIM}: it was not made by a load of a topic; "
+                f"{where} has {others[0]!r} and no {CLAIM}: it was not made by a load of a topic; "
                 "give a new or empty folder"
             )
         return False
     if found.topic_id != claim.topic_id:
         raise InvalidConfig(
-            f"the folder has topic {found.topic!r} (id {found.topic_id}), and topic {claim.topic!r} has id "
+            f"{where} has topic {found.topic!r} (id {found.topic_id}), and topic {claim.topic!r} has id "
             f"{claim.topic_id}: it is another topic, or was deleted and created again; give another folder"
         )
     for name in ("format", "partition_by", "table"):
         was, now = getattr(found, name), getattr(claim, name)
         if was != now:
             raise InvalidConfig(
-                f"the folder was loaded with {name} {was!r}, got {now!r}; keep that, or give another folder"
+                f"{where} was loaded with {name} {was!r}, got {now!r}; keep that, or give another folder"
             )
     return True
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
@@ -68,7 +67,7 @@ def committed(log: Log, topic: str) -> list[tuple[int, int]]:
 def stored(form: Format, path: Path) -> pa.Table:
     """Return all rows of a target, as a reader of its format sees them."""
     if form == "delta":
-        return pl.scan_delta(str(path)).collect().to_arrow()
+        return duckdb.from_arrow(delta(path).to_pyarrow_dataset()).to_arrow_table()
     if form == "iceberg":
         return iceberg(path)
     seen = by_pattern(path)

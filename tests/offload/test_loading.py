@@ -39,6 +39,9 @@ from tests.offload.kit import (
     utc,
 )
 
+POLARS_READS_DELTA = tuple(map(int, pl.__version__.split(".")[:2])) >= (1, 32)
+"""True if Polars can read tables of deltalake 1; earlier versions call what that lacks."""
+
 pytestmark = pytest.mark.parametrize("form", FORMATS)
 
 
@@ -224,7 +227,8 @@ def test_readers_leave_out_days_that_they_do_not_ask_for(log: Log, to: Path, for
         dataset = delta(to).to_pyarrow_dataset()
         assert len([*dataset.get_fragments(pc.field("_day") == day)]) == 1
         assert len([*dataset.get_fragments(pc.field("_offset") == 30)]) == 1
-        assert pl.scan_delta(str(to)).filter(pl.col("_day") == day).collect().height == 24
+        if POLARS_READS_DELTA:
+            assert pl.scan_delta(str(to)).filter(pl.col("_day") == day).collect().height == 24
     else:
         counted = duckdb.sql(
             f"SELECT count(*) FROM read_parquet('{to}/**/*.parquet') WHERE _day = '{day}'"

@@ -28,6 +28,7 @@ from strandline.changelog.log import Log
 from strandline.changelog.records import TopicPartition
 from strandline.changelog.storage import LocalStorage
 from strandline.framework.offload.api import Format
+from strandline.framework.offload.delta import DeltaTarget
 from strandline.framework.offload.folder import Claim, claimed
 from tests.offload.kit import (
     FORMATS,
@@ -146,7 +147,7 @@ def test_a_folder_with_other_files_is_refused(log: Log, to: Path, form: Format) 
     create(log, "t", schema=SALE)
     to.mkdir(mode=0o700)
     (to / "mine.txt").write_text("mine")
-    with refused(to, InvalidConfig, "'mine.txt'.*give a new or empty folder"):
+    with refused(to, InvalidConfig, "lake has 'mine.txt'.*give a new or empty folder"):
         sl.offload("t", to, log=log, format=form)
 
 
@@ -171,7 +172,10 @@ def test_a_second_load_into_the_same_folder_is_refused(loaded: Log, to: Path, fo
         partition_by="none",
         table="default.t" if form == "iceberg" else "",
     )
-    with claimed(LocalStorage(to), claim), refused(to, LogLocked, "another load.*is running"):
+    with (
+        claimed(LocalStorage(to), claim, str(to)),
+        refused(to, LogLocked, "another load.*is running"),
+    ):
         sl.offload("t", to, log=loaded, format=form)
     assert sl.offload("t", to, log=loaded, format=form).rows == 10
 
@@ -430,6 +434,28 @@ def test_a_commit_that_another_program_overtakes_changes_nothing(
         sl.offload("t", to, log=log, format=form)
     assert places(stored(form, to)) == committed(log, "t")
     assert sl.offload("t", to, log=log, format=form).rows == 0
+
+
+def test_files_of_a_delta_commit_that_failed_after_it_was_made_stay(
+    log: Log, to: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deltalake.exceptions import CommitFailedError
+
+    create(log, "t", schema=SALE)
+    append(log, "t", sales(0, 10), 1)
+    commit = DeltaTarget._commit
+
+    def failing(self: DeltaTarget, *arguments: Any) -> Any:
+        commit(self, *arguments)
+        raise CommitFailedError("the checkpoint failed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaTarget, "_commit", failing)
+        with pytest.raises(sl.StorageFailed, match="the next run goes on after them"):
+            sl.offload("t", to, log=log, format="delta")
+    append(log, "t", sales(10, 10), 1)
+    assert sl.offload("t", to, log=log, format="delta").rows == 10
+    assert places(stored("delta", to)) == committed(log, "t")
 
 
 class _NoLock:
