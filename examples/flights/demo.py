@@ -5,6 +5,8 @@
     3  start it again: it restores its state, continues, and ends when nothing is left
     4  Spark reads topic `carrier-delays` and the latest state of the stores
     5  compare every figure with the raw flights
+    6  through Spark and back: delays by hour and weather, while processes are killed
+       (examples/flights/weather)
 
 It exits with 1 if anything differs. The log is kept for inspection.
 """
@@ -28,10 +30,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from examples.flights import app as job
 from examples.flights import checks
-from examples.flights.data import read_flights
+from examples.flights.data import read_flights, read_weather
 from examples.flights.expected import expect
 from examples.flights.folder import clean
 from examples.flights.results import Results, read_with_spark, read_without_spark
+from examples.flights.weather import pipeline
 from examples.flights.worker import WorkerProcess
 from strandline.changelog.errors import StrandlineError
 
@@ -56,6 +59,12 @@ def main() -> int:
     checks.show_carriers(results, expected, console)
     console.rule("5  Compare with the raw flights", align="left")
     right = checks.report(checks.all_checks(expected, results, flights), console)
+    if not given.no_spark and "://" not in given.log:
+        wrong = _step(
+            *(console, "6  Through Spark and back, and kill ten times"),
+            lambda: pipeline.run(given.log, flights, read_weather(), console),
+        )
+        right = pipeline.report(wrong, console) and right
     console.print(f"{time.monotonic() - begun:.0f} s in all")
     if right:
         _say_how_to_explore(given.log, console)

@@ -54,14 +54,23 @@ def run(log: str, flights: pl.DataFrame, weather: pl.DataFrame, console: Console
     kills += _sum_up(log, console)
     with WorkerProcess(log, "--until", "idle", app=APP) as worker:
         worker.wait()
-    report = by_spark(log)
+    found = by_spark(log)
     file = Path(log).parent / "delays-by-weather.svg"
-    plot(report, file)
+    plot(found, file)
     console.print(f"{kills} processes were killed on the way; the plot is in {file}")
     raw = expected(flights, weather)
-    if report.equals(raw):
+    if found.equals(raw):
         return []
-    return [f"the report of Spark\n{report}\nis not the one of Polars\n{raw}"]
+    return [f"the report of Spark\n{found}\nis not the one of Polars\n{raw}"]
+
+
+def report(wrong: list[str], console: Console) -> bool:
+    """Print what is wrong with the result of a run; return True if nothing is."""
+    for each in wrong:
+        console.print(each, style="red")
+    if not wrong:
+        console.print("the report equals the one that Polars computes from the raw data")
+    return not wrong
 
 
 def _depart(log: str, total: int, console: Console) -> int:
@@ -165,9 +174,7 @@ def main() -> int:
     with job.app:
         job.flights.append(flights)
     wrong = run(given.log, flights, read_weather(), console)
-    for each in wrong or ["the report equals the one that Polars computes from the raw data"]:
-        console.print(each)
-    return 1 if wrong else 0
+    return 0 if report(wrong, console) else 1
 
 
 if __name__ == "__main__":
