@@ -170,3 +170,6 @@ def test_all_flights_are_counted_right_and_spark_reads_the_result(
     for figure in ("exactly 16 keys", "exactly 3 keys", "exactly 35 keys", "336,776", "8,255"):
         assert f"{figure}" in done.stdout
     assert "✗" not in done.stdout
+    assert "10 processes were killed on the way" in done.stdout
+    assert "the report equals the one that Polars computes" in done.stdout
+    assert (tmp_path / "delays-by-weather.svg").stat().st_size > 1_000

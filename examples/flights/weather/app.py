@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-import polars as pl
-
 import strandline as sl
 from examples.flights.app import Flight
 
@@ -65,13 +63,12 @@ hourly = app.topic(
 hours = app.store("hours", key=str, value=Hour)
 
 
-@app.task(flights, batch=True)
-def depart(batch: sl.Batch) -> None:
-    """Send the flights of a batch that have left."""
-    left = batch.to_polars().drop_nulls("dep_delay")
-    departures.send_batch(
-        left.select("origin", pl.col("time_hour").alias("hour"), pl.col("dep_delay").alias("delay"))
-    )
+@app.task(flights)
+def depart(record: sl.Record[str, Flight]) -> None:
+    """Send the flight on if it has left."""
+    flight = record.value
+    if flight.dep_delay is not None:
+        departures.send(Departure(flight.origin, flight.time_hour, flight.dep_delay))
 
 
 @app.task(hourly, stores=[hours])

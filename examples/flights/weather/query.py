@@ -12,7 +12,7 @@ import strandline as sl
 from examples.flights.results import QUIET
 from examples.flights.weather.app import departures, hourly, weather
 
-BATCH = 40_000
+BATCH = 60_000
 """Departures of a micro-batch."""
 
 
