@@ -1,7 +1,7 @@
 """Spark batch reads of keys and values, against Spark's own Kafka source: make bench-spark.
 
 Both read the same records of bytes from 4 partitions: ours from a folder, Spark's from a Kafka
-broker on this machine, through the connector spark-sql-kafka-0-10 of the Spark that is installed.
+broker on this machine, through the connector spark-sql-kafka-0-10.
 The figures of `spark_read` come first, in the same run. Needs confluent-kafka, Java and Maven.
 """
 
@@ -31,6 +31,8 @@ PARTITIONS = 4
 AT_ONCE = 20_000
 """Number of records of a batch."""
 SCALA = "2.13"
+CONNECTOR = "4.2.0"
+"""Version of the connector. None has been published for Spark 4.3."""
 
 
 def main() -> int:
@@ -103,11 +105,9 @@ def _write(log: Log, count: int) -> None:
 
 
 def _connector() -> Path:
-    """Return the folder of the connector's jars, for the version of Spark that is installed."""
-    from pyspark import __version__
-
+    """Return the folder of the connector's jars."""
     wanted = [
-        f"org.apache.spark:{name}_{SCALA}:{__version__}"
+        f"org.apache.spark:{name}_{SCALA}:{CONNECTOR}"
         for name in ("spark-sql-kafka-0-10", "spark-token-provider-kafka-0-10")
     ]
     others = ["org.apache.kafka:kafka-clients:3.9.1", "org.apache.commons:commons-pool2:2.12.1"]
@@ -115,7 +115,7 @@ def _connector() -> Path:
     def copy(place: Path) -> None:
         copy_jars(place, *wanted, *others, otherwise="give --without-kafka")
 
-    return cached(f"spark-kafka-{__version__}", copy)
+    return cached(f"spark-kafka-{CONNECTOR}", copy)
 
 
 if __name__ == "__main__":
