@@ -15,7 +15,7 @@ import pyarrow as pa
 from strandline.changelog.errors import InvalidRecord
 from strandline.framework.batch import Batch
 from strandline.framework.declarations import KEEP_FOREVER
-from strandline.framework.formats.codecs import from_column
+from strandline.framework.formats.codecs import from_column, items_of
 from strandline.framework.session import Session
 from strandline.framework.streams.operators.group_keys import GroupKeys
 from strandline.framework.streams.schemas import (
@@ -203,8 +203,7 @@ def _keys(topic: Topic[Any, Any], columns: tuple[str, ...], rows: pl.DataFrame) 
         )
     if len(columns) == 1:
         return from_column(topic.keys, rows[columns[0]].to_arrow())
-    items = [topic.keys.item(key) for key in rows.select(columns).rows()]
-    return topic.keys.encode(items)
+    return topic.keys.encode(items_of(topic.keys, arranged(rows, columns).rows()))
 
 
 def _topics_before(node: Repartition) -> tuple[Topic[Any, Any], ...]:
