@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -121,8 +121,28 @@ class TypedMessagePack(Generic[T]):
                 f"{_name(declared)} cannot be a type of value: {error}; "
                 "use a dataclass, a msgspec.Struct, a scalar, or pass serde="
             ) from error
+        self._decode_all = msgpack_decoder(list[declared]).decode
 
     dumps = staticmethod(_packed)
+
+    def dumps_all(self, values: Sequence[T]) -> list[bytes] | None:
+        """Return values of the declared type as `dumps` does, and check the types at once.
+
+        The result is None if one of the values is of another type, or needs a look by itself.
+
+        >>> TypedMessagePack(tuple[str, int]).dumps_all([("a", 1)])
+        [b'\\x92\\xa1a\\x01']
+        >>> TypedMessagePack(int).dumps_all([1, "a"])
+        """
+        try:
+            encoded = list(map(_encode, values))
+            for each in encoded:
+                if len(each) > MAX_DEPTH:
+                    check_msgpack(each)
+            self._decode_all(_array_header(len(encoded)) + b"".join(encoded))
+        except (*UNREADABLE, RecursionError, TypeError, OverflowError, ValueError):
+            return None
+        return encoded
 
     def loads(self, data: bytes, /) -> T:
         try:
@@ -133,6 +153,10 @@ class TypedMessagePack(Generic[T]):
             if self.declared is int and data[:1] in _EXTENSIONS:
                 return MessagePack().loads(data)  # type: ignore[no-any-return]
             raise _undecodable(_name(self.declared), data, error) from error
+
+
+def _array_header(count: int) -> bytes:
+    return b"\xdd" + count.to_bytes(4, "big")
 
 
 class Bytes:

@@ -16,11 +16,11 @@ from strandline.changelog.rate_limited_log import RateLimitedLog
 from strandline.changelog.records import Batch as StoredBatch
 from strandline.framework.batch import Batch, BatchHandler
 from strandline.framework.container.batch_queue import BatchQueue, TakenBatch, without_tombstones
+from strandline.framework.container.batch_size import BatchSize
 from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.failures import INFRASTRUCTURE_ERRORS
 from strandline.framework.container.inputs import Input
 from strandline.framework.container.instance import InstanceParts, TaskInstance
-from strandline.framework.container.slices import SLICE_SECONDS
 from strandline.framework.container.steps import Steps, drive
 from strandline.framework.decoding import Chunk, decode
 from strandline.framework.placing import Placed
@@ -29,12 +29,8 @@ from strandline.framework.trial import Trial
 
 _log = logging.getLogger("strandline")
 
-FIRST_BATCH_RECORDS = 4_096
-"""Number of records in the first batch."""
 LATE_LOG_S = 60.0
 """Seconds between two messages about late rows."""
-MAX_BATCH_RECORDS = 262_144
-"""Maximum number of records in a batch, which bounds the memory of a step."""
 
 
 class BatchInstance(TaskInstance):
@@ -46,8 +42,7 @@ class BatchInstance(TaskInstance):
         super().__init__(container, parts, placed, trial)
         self._batches = BatchQueue(self.inputs)
         self._late_log = RateLimitedLog(_log, container.clock, LATE_LOG_S)
-        self.size = FIRST_BATCH_RECORDS
-        """Number of records that take about as long as a slice."""
+        self._size = BatchSize()
         self.context.refuses = self._policy.may_leave_out
 
     @property
@@ -55,15 +50,18 @@ class BatchInstance(TaskInstance):
         """True if a record is pending and the next record of every input is known."""
         return not self.has_failed() and self._batches.has_next
 
+    @property
+    def size(self) -> int:
+        """Number of records that take about as long as a slice."""
+        return self._size.records
+
     def run(self, limit: int) -> int:
         """Handle at most `limit` of the records fed; return the number handled."""
         begun = time.perf_counter()
         handled = self._run_batches(limit)
         seconds = time.perf_counter() - begun
         self.counters.took(seconds, handled)
-        if handled >= self.size or seconds > SLICE_SECONDS:
-            fitting = int(handled * SLICE_SECONDS / max(seconds, 1e-9))
-            self.size = max(1, min(fitting, 4 * self.size, MAX_BATCH_RECORDS))
+        self._size.took(seconds, handled)
         return handled
 
     def rewind(self) -> None:

@@ -3,6 +3,11 @@
 A fetch brings at least one batch of each partition that has records, however large it is. If the
 last fetches have brought more than the memory budget has for them (`MemoryBudget.input_bytes`), the
 next ones ask for fewer partitions at a time, in turn.
+
+Batch tasks whose records come one at a time get them together. A batch costs some milliseconds
+however small it is, and its results become visible at the next commit. So a feeder that has read all
+records pauses before it fetches again, until there is just time for one more batch before the next
+commit. When the time left is too short for another batch, the worker need not wait for the commit.
 """
 
 from __future__ import annotations
@@ -11,14 +16,17 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from strandline.changelog.records import Fetched, TopicPartition
+from strandline.framework.container.commit_schedule import CommitSchedule
 from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.inputs import Input, groups
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.manager import TaskManager
 
-MAX_LINGER_S = 0.01
-"""Maximum seconds that a batch task waits for more records. They delay its results by less than
-that, because results become visible at the next commit."""
+MAX_LINGER_S = 0.05
+"""Maximum seconds from the beginning of a batch to that of the next one, if records come one at a
+time. It bounds what a long commit interval adds to the delay of calls to the outside."""
+MAX_EARLY_S = 0.01
+"""Maximum seconds by which a commit may come early, because no further batch fits before it."""
 UNLIMITED = 1 << 20
 """Number of inputs that no worker has."""
 
@@ -29,7 +37,10 @@ Group = Mapping[TopicPartition, list[Input]]
 class Feeder:
     """Fetches for one worker. Not thread-safe."""
 
-    def __init__(self, context: ContainerContext, tasks: TaskManager) -> None:
+    def __init__(
+        self, context: ContainerContext, tasks: TaskManager, schedule: CommitSchedule
+    ) -> None:
+        self._schedule = schedule
         self._broker = context.broker
         self._clock = context.clock
         self._options = context.options
@@ -40,6 +51,8 @@ class Feeder:
         """Number of rounds of fetches so far."""
         self._fed_at = 0.0
         """Monotonic time at which the last records were handed over."""
+        self._took = 0.0
+        """Seconds that the last records took to be handled."""
 
     def feed(self, wait: float) -> None:
         """Fetch for the inputs without pending records; wait only if nothing else can be done."""
@@ -52,25 +65,52 @@ class Feeder:
         grouped = groups(drained)
         if at_work or not is_whole or len(grouped) != 1:
             wait = 0.0
-        elif wait:
-            self._linger(running, drained, wait)
+        elif wait and self._gathers(running):
+            wait -= self._linger(wait)
         for group in grouped:
             fetched = self._fetch(_positions(group), wait)
             self._adapt(fetched)
             _add(group, fetched)
         self._fed_at = self._clock.monotonic()
 
-    def _linger(
-        self, running: Sequence[TaskInstance], drained: Sequence[Input], wait: float
-    ) -> None:
-        """Let records come together, for as long as the last ones took to be handled.
+    def note_handled(self) -> None:
+        """Note how long the records took that were handed over last."""
+        self._took = self._clock.monotonic() - self._fed_at
 
-        A batch costs some milliseconds however small it is. If records come one at a time, batch
-        tasks would otherwise use a whole core for a thousand of them a second.
+    @property
+    def has_last_batch(self) -> bool:
+        """True if the records handled now are the last ones that the next commit can cover.
+
+        Another batch would make the commit late, for the sake of the few records that have come
+        since this one was fetched.
         """
-        if all(one.spec.batch for one in running) and all(one.read_to_end for one in drained):
-            took = self._clock.monotonic() - self._fed_at
-            threading.Event().wait(min(took, MAX_LINGER_S, wait))
+        if self._schedule.seconds_left > min(self._took / 2, MAX_EARLY_S):
+            return False
+        return self._gathers([one for one in self._tasks.instances if one.failure is None])
+
+    def _gathers(self, running: Sequence[TaskInstance]) -> bool:
+        """Return True if records come one at a time, and are given to batch tasks only."""
+        return all(
+            one.spec.batch and all(s.read_to_end and not s.pending for s in one.inputs)
+            for one in running
+        )
+
+    def _linger(self, wait: float) -> float:
+        """Let records come together, until a batch can be handled just before the next commit.
+
+        Returns:
+            The seconds that this has taken, at most `wait`.
+        """
+        begun = self._clock.monotonic()
+        seconds = min(self._schedule.seconds_left, MAX_LINGER_S) - self._took
+        if seconds <= 0:
+            return 0.0
+        self._sleep(min(seconds, wait))
+        return min(self._clock.monotonic() - begun, wait)
+
+    @staticmethod
+    def _sleep(seconds: float) -> None:
+        threading.Event().wait(seconds)
 
     def _drained(self, running: Sequence[TaskInstance], least: int) -> tuple[list[Input], bool]:
         """Choose the inputs to fetch for, among those without pending records.
@@ -144,7 +184,7 @@ class Feeder:
         if self._tasks.is_opening:
             self._tasks.wait(seconds)
         else:
-            threading.Event().wait(seconds)
+            self._sleep(seconds)
 
 
 def _positions(group: Group) -> dict[TopicPartition, int]:

@@ -78,7 +78,7 @@ class Worker:
         self._schedule = CommitSchedule(context.options, clock)
         self._aborted_in_a_row = 0
         self._completion = Completion(context, tasks)
-        self._feeder = Feeder(context, tasks)
+        self._feeder = Feeder(context, tasks, self._schedule)
 
     # Life -----------------------------------------------------------------------------
 
@@ -103,7 +103,9 @@ class Worker:
         handled = self._turns.handle(self.instances, limit, lambda: self._schedule.is_due)
         self._turns.tick(self.instances)
         self._schedule.note(handled)
-        if self.commit_is_due:
+        if handled:
+            self._feeder.note_handled()
+        if self.commit_is_due or (handled and self._feeder.has_last_batch):
             self.commit()
         return handled
 

@@ -95,6 +95,14 @@ class SerdeCodec:
             self._serde.loads(encoded)  # because a value of another type would stop every reader
         return encoded if self.exact is None else value
 
+    def items(self, values: Sequence[Any]) -> list[Any]:
+        """Return the items of values that are not None; see `item`. Raise InvalidRecord."""
+        if type(self._serde) is TypedMessagePack and self.exact is None:
+            encoded = self._serde.dumps_all(values)
+            if encoded is not None:
+                return encoded
+        return list(map(self.item, values))
+
     def encode(self, items: Sequence[Any]) -> pa.Array:
         if self.exact not in (None, bytes):
             dumps = self._serde.dumps
@@ -265,6 +273,11 @@ def from_column(codec: Codec, column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if codec.exact is None or _ARROW_TYPES.get(codec.exact) != kind:
         items = [None if item is None else codec.item(item) for item in items]
     return codec.encode(items)
+
+
+def items_of(codec: Codec, values: Sequence[Any]) -> list[Any]:
+    """Return the items of values that are not None, together if possible. Raise InvalidRecord."""
+    return codec.items(values) if isinstance(codec, SerdeCodec) else list(map(codec.item, values))
 
 
 def translated(serde: Any, call: Callable[..., Any], *arguments: Any, doing: str) -> Any:

@@ -23,6 +23,7 @@ from strandline.framework.streams.stateful import (
     Repartition,
     StatefulNode,
 )
+from strandline.statestore.frames import arranged, nulls
 
 if TYPE_CHECKING:
     import polars as pl
@@ -183,7 +184,7 @@ class Executor:
         frame = _collected(rows.frame)
         if isinstance(node, Foreach):
             call_for_rows(node, frame)
-        yield node, frame.select(self._written(node))
+        yield node, arranged(frame, self._written(node))
 
     def _written(self, node: Sink) -> list[str]:
         """Return the columns that a sink takes."""
@@ -196,8 +197,6 @@ class Executor:
 
     def _source_frame(self, source: StageSource, frame: pl.DataFrame) -> pl.DataFrame:
         """Return rows of a topic with all columns of the source."""
-        import polars as pl
-
         stored = self.stage.stored[source] if isinstance(source, Repartition) else None
         schema = source.schema
         own = [name for name in (TIME, WATERMARK, ROW) if name in schema]
@@ -209,10 +208,10 @@ class Executor:
                 f"the rows of topic {topic_of(source)!r} do not have the columns of the stream:"
                 f" {'; '.join(differences)}"
             )
-        rows = frame.select(list(wanted))
+        rows = arranged(frame, wanted)
         # Columns that no operator uses are not stored, but operators such as `drop` name them.
-        absent = [pl.lit(None, dtype).alias(n) for n, dtype in schema.items() if n not in wanted]
-        return rows.with_columns(absent).select(list(schema)) if absent else rows
+        absent = [nulls(n, dtype, len(rows)) for n, dtype in schema.items() if n not in wanted]
+        return arranged(rows.hstack(absent), schema) if absent else rows
 
 
 def _consumers_in(stage: Stage) -> dict[Node, list[Node]]:

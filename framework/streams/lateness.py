@@ -7,7 +7,7 @@ known wherever it is; the operator that it is for says when its windows are clos
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from strandline.framework.streams.schemas import TIME, WATERMARK
 from strandline.framework.streams.stateful import DropDuplicates, GroupAggregate, StatefulNode
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 def watermarks_of(rows: pl.DataFrame, reached: int = NO_WATERMARK) -> pl.Series:
     """Return the watermark in ms before each row, or that which its operator has reached."""
-    return rows[WATERMARK].clip(lower_bound=reached)
+    marks = rows[WATERMARK]
+    least: Any = marks.min()
+    return marks if least is not None and least >= reached else marks.clip(lower_bound=reached)
 
 
 def late_rows(node: StatefulNode, rows: pl.DataFrame, reached: int = NO_WATERMARK) -> pl.Series:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from strandline.changelog.errors import InvalidRecord
 from strandline.framework.batch import Batch
 from strandline.framework.declarations import KEEP_FOREVER
-from strandline.framework.formats.codecs import from_column
+from strandline.framework.formats.codecs import from_column, items_of
 from strandline.framework.session import Session
 from strandline.framework.streams.operators.group_keys import GroupKeys
 from strandline.framework.streams.schemas import (
@@ -29,6 +29,14 @@ from strandline.framework.streams.schemas import (
 )
 from strandline.framework.streams.stateful import OutputNode, Repartition, Through
 from strandline.framework.topic import Topic
+from strandline.statestore.frames import (
+    arranged,
+    arrow_columns,
+    cast_to,
+    frame_of,
+    nulls,
+    with_series,
+)
 
 if TYPE_CHECKING:
     import polars as pl
@@ -62,8 +70,6 @@ class TopicRows:
 
     def frame(self, batch: Batch) -> pl.DataFrame:
         """Return the records of a batch as rows. Raises InvalidRecord."""
-        import polars as pl
-
         found: dict[str, Any] = {}
         if KEY in self._used and KEY in self._schema and KEY not in self._fields.values():
             found[KEY] = batch.keys
@@ -75,12 +81,11 @@ class TopicRows:
                 names = [field.name for field in values.type]
                 columns = dict(zip(names, values.flatten(), strict=True))
                 found |= {at: columns[f] for f, at in self._fields.items() if at in self._used}
-        frame = pl.from_arrow(pa.table({**found, TIME: batch.timestamps}))
-        assert isinstance(frame, pl.DataFrame)
-        return frame.select(
-            (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
-            for name, dtype in self._schema.items()
-        )
+        frame = frame_of({**found, TIME: batch.timestamps})
+        absent = [
+            nulls(n, t, len(batch)) for n, t in self._schema.items() if n not in frame.columns
+        ]
+        return cast_to(arranged(frame.hstack(absent), self._schema), self._schema)
 
 
 class InternalTopic:
@@ -123,7 +128,7 @@ class InternalTopic:
         import polars as pl
 
         keys = self._keys.encoded(rows)
-        unmarked = rows.with_columns(pl.lit(None, pl.String).alias(SOURCE))
+        unmarked = with_series(rows, nulls(SOURCE, pl.String(), len(rows)))
         self.topic.send_rows(self._table(unmarked), keys)
 
     def send_mark(self, source: str, watermark: int | None, time: int) -> None:
@@ -145,18 +150,17 @@ class InternalTopic:
         import polars as pl
 
         fields = [field.name for field in batch.values.type]
-        frame = pl.from_arrow(pa.table([*batch.values.flatten()], names=fields))
-        assert isinstance(frame, pl.DataFrame)
+        stored = dict(zip(fields, batch.values.flatten(), strict=True))
         kinds = {name: self.node.schema[name] for name in self._columns}
         kinds |= {SOURCE: pl.String(), WATERMARK: pl.Int64()}
-        rows = frame.select(pl.col(_field(n)).cast(kind).alias(n) for n, kind in kinds.items())
+        rows = cast_to(frame_of({name: stored[_field(name)] for name in kinds}), kinds)
         times = pl.Series(TIME, batch.times())
         is_mark = pl.Series(_IS_MARK, batch.keys.is_null().to_numpy(zero_copy_only=False))
-        return rows.with_columns(times, is_mark)
+        return with_series(rows, times, is_mark)
 
     def _table(self, rows: pl.DataFrame) -> pa.Table:
         names = [*self._columns, SOURCE, WATERMARK, TIME]
-        return rows.select(names).to_arrow().rename_columns([*map(_field, names)])
+        return pa.table(arrow_columns(rows, names), names=[*map(_field, names)])
 
 
 def _field(column: str) -> str:
@@ -183,7 +187,8 @@ def divided(frame: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
 def write(node: OutputNode, rows: pl.DataFrame) -> None:
     """Send rows to the topic of an output. Raises InvalidRecord."""
     topic, fields = node.topic, node.fields
-    table = rows.select(fields.values()).to_arrow().rename_columns(list(fields))
+    columns = arrow_columns(rows, [*fields.values()])
+    table = pa.table(columns, names=[*fields])
     if topic.timestamp_column is None:
         table = table.append_column(TIME, rows[TIME].to_arrow()) if TIME not in fields else table
     topic.send_rows(table, None if topic.key_column else _keys(topic, node.key, rows))
@@ -198,8 +203,7 @@ def _keys(topic: Topic[Any, Any], columns: tuple[str, ...], rows: pl.DataFrame) 
         )
     if len(columns) == 1:
         return from_column(topic.keys, rows[columns[0]].to_arrow())
-    items = [topic.keys.item(key) for key in rows.select(columns).rows()]
-    return topic.keys.encode(items)
+    return topic.keys.encode(items_of(topic.keys, arranged(rows, columns).rows()))
 
 
 def _topics_before(node: Repartition) -> tuple[Topic[Any, Any], ...]:

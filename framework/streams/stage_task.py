@@ -183,7 +183,7 @@ class StageTask(BatchHandler):
             source = source_name(batch.topic, batch.partition)
             marks = self.time.read(source, batch.times(), self.plan.delay_ms(batch.topic))
             numbers = pl.Series(ROW, np.arange(len(batch)))
-            return frame.with_columns(pl.Series(WATERMARK, marks), numbers)
+            return frame.hstack([pl.Series(WATERMARK, marks), numbers])
         rows, found = divided(reader.frame(batch))
         for source, watermark in found.select(SOURCE, WATERMARK).rows():
             if not self.plan.is_writer(source, batch.topic):

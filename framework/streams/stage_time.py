@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from strandline.framework.store import Store
 from strandline.framework.streams.watermark import (
     NO_WATERMARK,
@@ -122,11 +124,16 @@ class StageTime:
         now = {str(source): mark for source, mark in {**marks, FLOOR: value}.items()}
         now |= {f"{IDLE}{source}": source in self._idle for source in map(str, marks)}
         now |= {f"{ROWS}{name}": number for name, number in rows.items()}
-        for key, mark in now.items():
-            if self._written.get(key, 0 if key.startswith((IDLE, ROWS)) else NO_WATERMARK) != mark:
-                for store in self._stores:
-                    store.put(key, int(mark))
-                self._written[key] = mark
+        changed = {key: int(mark) for key, mark in now.items() if self._last(key) != mark}
+        if changed:
+            keys, marks_of_keys = pa.array([*changed]), pa.array([*changed.values()], pa.int64())
+            for store in self._stores:
+                store.columns().put_batch(keys, marks_of_keys)
+            self._written |= changed
+
+    def _last(self, key: str) -> int:
+        """Return what the stores have for a key, or what stands for a key that they do not have."""
+        return self._written.get(key, 0 if key.startswith((IDLE, ROWS)) else NO_WATERMARK)
 
     def forget(self) -> None:
         """Read the watermarks from the store again when they are needed."""

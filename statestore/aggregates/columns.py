@@ -15,6 +15,7 @@ from strandline.changelog.errors import InvalidConfig, InvalidRecord
 from strandline.statestore.aggregates.aggregate import Aggregate
 from strandline.statestore.aggregates.batch import ColumnBatch, MergeChecks, Refusals
 from strandline.statestore.aggregates.reducer import CANNOT_MERGE
+from strandline.statestore.frames import arrow_columns, frame_of, selected
 
 if TYPE_CHECKING:
     import polars as pl
@@ -123,7 +124,9 @@ def combine(parts: Layout, states: pl.DataFrame, by: Sequence[str]) -> pl.DataFr
 
 def results(parts: Layout, states: pl.DataFrame) -> pl.DataFrame:
     """Return the results of states."""
-    return states.select(part.aggregate.results(part.columns()).alias(part.name) for part in parts)
+    return selected(
+        states, (part.aggregate.results(part.columns()).alias(part.name) for part in parts)
+    )
 
 
 def to_struct(parts: Layout, states: pl.DataFrame) -> pa.StructArray:
@@ -131,33 +134,27 @@ def to_struct(parts: Layout, states: pl.DataFrame) -> pa.StructArray:
     import pyarrow as pa
 
     names = [name for part in parts for name in part.fields]
-    table = states.select(names).to_arrow()
-    fields = [table.schema.field(name) for name in names]
-    arrays = [table.column(name).combine_chunks() for name in names]
-    return pa.StructArray.from_arrays(arrays, fields=fields)
+    return pa.StructArray.from_arrays(arrow_columns(states, names), names)
 
 
 def from_struct(parts: Layout, states: pa.StructArray) -> pl.DataFrame:
     """Return states of an array of structs, without other fields of it. Raises InvalidRecord."""
-    import polars as pl
-    import pyarrow as pa
-
     names = [name for part in parts for name in part.fields]
     given = [field.name for field in states.type]
     missing = [name for name in names if name not in given]
     if missing:
         raise InvalidRecord(f"states lack the fields {missing}; they have {given}")
     # `flatten` marks the fields of null structs as null, unlike `field`.
-    table = pa.table(states.flatten(), names=given).select(names)
-    found = pl.from_arrow(table)
-    assert isinstance(found, pl.DataFrame)
-    return found
+    columns = dict(zip(given, states.flatten(), strict=True))
+    return frame_of({name: columns[name] for name in names})
 
 
 def _aggregated(
     parts: Layout, batch: ColumnBatch, fields: Callable[[AggregatePart], Sequence[pl.Expr]]
 ) -> pl.DataFrame:
     """Return the columns of the key, and the stored fields of each group of a batch."""
+    import polars as pl
+
     found: list[pl.Expr] = []
     check_keys(parts, batch.by)
     for part in parts:
@@ -166,7 +163,7 @@ def _aggregated(
         found += [expression.alias(name) for expression, name in expressions]
     groups = batch.groups()
     batch.refusals.check(groups, batch.by)
-    return groups.select(*batch.by, *found)
+    return selected(groups, [*map(pl.col, batch.by), *found])
 
 
 def _combined(
@@ -176,18 +173,20 @@ def _combined(
     method: Callable[[AggregatePart], Callable[..., Sequence[pl.Expr]]],
 ) -> pl.DataFrame:
     """Return the states that a method of each aggregate makes of two rows of columns."""
+    import polars as pl
+
     names = [name for part in parts for name in part.fields]
-    both = new.hstack(old.select(names).rename(OLD.__add__))
+    both = new.hstack([old.get_column(name).alias(OLD + name) for name in names])
     refusals, of_states = Refusals(), Refusals()
-    found: list[pl.Expr] = []
+    found: dict[str, pl.Expr] = {}
     for part in parts:
         types = [new.schema[name] for name in part.fields]
         checks = MergeChecks(part.name, types, refusals, of_states)
         made = method(part)(part.columns(OLD), part.columns(), checks)
-        found += [one.alias(name) for one, name in zip(made, part.fields, strict=True)]
+        found |= {name: one.alias(name) for one, name in zip(made, part.fields, strict=True)}
     keys = [name for name in new.columns if name not in names]
     refusals.check(both, keys)
-    states = both.with_columns(found).select(new.columns)
+    states = selected(both, (found.get(name, pl.col(name)) for name in new.columns))
     of_states.check(states, keys)
     return states
 

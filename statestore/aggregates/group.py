@@ -17,6 +17,7 @@ from strandline.changelog.errors import InvalidConfig, InvalidRecord
 from strandline.statestore.aggregates import columns, stored_states
 from strandline.statestore.aggregates.aggregate import Aggregate, Figures, Row
 from strandline.statestore.aggregates.values import COMPARABLE, SCALAR
+from strandline.statestore.frames import arranged, cast_to
 from strandline.statestore.spec import UNSET, StoreSpec
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ class Aggregates:
     def to_values(self, states: pl.DataFrame) -> pa.StructArray | list[Any]:
         """Return a frame of states as a store takes them: one Arrow array, or objects for lists."""
         names = [name for part in self._layout for name in part.fields]
-        stored = stored_states.as_stored(states.select(names))
+        stored = stored_states.as_stored(arranged(states, names))
         if stored_states.has_lists(stored.dtypes):
             return stored_states.objects(self.state, stored)
         return self.to_struct(stored)
@@ -275,7 +276,7 @@ class Aggregates:
         """
         if isinstance(values, list):
             return stored_states.frame_of_objects(values, types)
-        return self.from_struct(values).cast(dict(types))  # type: ignore[arg-type]
+        return cast_to(self.from_struct(values), types)
 
     def check_storable(self, schema: Mapping[str, pl.DataType]) -> None:
         """Raise InvalidConfig if a store cannot keep the states of rows of these types."""

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from strandline.changelog.errors import InvalidRecord
 from strandline.statestore.aggregates.aggregate import StoredField
+from strandline.statestore.frames import cast_to
 
 if TYPE_CHECKING:
     import polars as pl
@@ -72,8 +73,7 @@ def has_lists(types: Iterable[pl.DataType]) -> bool:
 
 def as_stored(states: pl.DataFrame) -> pl.DataFrame:
     """Return state columns in the types in which a store keeps them."""
-    types = {name: stored_type(dtype) for name, dtype in states.schema.items()}
-    return states if types == dict(states.schema) else states.cast(types)  # type: ignore[arg-type]
+    return cast_to(states, {name: stored_type(dtype) for name, dtype in states.schema.items()})
 
 
 def objects(kind: type[Any], states: pl.DataFrame) -> list[Any]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.changelog.errors import InvalidConfig, InvalidRecord, SchemaMismatch
-from strandline.framework.container import batch_instance
+from strandline.framework.container import batch_size
 from strandline.framework.testing import CRASH, TestDriver
 
 
@@ -149,8 +149,8 @@ def test_small_batches_of_the_log_are_joined() -> None:
 
 
 def test_a_batch_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_instance, "FIRST_BATCH_RECORDS", 16)
-    monkeypatch.setattr(batch_instance, "MAX_BATCH_RECORDS", 64)
+    monkeypatch.setattr(batch_size, "FIRST_BATCH_RECORDS", 16)
+    monkeypatch.setattr(batch_size, "MAX_BATCH_RECORDS", 64)
     app, _, got = collecting()
     frame = pl.DataFrame({"key": ["a"] * 1_000, "value": range(1_000)})
     TestDriver(app).run(frame)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.framework.container import batch_instance
+from strandline.framework.container import batch_size
 from strandline.framework.testing import CRASH, TestDriver
 
 BASE = dt.datetime(2025, 10, 9, 9, tzinfo=dt.UTC)
@@ -109,7 +109,7 @@ WINDOWS = {
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_instance, "FIRST_BATCH_RECORDS", 4)
+    monkeypatch.setattr(batch_size, "FIRST_BATCH_RECORDS", 4)
 
 
 def readings_app() -> tuple[sl.App, sl.Stream]:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
-from strandline.framework.container import batch_instance
+from strandline.framework.container import batch_size
 from strandline.framework.testing import CRASH, TestDriver
 from tests.streams.oracle import Event
 
@@ -77,7 +77,7 @@ def test_results_are_the_same_for_any_division_of_the_input(
         again = first.group_by(key).window(windows[1]).agg(k=sl.sum("n"), name="again")
         outs = [first.to("results"), again.to("again"), late]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(batch_instance, "FIRST_BATCH_RECORDS", size)
+            patch.setattr(batch_size, "FIRST_BATCH_RECORDS", size)
             driver = ran(app, events, cuts)
         return [Counter(map(plain, driver.output(out))) for out in outs]
 

@@ -21,7 +21,7 @@ import strandline as sl
 from strandline import changelog
 from strandline.changelog.client.partitioner import partition_for
 from strandline.changelog.client.producer import Producer
-from strandline.framework.container import batch_instance
+from strandline.framework.container import batch_size
 from strandline.framework.querying import committed, groups
 from strandline.framework.querying.folded import ReplayedSource
 from strandline.framework.testing import TestDriver
@@ -47,7 +47,7 @@ from tests.streams.test_running import (
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_instance, "FIRST_BATCH_RECORDS", 4)
+    monkeypatch.setattr(batch_size, "FIRST_BATCH_RECORDS", 4)
 
 
 def counted(rows: Sequence[Any], keys: Sequence[str]) -> Counter[Any]:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.framework.container import batch_instance
+from strandline.framework.container import batch_size
 from strandline.framework.testing import TestDriver
 from tests.streams.oracle import Event
 
@@ -19,7 +19,7 @@ RESULT = pa.schema([("user", pa.string()), ("n", pa.int64())])
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_instance, "FIRST_BATCH_RECORDS", 4)
+    monkeypatch.setattr(batch_size, "FIRST_BATCH_RECORDS", 4)
 
 
 def app_of(on_error: Any) -> tuple[sl.App, sl.Stream]:

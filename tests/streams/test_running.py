@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
-from strandline.framework.container import batch_instance
+from strandline.framework.container import batch_size
 from strandline.framework.testing import CRASH, TestDriver
 from tests.streams.oracle import (
     Event,
@@ -60,7 +60,7 @@ FEW = settings(PROPERTY, max_examples=8)
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_instance, "FIRST_BATCH_RECORDS", 4)
+    monkeypatch.setattr(batch_size, "FIRST_BATCH_RECORDS", 4)
 
 
 def app_of(**settings: Any) -> tuple[sl.App, Any, Any]:
@@ -705,8 +705,8 @@ def test_no_result_is_late_for_the_windows_after_it(
 def test_an_aborted_commit_takes_the_time_of_the_operators_back(
     monkeypatch: pytest.MonkeyPatch, by: str, number: int
 ) -> None:
-    monkeypatch.setattr(batch_instance, "FIRST_BATCH_RECORDS", 2)
-    monkeypatch.setattr(batch_instance, "MAX_BATCH_RECORDS", 2)
+    monkeypatch.setattr(batch_size, "FIRST_BATCH_RECORDS", 2)
+    monkeypatch.setattr(batch_size, "MAX_BATCH_RECORDS", 2)
     app = sl.App("app")
     topic = app.topic("events", value=Event, key="user", timestamp="at", partitions=1)
     windowed = app.stream(topic, idle=None).group_by(by).window(sl.tumbling(10))

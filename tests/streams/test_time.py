@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.changelog.client.partitioner import partition_for
-from strandline.framework.container import batch_instance
+from strandline.framework.container import batch_size
 from strandline.framework.streams.operators.groups import GroupState
 from strandline.framework.testing import TestDriver
 from tests.streams.oracle import Event, by_partition, fixed_windows
@@ -279,7 +279,7 @@ def test_windows_are_not_closed_by_the_clock_while_records_come() -> None:
 def test_a_window_that_was_closed_before_a_restart_is_not_opened_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(batch_instance, "FIRST_BATCH_RECORDS", 1)
+    monkeypatch.setattr(batch_size, "FIRST_BATCH_RECORDS", 1)
     app, stream = app_of(idle="10s")
     out = by_kind(stream)
     with TestDriver(app, now_ms=BASE) as driver:

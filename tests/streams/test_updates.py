@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.framework.container import batch_instance
+from strandline.framework.container import batch_size
 from strandline.framework.streams.operators import panes
 from strandline.framework.testing import TestDriver
 from tests.streams.oracle import Event
@@ -65,7 +65,7 @@ def test_the_last_updates_are_the_final_results(
 ) -> None:
     # Records that are late for some of their windows have panes of their own.
     monkeypatch.setattr(panes, "LOOKUP_ENTRIES", entries)
-    monkeypatch.setattr(batch_instance, "FIRST_BATCH_RECORDS", 4)
+    monkeypatch.setattr(batch_size, "FIRST_BATCH_RECORDS", 4)
     driver, updates, finals = summed(WINDOWS[kind])
     chance = random.Random(kind)
     driver.run(

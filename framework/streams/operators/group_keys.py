@@ -27,6 +27,7 @@ from strandline.framework.streams.windows import (
     SlidingWindow,
     Window,
 )
+from strandline.statestore.frames import cast_to, frame_of
 from strandline.statestore.key_columns import KeyColumns
 from strandline.statestore.keys import key_codec
 
@@ -85,12 +86,8 @@ class GroupKeys:
 
     def frame(self, keys: pa.Array) -> pl.DataFrame:
         """Return the columns of keys that the store has returned."""
-        import polars as pl
-
         columns = [keys] if len(self.names) == 1 else keys.flatten()
-        frame = pl.from_arrow(pa.table(columns, names=list(self.names)))
-        assert isinstance(frame, pl.DataFrame)
-        return frame.cast(self._schema)  # type: ignore[arg-type]
+        return cast_to(frame_of(dict(zip(self.names, columns, strict=True))), self._schema)
 
     @cached_property
     def _columns(self) -> KeyColumns:

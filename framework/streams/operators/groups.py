@@ -15,6 +15,7 @@ from strandline.framework.streams.stateful import SESSION_FIELDS, GroupAggregate
 from strandline.framework.streams.windows import SessionWindow
 from strandline.statestore.aggregates import Aggregates
 from strandline.statestore.column_store import ColumnStore
+from strandline.statestore.frames import arranged, cast_to, with_series
 from strandline.statestore.value_columns import Column
 
 if TYPE_CHECKING:
@@ -104,7 +105,8 @@ class GroupState:
 
     def results(self, states: pl.DataFrame) -> pl.DataFrame:
         """Return the columns of the group's keys, and of the results, of a frame of states."""
-        return states.select(self._node.keys).hstack(self._node.aggregates.results(states))
+        keys = arranged(states, self._node.keys)
+        return keys.hstack(self._node.aggregates.results(states))
 
     def _put(self, keys: pa.Array, states: pl.DataFrame) -> None:
         self.columns.put_batch(keys, self._aggregates.to_values(states))
@@ -142,10 +144,10 @@ def as_results(
     """
     import polars as pl
 
-    marks = pl.lit(watermark, pl.Int64) if isinstance(watermark, int) else watermark
-    return frame.with_columns(marks.alias(WATERMARK)).select(
-        pl.col(name).cast(dtype) for name, dtype in node.schema.items()
-    )
+    if isinstance(watermark, int):
+        watermark = pl.Series([watermark], dtype=pl.Int64).new_from_index(0, len(frame))
+    found = with_series(frame, watermark.alias(WATERMARK))
+    return cast_to(arranged(found, node.schema), node.schema)
 
 
 class GroupOperator(StageOperator):
@@ -171,6 +173,7 @@ class GroupOperator(StageOperator):
         changed = self._state.changed()
         if changed.is_empty():
             return None
-        latest = pl.lit(current_task().stream_time, pl.Int64).alias(TIME)
-        results = self._state.results(changed).with_columns(latest)
+        latest = pl.Series(TIME, [current_task().stream_time], pl.Int64)
+        results = self._state.results(changed)
+        results = with_series(results, latest.new_from_index(0, len(results)))
         return as_results(self._node, results, self.watermark)

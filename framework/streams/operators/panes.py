@@ -29,6 +29,7 @@ from strandline.framework.streams.windows import (
     TimeWindow,
     TumblingWindow,
 )
+from strandline.statestore.frames import with_series
 
 if TYPE_CHECKING:
     import polars as pl
@@ -100,9 +101,8 @@ class PaneOperator(StageOperator, Generic[W]):
         import polars as pl
 
         last_ms = pl.Series(TIME, self._window.end_of(states[PANE]) - 1, pl.Int64)
-        results = self._state.results(states).with_columns(
-            *window_columns(self._window, states), last_ms
-        )
+        bounds = window_columns(self._window, states)
+        results = with_series(self._state.results(states), *bounds, last_ms)
         return as_results(self._node, results, self.mark_of_results(watermark))
 
 
@@ -130,7 +130,7 @@ class TumblingOperator(PaneOperator[TumblingWindow]):
         return None if changed.is_empty() else self._windows(changed, self.watermark)
 
     def _with_panes(self, frame: pl.DataFrame, marks: pl.Series) -> pl.DataFrame:
-        return frame.with_columns(self._window.assign(frame[TIME]).alias(PANE))
+        return with_series(frame, self._window.assign(frame[TIME]).alias(PANE))
 
     def _closed_after(self, pane: int) -> int:
         return self._window.closed_at(pane)
@@ -245,7 +245,8 @@ class HoppingOperator(OverlappingOperator[HoppingWindow]):
         return last + self._window.size_ms, last + self._window.every_ms
 
     def _with_panes(self, frame: pl.DataFrame, marks: pl.Series) -> pl.DataFrame:
-        return frame.with_columns(
+        return with_series(
+            frame,
             self._window.assign(frame[TIME]).alias(PANE),
             self._window.since(frame[TIME], marks).alias(SINCE),
         )
@@ -290,9 +291,8 @@ class SlidingOperator(OverlappingOperator[SlidingWindow]):
         return sliding_parts(self._window, self._node.keys, panes, wanted)
 
     def _with_panes(self, frame: pl.DataFrame, marks: pl.Series) -> pl.DataFrame:
-        return frame.with_columns(
-            frame[TIME].alias(PANE), self._window.since(frame[TIME], marks).alias(SINCE)
-        )
+        since = self._window.since(frame[TIME], marks)
+        return with_series(frame, frame[TIME].alias(PANE), since.alias(SINCE))
 
     def _closed_after(self, pane: int) -> int:
         return pane + self._window.size_ms + 1 + self._window.grace_ms

@@ -1,0 +1,100 @@
+"""Size of the batches of one instance: as many records as take about as long as a slice.
+
+A batch takes a time for each of its records, and a time of its own, which is long while the machine
+is busy. If the latter alone is about a slice, smaller batches would only make everything slower:
+then a batch has as many records as take as long as the rest of it. Both times are estimated by a
+line through the last batches, of which later ones have more weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strandline.framework.container.slices import MAX_ROUND_S, SLICE_SECONDS
+
+FIRST_BATCH_RECORDS = 4_096
+"""Number of records in the first batch."""
+MAX_BATCH_RECORDS = 262_144
+"""Maximum number of records in a batch, which bounds the memory of a step."""
+MAX_GROWTH = 4
+"""Maximum factor from one size to the next."""
+MAX_OWN_SLICES = 4
+"""Maximum number of slices that the records of a batch take, because the batch itself takes long."""
+
+
+class BatchSize:
+    """Number of records that take about as long as a slice.
+
+    >>> size = BatchSize()
+    >>> size.took(0.5, 4_096)
+    >>> size.records
+    409
+    """
+
+    def __init__(self) -> None:
+        self.records = FIRST_BATCH_RECORDS
+        """Maximum number of records of the next batch."""
+        self._line = _Line()
+
+    def took(self, seconds: float, handled: int) -> None:
+        """Choose the next size after a batch."""
+        if not handled:
+            return
+        self._line.add(handled, seconds)
+        if handled < self.records and seconds <= SLICE_SECONDS:
+            return  # it says nothing about larger batches
+        most = handled if seconds > MAX_ROUND_S else MAX_GROWTH * handled
+        self.records = max(1, min(self._fitting(handled), most, MAX_BATCH_RECORDS))
+
+    def _fitting(self, handled: int) -> int:
+        own = min(self._line.start, MAX_OWN_SLICES * SLICE_SECONDS)
+        if 2 * own > SLICE_SECONDS and not self._line.has_spread:
+            # Either the batch itself or its records have become slower: another size will tell.
+            return handled // 2 or 2
+        return int(max(SLICE_SECONDS - own, own) / max(self._line.slope, 1e-9))
+
+
+@dataclass
+class _Line:
+    """Line of least squares through the seconds of batches by their records."""
+
+    slope: float = 0.0
+    """Seconds of a record."""
+    start: float = 0.0
+    """Seconds of a batch without records."""
+    weight: float = 0.0
+    records: float = 0.0
+    """Mean of the records."""
+    seconds: float = 0.0
+    """Mean of the seconds."""
+    spread: float = 0.0
+    """Mean square of the distance of the records from their mean."""
+    both: float = 0.0
+    """Mean product of the distances of records and seconds from their means."""
+
+    @property
+    def has_spread(self) -> bool:
+        """True if the batches differ enough in records to tell what a record takes."""
+        return self.spread > (_LEAST_SPREAD * self.records) ** 2
+
+    def add(self, records: int, seconds: float) -> None:
+        """Move the line towards a batch."""
+        self.weight = _KEPT * self.weight + 1
+        part = 1 / self.weight
+        away, above = records - self.records, seconds - self.seconds
+        self.records += part * away
+        self.seconds += part * above
+        self.spread = (1 - part) * (self.spread + part * away * away)
+        self.both = (1 - part) * (self.both + part * away * above)
+        if self.weight == 1:
+            self.slope = seconds / records
+        elif self.has_spread:
+            self.slope = max(0.0, self.both / self.spread)
+        self.slope = min(self.slope, self.seconds / self.records)
+        self.start = max(0.0, self.seconds - self.slope * self.records)
+
+
+_KEPT = 0.7
+"""Weight of a batch relative to that of the next one."""
+_LEAST_SPREAD = 0.1
+"""Spread of the records, relative to their mean, from which on they say what a record takes."""
