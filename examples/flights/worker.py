@@ -55,6 +55,10 @@ class WorkerProcess:
         self._process.kill()
         self._process.wait()
 
+    def is_running(self, wait_s: float) -> bool:
+        """Wait for so many seconds; return False as soon as the process has ended."""
+        return not self._ended_within(wait_s)
+
     def wait(self) -> None:
         """Wait until the process has ended. Raise RuntimeError if it failed."""
         status = self._process.wait()

@@ -68,7 +68,7 @@ def depart(record: sl.Record[str, Flight]) -> None:
     """Send the flight on if it has left."""
     flight = record.value
     if flight.dep_delay is not None:
-        departures.send(Departure(flight.origin, flight.time_hour, flight.dep_delay))
+        departures.send(None, Departure(flight.origin, flight.time_hour, flight.dep_delay))
 
 
 @app.task(hourly, stores=[hours])

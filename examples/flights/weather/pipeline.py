@@ -40,6 +40,8 @@ KILLS_OF_WORKERS = 4
 """Number of times that the worker of the app is killed."""
 BLOWS = ("python", "driver", "python", "python", "driver", "python")
 """Processes of Spark that are killed, one after each micro-batch that is committed."""
+POLL_S = 0.02
+"""Seconds between two looks at what a process has committed."""
 PATIENCE_S = 180.0
 """Seconds without progress after which something is broken."""
 
@@ -78,7 +80,7 @@ def _depart(log: str, total: int, console: Console) -> int:
     killed = 0
     while True:
         with WorkerProcess(log, "--until", "idle", app=APP) as worker:
-            for committed in worker.committed(job.app.name, job.flights.name):
+            for committed in _commits(log, worker):
                 if killed < KILLS_OF_WORKERS and committed > total * killed // KILLS_OF_WORKERS:
                     worker.kill()
                     killed += 1
@@ -87,6 +89,16 @@ def _depart(log: str, total: int, console: Console) -> int:
             else:
                 worker.wait()
                 return killed
+
+
+def _commits(log: str, worker: WorkerProcess) -> Iterator[int]:
+    """Yield the number of flights that the app has committed, while its worker runs."""
+    with changelog.open(log, role="attach_or_spawn") as opened:
+        while worker.is_running(POLL_S):
+            with contextlib.suppress(Retriable):
+                committed = opened.broker.committed(job.app.name, require_stable=False)
+                flights = (at for tp, at in committed.items() if tp.topic == job.flights.name)
+                yield sum(at.offset for at in flights)
 
 
 def _sum_up(log: str, console: Console) -> int:
@@ -137,7 +149,7 @@ def _batches(log: str, driver: subprocess.Popen[bytes]) -> Iterator[int]:
             if time.monotonic() > until:
                 raise RuntimeError(f"the query has committed nothing for {PATIENCE_S:g} s")
             with contextlib.suppress(subprocess.TimeoutExpired):
-                driver.wait(0.05)
+                driver.wait(POLL_S)
 
 
 def _strike(kind: str, driver: subprocess.Popen[bytes]) -> bool:
