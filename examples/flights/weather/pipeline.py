@@ -1,8 +1,8 @@
 """The pipeline, with ten kills: `python -m examples.flights.weather.pipeline`.
 
-    1  the task makes departures from the flights; its worker is killed four times
+    1  the task makes departures from the flights; its worker is killed five times
     2  Spark sums them up by hour, joins the weather and writes the result back; its Python workers
-       are killed four times, its driver twice
+       are killed four times, its driver once
     3  the task keeps the result in a store
     4  Spark SQL reports from the store, with a plot
 
@@ -36,9 +36,9 @@ from strandline.changelog.errors import Retriable
 from strandline.framework.spark.writing.sinks import Sinks
 
 APP = "examples.flights.weather.app:app"
-KILLS_OF_WORKERS = 4
+KILLS_OF_WORKERS = 5
 """Number of times that the worker of the app is killed."""
-BLOWS = ("python", "driver", "python", "python", "driver", "python")
+BLOWS = ("python", "python", "driver", "python", "python")
 """Processes of Spark that are killed, one after each micro-batch that is committed."""
 POLL_S = 0.02
 """Seconds between two looks at what a process has committed."""
@@ -160,7 +160,7 @@ def _strike(kind: str, driver: subprocess.Popen[bytes]) -> bool:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             pid, command = int(folder.name), (folder / "cmdline").read_bytes()
-            if os.getsid(pid) == driver.pid and b"\0pyspark." in command:
+            if os.getsid(pid) == driver.pid and b"\0pyspark.worker" in command:
                 os.kill(pid, signal.SIGKILL)
                 return True
     return False
