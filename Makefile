@@ -114,7 +114,7 @@ bench-clean: $(STAMP)  ## The cleaner against a real Kafka's (needs Linux, Java 
 bench-kafka: $(STAMP)  ## On a real Kafka, beside Kafka Streams and Quix Streams (needs Linux, a JDK, Maven; ARGS='--rounds 1')
 	$(BIN)/python -m benchmarks.kafka_job $(ARGS)
 
-bench-spark: $(STAMP)  ## Spark's reads beside Parquet and Spark's own Kafka source (needs Linux, Java 17, Maven, or ARGS=--without-kafka)
+bench-spark: $(STAMP)  ## Spark's reads and writes beside Parquet and Spark's own Kafka connector (needs Linux, Java 17, Maven, or ARGS=--without-kafka)
 	$(BIN)/python -m pip install --quiet confluent-kafka
 	$(BIN)/python -m benchmarks.spark_kafka $(ARGS)
 

@@ -1,8 +1,11 @@
-"""Spark batch reads of keys and values, against Spark's own Kafka source: make bench-spark.
+"""Spark batch reads and writes of keys and values, against Spark's own Kafka connector.
+
+    make bench-spark
 
 Both read the same records of bytes from 4 partitions: ours from a folder, Spark's from a Kafka
-broker on this machine, through the connector spark-sql-kafka-0-10.
-The figures of `spark_read` come first, in the same run. Needs confluent-kafka, Java and Maven.
+broker on this machine, through the connector spark-sql-kafka-0-10. Both write to that broker: ours
+exactly once, Spark's without transactions. The figures of `spark_read` and `spark_write` come
+first, in the same run. Needs confluent-kafka, Java and Maven.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from benchmarks import spark_read
+from benchmarks import spark_read, spark_write
 from benchmarks.harness import Figure, Stopwatch, compare, folder, report
 from benchmarks.kafka_broker import ALONE, cluster
 from benchmarks.servers import cached, copy_jars
@@ -47,11 +50,12 @@ def main() -> int:
 
 def _figures(quick: bool, *, kafka: bool) -> Iterator[Figure]:
     yield from spark_read.run(quick=quick)
+    yield from spark_write.run(quick=quick)
     if kafka:
-        yield run(quick=quick)
+        yield from run(quick=quick)
 
 
-def run(*, quick: bool) -> Figure:
+def run(*, quick: bool) -> list[Figure]:
     """Measure records per second."""
     count, rounds = (200_000, 3) if quick else (4_000_000, 5)
     jars = ",".join(map(str, _connector().glob("*.jar")))
@@ -61,10 +65,45 @@ def run(*, quick: bool) -> Figure:
             for log in (there, here):
                 _write(log, count)
             with spark_read.running("local[2]", {"spark.jars": jars}) as spark:
-                return _figure(spark, path, brokers[0].address, count, rounds=rounds)
+                address = brokers[0].address
+                return [
+                    _reads(spark, path, address, count, rounds=rounds),
+                    _writes(spark, path, there, address, count // 10, rounds=rounds),
+                ]
 
 
-def _figure(spark: SparkSession, path: Path, address: str, count: int, *, rounds: int) -> Figure:
+def _writes(
+    spark: SparkSession, path: Path, there: Log, address: str, count: int, *, rounds: int
+) -> Figure:
+    for name in ("ours", "theirs"):
+        there.create_topic(name, PARTITIONS)
+    reader = spark.read.format("strandline").option("subscribe", "bytes")
+    rows = reader.load(str(path / "log")).select("key", "value").limit(count)
+    rows = rows.repartition(PARTITIONS).cache()
+    assert rows.count() == count
+
+    def ours() -> float:
+        watch = Stopwatch()
+        writer = rows.write.format("strandline").option("topic", "ours")
+        writer.mode("append").save(f"kafka://{address}")
+        return count / watch.seconds
+
+    def theirs() -> float:
+        watch = Stopwatch()
+        writer = rows.write.format("kafka").option("kafka.bootstrap.servers", address)
+        writer.option("topic", "theirs").save()
+        return count / watch.seconds
+
+    return compare(
+        f"Spark batch write of {count:,} keys and values to Kafka",
+        *(ours, theirs),
+        peer_name="Spark's Kafka sink",
+        unit="records/s",
+        rounds=rounds,
+    )
+
+
+def _reads(spark: SparkSession, path: Path, address: str, count: int, *, rounds: int) -> Figure:
     ours = spark.read.format("strandline").option("subscribe", "bytes")
     theirs = spark.read.format("kafka").option("kafka.bootstrap.servers", address)
     theirs = theirs.option("subscribe", "bytes")
