@@ -38,6 +38,7 @@ def test_the_oldest_supported_spark_passes_the_same_tests(
     tests = [
         "tests/spark/test_spark.py",
         "tests/spark/test_spark_ranges.py",
+        "tests/spark/test_sink.py",
         "-q",
         "-p",
         "no:cacheprovider",
