@@ -144,7 +144,7 @@ def test_a_batch_task_goes_on_while_more_inputs_have_records_than_fit_into_memor
         driver._take(records)
         driver.worker.cycle = cycle  # type: ignore[method-assign]
         for instance in driver.worker.instances:
-            instance._size = 10
+            instance._size.records = 10
         driver.settle()
     assert sum(seen) == len(records)
     assert len(seen) > 4

@@ -29,6 +29,8 @@ NAMED_BY_THE_PROGRAM = {
     ("framework/cli/loading.py", "find_spec"): 1,
     # the command line of this package, whose entry point has a constant name
     ("framework/app.py", "entry_points"): 1,
+    # the module that has an app which the program passes: found by the app itself, not by a name
+    ("framework/spark/workers.py", "sys.modules"): 1,
     # names in tables and tuples of the same module
     ("framework/cli/lazy.py", "import_module"): 1,
     ("strandline/__init__.py", "import_module"): 2,
