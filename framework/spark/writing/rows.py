@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.changelog.client.columns import check_columns, to_batches
-from strandline.changelog.errors import InvalidRecord, UnknownPartition
+from strandline.changelog.errors import InvalidConfig, InvalidRecord, UnknownPartition
 from strandline.changelog.records import TopicInfo
 from strandline.framework.spark.writing.options import SinkOptions
 
@@ -32,9 +32,17 @@ Part = tuple[int | None, pa.RecordBatch]
 
 
 class RowLayout:
-    """Conversion of rows for one topic."""
+    """Conversion of rows for one topic.
+
+    Raises InvalidConfig for a topic that the log or an app keeps for itself.
+    """
 
     def __init__(self, topic: TopicInfo, options: SinkOptions) -> None:
+        if topic.internal:
+            raise InvalidConfig(
+                f"topic {topic.name!r} is internal: only the programs that keep their state in it "
+                "write it; choose another name"
+            )
         self.topic = topic
         self._options = options
         self._is_compacted = topic.effective.compact
