@@ -15,12 +15,13 @@ import pytest
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.embedded.owner import Owner
-from strandline.changelog.errors import InvalidConfig, UnknownTopic
+from strandline.changelog.errors import InvalidConfig, SchemaMismatch, UnknownTopic
 from strandline.changelog.storage import LocalStorage, MemoryStorage
 from strandline.framework.spark.writing import staging
 from strandline.framework.spark.writing.replacement import Replacement
 from strandline.framework.spark.writing.sinks import TOPIC, transactional_id
 from strandline.framework.spark.writing.staging import PREFIX, StagedRange, StagedTopic, Stager
+from strandline.framework.spark.writing.target import prepare
 from strandline.statestore.restore import READERS_WAIT_S
 from tests.spark.sinks import ROWS, Sink, batches, staged_rows, values
 
@@ -157,6 +158,15 @@ def test_topics_that_the_log_keeps_for_itself_are_refused(owner: Owner, named_by
     row = pa.record_batch({"key": ["s"], "value": ["{}"], "topic": [TOPIC]})
     with pytest.raises(InvalidConfig, match="__strandline_sinks' is internal"):
         stager.write(row)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.float64()])
+def test_partitions_that_are_not_whole_numbers_are_refused_before_a_task_runs(
+    owner: Owner, kind: pa.DataType
+) -> None:
+    frame = pa.schema([("value", pa.string()), ("partition", kind)])
+    with pytest.raises(SchemaMismatch, match="the column `partition` has numbers"):
+        prepare(owner, Sink(owner).options, frame, overwrite=False)
 
 
 def test_a_batch_write_without_rows_leaves_no_topic(owner: Owner) -> None:

@@ -15,7 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.changelog.client.columns import check_columns, to_batches
-from strandline.changelog.errors import InvalidConfig, InvalidRecord, UnknownPartition
+from strandline.changelog.errors import (
+    InvalidConfig,
+    InvalidRecord,
+    SchemaMismatch,
+    UnknownPartition,
+)
 from strandline.changelog.records import TopicInfo
 from strandline.framework.spark.writing.options import SinkOptions
 
@@ -85,6 +90,11 @@ class RowLayout:
 
     def _partitions(self, column: pa.Array) -> Numbers | None:
         """Return the partition of each row, -1 if its key decides; None if all keys decide."""
+        if not (pa.types.is_integer(column.type) or pa.types.is_null(column.type)):
+            raise SchemaMismatch(
+                f"the column `partition` has numbers of partitions, got {column.type}: cast it to "
+                "int, or leave it out"
+            )
         if column.null_count == len(column):
             return None
         whole = pc.fill_null(pc.cast(column, pa.int64()), -1)
