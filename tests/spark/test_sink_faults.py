@@ -160,6 +160,20 @@ def test_topics_that_the_log_keeps_for_itself_are_refused(owner: Owner, named_by
         stager.write(row)
 
 
+def test_rows_of_a_key_keep_their_order_if_some_of_them_name_its_partition(owner: Owner) -> None:
+    with Producer(owner) as producer:
+        number = producer.send("t", b"0", key="k").result().partition
+    sink = Sink(owner)
+    stager = Stager(owner, sink.options, sink.name, owner.topic("t"))
+    named = pa.array([number, None, None, number], pa.int32())
+    keys, texts = ["k", "k", None, "k"], ["1", "2", "keyless", "3"]
+    stager.write(pa.record_batch({"key": keys, "value": texts, "partition": named}))
+    sink.commit(0, stager.finish())
+    found = [record for batch in batches(owner, "t") for record in batch.records()]
+    assert [record.value for record in found if record.key == b"k"] == [b"0", b"1", b"2", b"3"]
+    assert len(found) == 5
+
+
 @pytest.mark.parametrize("kind", [pa.string(), pa.float64()])
 def test_partitions_that_are_not_whole_numbers_are_refused_before_a_task_runs(
     owner: Owner, kind: pa.DataType

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.changelog.client.columns import check_columns, to_batches
+from strandline.changelog.client.partitioner import partitions_for
 from strandline.changelog.errors import (
     InvalidConfig,
     InvalidRecord,
@@ -77,7 +78,7 @@ class RowLayout:
             *(given, self.topic), now_ms=now_ms, key=options.key, timestamp=options.timestamp
         ):
             self._check_keys(columns)
-            yield from _by_partition(columns, partitions, at)
+            yield from self._by_partition(columns, partitions, at)
             at += len(columns)
 
     def _without_places(self, rows: pa.RecordBatch) -> tuple[pa.Table, Numbers | None]:
@@ -114,14 +115,16 @@ class RowLayout:
                 "none: name the column with .option('key', …), or leave out rows in which it is null"
             )
 
-
-def _by_partition(
-    columns: pa.RecordBatch, partitions: Numbers | None, start: int
-) -> Iterator[Part]:
-    if partitions is None:
-        yield None, columns
-        return
-    own = partitions[start : start + len(columns)]
-    for number in np.unique(own):
-        chosen = columns if (own == number).all() else columns.filter(pa.array(own == number))
-        yield (None if number < 0 else int(number)), chosen
+    def _by_partition(
+        self, columns: pa.RecordBatch, partitions: Numbers | None, start: int
+    ) -> Iterator[Part]:
+        """Yield records by partition. Those of one key stay in order, whatever names their partitions."""
+        if partitions is None:
+            yield None, columns
+            return
+        given = partitions[start : start + len(columns)]
+        by_key = partitions_for(columns.column("key"), self.topic.partitions)
+        own = np.where(given < 0, by_key, given)
+        for number in np.unique(own):
+            chosen = columns if (own == number).all() else columns.filter(pa.array(own == number))
+            yield (None if number < 0 else int(number)), chosen
