@@ -30,7 +30,8 @@ class CompactedTable:
         broker: The log.
         topic: Name of the topic; it need not exist.
         clock: Source of time.
-        state: Values that an earlier table of the same topic has read, to continue from.
+        state: Values that an earlier table of the same topic has read, to continue from. They are
+            dropped if the log is another one by now, or was restored from a backup.
     """
 
     def __init__(
@@ -42,11 +43,11 @@ class CompactedTable:
         self.state = state or Changelogged(MemoryEngine())
         """Values that were read, for another table of the same topic."""
 
-    def read_on(self) -> bool:
+    def read_on(self, wait: float = READERS_WAIT_S) -> bool:
         """Read everything that is committed now; return True if there was something new.
 
         A transaction that is committed before the call is read, because the end is captured in the
-        call and open transactions before it are waited for.
+        call and open transactions before it are waited for, at most `wait` seconds.
 
         Raises:
             UnknownTopic: The topic does not exist.
@@ -55,9 +56,10 @@ class CompactedTable:
         now = self._broker.offsets([self.partition])[self.partition]
         held = self.state.position
         end = max(now.last_stable_offset, now.committed_end)
-        if held is not None and held.topic_id == now.topic_id and held.offset >= end:
+        is_same = held is not None and held.topic_id == now.topic_id and not now.divergence(held)
+        if is_same and held is not None and held.offset >= end:
             return False
-        restore(self.state, self._broker, self.partition, clock=self._clock, wait=READERS_WAIT_S)
+        restore(self.state, self._broker, self.partition, clock=self._clock, wait=wait)
         return True
 
     def get(self, key: bytes) -> bytes | None:

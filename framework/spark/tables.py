@@ -221,11 +221,14 @@ def latest_by_key(batches: Iterable[Batch]) -> pa.Table | None:
 
 
 def last_of_each_key(records: Iterable[pa.RecordBatch]) -> pa.Table | None:
-    """Return the last record of each key, tombstones included; None if there are no records."""
+    """Return the last record of each key, tombstones included; None if there are no records.
+
+    Records without a key, which a topic may have from before it was compacted, are left out.
+    """
     kept: pa.Table | None = None
     waiting: list[pa.RecordBatch] = []
     rows = 0
-    for batch in records:
+    for batch in filter(len, map(_with_key, records)):
         waiting.append(batch)
         rows += len(batch)
         if rows >= max(COMPACT_ROWS, len(kept) if kept else 0):
@@ -233,6 +236,11 @@ def last_of_each_key(records: Iterable[pa.RecordBatch]) -> pa.Table | None:
     if waiting:
         kept = _last_of_each(kept, waiting)
     return kept
+
+
+def _with_key(records: pa.RecordBatch) -> pa.RecordBatch:
+    keys = records.column("key")
+    return records.filter(keys.is_valid()) if keys.null_count else records
 
 
 def _last_of_each(kept: pa.Table | None, newer: list[pa.RecordBatch]) -> pa.Table:

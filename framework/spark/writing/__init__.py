@@ -12,8 +12,9 @@ A job, or a micro-batch, is one transaction over all of its tasks:
 Spark may request step 2 again, also after a restart; step 3 then ends it. Rows of failed, repeated
 and speculative attempts stay in the staging topic and are deleted with it.
 
-    options    options of a write
-    target     the topic that is written: found, created, extended
-    rows       rows of Spark as records
-    writers    Spark's interface
+    options      options of a write
+    target       the topic that is written: found, created, extended
+    replacement  tombstones for replaced keys
+    rows         rows of Spark as records
+    writers      Spark's interface
 """

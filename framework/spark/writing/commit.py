@@ -10,9 +10,6 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.asking_again import commit_until_known
 from strandline.changelog.client.producer import Producer
@@ -23,12 +20,12 @@ from strandline.changelog.errors import (
     ProducerFenced,
     UnknownTopic,
 )
-from strandline.changelog.records import Batch, TopicInfo, TopicPartition, columns_schema
+from strandline.changelog.records import Batch, TopicInfo, TopicPartition
 from strandline.changelog.scan import scan_batches
 from strandline.changelog.schema import upgrade, value_type
 from strandline.framework.spark.columns import to_sized_batches
-from strandline.framework.spark.tables import latest_by_key
 from strandline.framework.spark.writing import staging
+from strandline.framework.spark.writing.replacement import Replacement
 from strandline.framework.spark.writing.sinks import Sinks, transactional_id
 from strandline.framework.spark.writing.staging import SinkName, StagedRange, StagedTopic
 
@@ -42,6 +39,8 @@ MAX_TIMEOUT_MS = 900_000
 """Maximum of that time, which is Kafka's default of transaction.max.timeout.ms."""
 BYTES_PER_MS = 2_000
 """Bytes of rows for each further millisecond of that time: less than any disk writes."""
+MS_PER_RANGE = 20
+"""Further milliseconds of that time for each range of staged rows, which takes a fetch or more."""
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +107,7 @@ class SinkCommit:
         )
         try:
             is_new = self._is_new(batch)
-            ends = self._staged_ends(staged)
+            ends = self._staged_ends(staged) if is_new else self._own_ends(staged)
             if is_new:
                 self._write(producer, batch, staged)
         finally:
@@ -172,6 +171,18 @@ class SinkCommit:
             if now.high_watermark > now.log_start
         }
 
+    def _own_ends(self, staged: list[StagedTopic]) -> dict[TopicPartition, int]:
+        """Return the ends of the rows of a batch that was committed before.
+
+        Another driver may stage the next batch behind them, if this one was lost to Spark.
+        """
+        ends: dict[TopicPartition, int] = {}
+        for each in [] if self._name.is_job else staged:
+            for number, ranges in each.ranges.items():
+                tp = TopicPartition(each.staging, number)
+                ends[tp] = max(ends.get(tp, 0), ranges[-1].end)
+        return ends
+
     def _found(self, name: str) -> TopicInfo | None:
         try:
             return self._broker.topic(name)
@@ -180,8 +191,10 @@ class SinkCommit:
 
     def _write(self, producer: Producer, batch: SinkBatch, staged: list[StagedTopic]) -> None:
         """Write rows and the batch's number in one transaction."""
-        with_tombstones = _Replacement(self._broker, batch.replaces) if batch.replaces else None
+        with_tombstones = Replacement(self._broker, batch.replaces) if batch.replaces else None
         try:
+            if with_tombstones is not None:
+                with_tombstones.read()
             producer.begin_transaction()
             for each in _by_target(staged):
                 self._copy(producer, each, with_tombstones)
@@ -199,7 +212,7 @@ class SinkCommit:
             ) from error
 
     def _copy(
-        self, producer: Producer, staged: StagedTopic, replacement: _Replacement | None
+        self, producer: Producer, staged: StagedTopic, replacement: Replacement | None
     ) -> None:
         target = self._broker.topic(staged.target)
         if target.topic_id != staged.target_id:
@@ -236,49 +249,10 @@ class SinkCommit:
     def _clean(self, staged: list[StagedTopic], ends: Mapping[TopicPartition, int]) -> None:
         """Delete staged rows that nobody needs any more."""
         staging.delete_records(self._broker, dict(ends))
-        if self._name.is_job:
-            staging.remove(self._broker, {each.staging for each in staged})
         if self._name.is_job or any(each.is_new for each in staged):
             topics = self._broker.topics()
             now = self._clock.now_ms()
             staging.remove(self._broker, staging.abandoned(topics, self._name, now))
-
-
-class _Replacement:
-    """Keys of a compacted topic that a batch replaces, to give tombstones to the others."""
-
-    def __init__(self, broker: Broker, topic: TopicInfo) -> None:
-        self._broker = broker
-        self._topic = topic
-        self._written: dict[int, list[pa.Array]] = {}
-
-    def add(self, partition: int, keys: pa.Array) -> None:
-        """Add keys that the batch writes."""
-        self._written.setdefault(partition, []).append(keys.unique())
-
-    def tombstones(self, now_ms: int) -> Iterator[list[tuple[TopicPartition, pa.RecordBatch, int]]]:
-        """Yield a tombstone for each key that has a value and is not written, by partition."""
-        kind = value_type(self._topic.schema)
-        for number in range(self._topic.partitions):
-            tp = TopicPartition(self._topic.name, number)
-            keys = self._others(tp)
-            if not len(keys):
-                continue
-            times = pa.repeat(pa.scalar(now_ms, pa.int64()), len(keys))
-            arrays = [times, keys, pa.nulls(len(keys), kind)]
-            schema = columns_schema(kind, headers=False)
-            columns = pa.RecordBatch.from_arrays(arrays, schema=schema)
-            yield [(tp, columns, self._topic.schema_id)]
-
-    def _others(self, tp: TopicPartition) -> pa.Array:
-        now = self._broker.offsets([tp])[tp]
-        ends = {tp: now.last_stable_offset}
-        table = latest_by_key(scan_batches(self._broker, {tp: now.log_start}, ends))
-        if table is None:
-            return pa.array([], pa.binary())
-        keys = table["key"].combine_chunks()
-        written = pa.chunked_array(self._written.get(tp.partition, []), pa.binary())
-        return keys.filter(pc.invert(pc.is_in(keys, value_set=written.combine_chunks())))
 
 
 def _by_target(staged: list[StagedTopic]) -> Iterable[StagedTopic]:
@@ -293,9 +267,10 @@ def _by_target(staged: list[StagedTopic]) -> Iterable[StagedTopic]:
 
 
 def _timeout_ms(staged: list[StagedTopic]) -> int:
-    """Return the time after which the log aborts the transaction, by the size of the rows."""
+    """Return the time after which the log aborts the transaction, by what is copied."""
     size = sum(each.size for each in staged)
-    return min(MAX_TIMEOUT_MS, MIN_TIMEOUT_MS + size // BYTES_PER_MS)
+    ranges = sum(len(found) for each in staged for found in each.ranges.values())
+    return min(MAX_TIMEOUT_MS, MIN_TIMEOUT_MS + size // BYTES_PER_MS + ranges * MS_PER_RANGE)
 
 
 def _other_query(batch: SinkBatch, query: str, last: int) -> str:

@@ -15,7 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.changelog.client.columns import check_columns, to_batches
-from strandline.changelog.errors import InvalidRecord, UnknownPartition
+from strandline.changelog.client.partitioner import partitions_for
+from strandline.changelog.errors import (
+    InvalidConfig,
+    InvalidRecord,
+    SchemaMismatch,
+    UnknownPartition,
+)
 from strandline.changelog.records import TopicInfo
 from strandline.framework.spark.writing.options import SinkOptions
 
@@ -32,9 +38,17 @@ Part = tuple[int | None, pa.RecordBatch]
 
 
 class RowLayout:
-    """Conversion of rows for one topic."""
+    """Conversion of rows for one topic.
+
+    Raises InvalidConfig for a topic that the log or an app keeps for itself.
+    """
 
     def __init__(self, topic: TopicInfo, options: SinkOptions) -> None:
+        if topic.internal:
+            raise InvalidConfig(
+                f"topic {topic.name!r} is internal: only the programs that keep their state in it "
+                "write it; choose another name"
+            )
         self.topic = topic
         self._options = options
         self._is_compacted = topic.effective.compact
@@ -64,7 +78,7 @@ class RowLayout:
             *(given, self.topic), now_ms=now_ms, key=options.key, timestamp=options.timestamp
         ):
             self._check_keys(columns)
-            yield from _by_partition(columns, partitions, at)
+            yield from self._by_partition(columns, partitions, at)
             at += len(columns)
 
     def _without_places(self, rows: pa.RecordBatch) -> tuple[pa.Table, Numbers | None]:
@@ -77,6 +91,11 @@ class RowLayout:
 
     def _partitions(self, column: pa.Array) -> Numbers | None:
         """Return the partition of each row, -1 if its key decides; None if all keys decide."""
+        if not (pa.types.is_integer(column.type) or pa.types.is_null(column.type)):
+            raise SchemaMismatch(
+                f"the column `partition` has numbers of partitions, got {column.type}: cast it to "
+                "int, or leave it out"
+            )
         if column.null_count == len(column):
             return None
         whole = pc.fill_null(pc.cast(column, pa.int64()), -1)
@@ -96,14 +115,16 @@ class RowLayout:
                 "none: name the column with .option('key', …), or leave out rows in which it is null"
             )
 
-
-def _by_partition(
-    columns: pa.RecordBatch, partitions: Numbers | None, start: int
-) -> Iterator[Part]:
-    if partitions is None:
-        yield None, columns
-        return
-    own = partitions[start : start + len(columns)]
-    for number in np.unique(own):
-        chosen = columns if (own == number).all() else columns.filter(pa.array(own == number))
-        yield (None if number < 0 else int(number)), chosen
+    def _by_partition(
+        self, columns: pa.RecordBatch, partitions: Numbers | None, start: int
+    ) -> Iterator[Part]:
+        """Yield records by partition. Those of one key stay in order, whatever names their partitions."""
+        if partitions is None:
+            yield None, columns
+            return
+        given = partitions[start : start + len(columns)]
+        by_key = partitions_for(columns.column("key"), self.topic.partitions)
+        own = np.where(given < 0, by_key, given)
+        for number in np.unique(own):
+            chosen = columns if (own == number).all() else columns.filter(pa.array(own == number))
+            yield (None if number < 0 else int(number)), chosen

@@ -28,6 +28,7 @@ from strandline.framework.spark.writing import staging
 from strandline.framework.spark.writing.staging import SinkName
 from strandline.statestore.changelogged import Changelogged
 from strandline.statestore.compacted_table import CompactedTable, records
+from strandline.statestore.restore import READERS_WAIT_S, TRANSACTION_WAIT_S
 
 TOPIC = "__strandline_sinks"
 VERSION = 1
@@ -64,10 +65,15 @@ class Sinks:
     def last(self, sink_id: str) -> CommittedBatch | None:
         """Return the last batch that the sink has committed; None if there is none.
 
+        A transaction of another sink, which a lost driver may have left, is waited for until the
+        log aborts it.
+
         Raises CorruptLog, FutureFormat, and the errors of `CompactedTable.read_on`.
         """
         with _lock:
-            found = self._table.get(sink_id.encode()) if self._read_on() else None
+            found = None
+            if self._read_on(TRANSACTION_WAIT_S):
+                found = self._table.get(sink_id.encode())
         return None if found is None else _decoded(found, sink_id)
 
     def all(self) -> dict[str, CommittedBatch]:
@@ -92,10 +98,10 @@ class Sinks:
         staging.remove(self._broker, staging.names(self._broker, SinkName.of_stream(sink_id)))
         return last
 
-    def _read_on(self) -> bool:
+    def _read_on(self, wait: float = READERS_WAIT_S) -> bool:
         """Read what is new; return False if no sink has ever committed."""
         try:
-            self._table.read_on()
+            self._table.read_on(wait)
         except UnknownTopic:
             return False
         return True

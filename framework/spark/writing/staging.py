@@ -148,7 +148,7 @@ class Stager:
 
     def _by_topic(self, rows: pa.RecordBatch) -> Iterator[tuple[_TopicWrite, pa.RecordBatch]]:
         if self._topic is not None:
-            yield self._write_to(self._topic), rows
+            yield self._write_to(self._target(self._topic.name)), rows
             return
         for name, part in _split_by_topic(rows):
             yield self._write_to(self._target(name)), part
@@ -169,10 +169,11 @@ class Stager:
         what this task writes must not stay.
         """
         if self._sink.is_job and self._topic is not None:
-            return self._broker.topic(self._sink.topic(target)), False
+            self._broker.topic(self._sink.topic(self._topic))
         return create(self._broker, self._sink, target)
 
     def _target(self, name: str) -> TopicInfo:
+        """Return a topic as it is when the task begins: it may have got partitions since planning."""
         known = self._writes.get(name)
         return self._broker.topic(name) if known is None else known.layout.topic
 
@@ -195,6 +196,8 @@ def create(broker: Broker, sink: SinkName, target: TopicInfo) -> tuple[TopicInfo
         staging = broker.alter_topic(name, partitions=target.partitions)
     if target.schema is not None and not _has(staging, target.schema):
         staging = broker.alter_topic(name, schema=target.schema)
+    if staging.effective.max_message_bytes < target.effective.max_message_bytes:
+        staging = broker.alter_topic(name, _config(target))
     return staging, is_new
 
 
@@ -228,10 +231,10 @@ def delete_records(broker: Broker, ends: dict[TopicPartition, int]) -> None:
 def abandoned(topics: Collection[TopicInfo], sink: SinkName, now_ms: int) -> list[str]:
     """Return the names of staging topics that nothing will be read from.
 
-    They are those of this sink for topics that do not exist any more, and those of batch writes
-    that began long ago.
+    They are those of this sink for topics that do not exist any more (of a batch write, which has
+    ended, all of them), and those of batch writes that began long ago.
     """
-    wanted = {sink.topic(topic) for topic in topics}
+    wanted = set() if sink.is_job else {sink.topic(topic) for topic in topics}
     found = [topic.name for topic in topics if topic.name.startswith(PREFIX)]
     orphans = [name for name in found if name.startswith(sink.prefix) and name not in wanted]
     return orphans + [name for name in found if _is_old_job(name, now_ms)]
