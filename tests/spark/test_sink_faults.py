@@ -99,6 +99,7 @@ def test_a_process_that_goes_on_after_the_log_was_restored_writes_every_batch(
     with closing(Owner(LocalStorage(log), background=False)) as owner:
         sink = Sink(owner, path="same")
         sink.commit(1, sink.stage(rows(10, 20)))
+        sink.commit(2, sink.stage(rows(20, 30)))  # reads the number of the batch before
     with closing(Owner(LocalStorage(backup), background=False)) as owner:
         sink = Sink(owner, path="same")
         assert sink.commit(1, sink.stage(rows(10, 20)))
