@@ -16,6 +16,7 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import InvalidConfig, SchemaMismatch, UnknownTopic
+from strandline.changelog.scan import MIN_PARTITION_BYTES
 from strandline.changelog.storage import LocalStorage, MemoryStorage
 from strandline.framework.spark.writing import staging
 from strandline.framework.spark.writing.replacement import Replacement
@@ -99,6 +100,7 @@ def test_a_process_that_goes_on_after_the_log_was_restored_writes_every_batch(
     with closing(Owner(LocalStorage(log), background=False)) as owner:
         sink = Sink(owner, path="same")
         sink.commit(1, sink.stage(rows(10, 20)))
+        sink.commit(2, sink.stage(rows(20, 30)))  # reads the number of the batch before
     with closing(Owner(LocalStorage(backup), background=False)) as owner:
         sink = Sink(owner, path="same")
         assert sink.commit(1, sink.stage(rows(10, 20)))
@@ -266,3 +268,20 @@ def test_a_transaction_of_many_small_ranges_gets_more_time(
     with pytest.raises(UnknownTopic, match="gone"):
         sink.commit(0, [one])
     assert asked[0] >= 10_000 * 20
+
+
+def test_a_short_range_is_read_without_much_of_what_follows(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, sizes = Sink(owner), list[int]()
+    staged = [topic for number in range(5) for topic in sink.stage(rows(number, number + 1))]
+    real = owner.fetch
+
+    def noted(*args: Any, max_bytes: int, **named: Any) -> Any:
+        sizes.append(max_bytes)
+        return real(*args, max_bytes=max_bytes, **named)
+
+    monkeypatch.setattr(owner, "fetch", noted)
+    sink.commit(0, staged)
+    assert max(sizes) <= MIN_PARTITION_BYTES
+    assert values(owner) == once(0, 5)

@@ -30,7 +30,7 @@ from strandline.framework.spark.writing.sinks import Sinks, transactional_id
 from strandline.framework.spark.writing.staging import SinkName, StagedRange, StagedTopic
 
 FETCH_BYTES = 16 << 20
-"""Bytes of staged rows that are read at a time."""
+"""Maximum of bytes of staged rows that are read at a time, and less for a short range."""
 APPEND_ROWS = 1 << 17
 """Number of rows from which staged batches are appended; smaller ones are combined."""
 MIN_TIMEOUT_MS = 30_000
@@ -220,24 +220,27 @@ class SinkCommit:
                 f"topic {target.name!r} was deleted and created again while rows were written to "
                 "it; write them again"
             )
-        latest = value_type(target.schema)
+        latest, row_bytes = value_type(target.schema), staged.bytes_per_row
         for number, ranges in staged.ranges.items():
             tp = TopicPartition(target.name, number)
-            rows = (batch.columns for batch in self._rows(staged, number, ranges))
+            found = self._rows(staged, number, ranges, row_bytes)
+            rows = (batch.columns for batch in found)
             for columns in to_sized_batches(rows, APPEND_ROWS):
                 if replacement is not None:
                     replacement.add(number, columns.column("key"))
                 producer.append_batches([(tp, upgrade(columns, latest), target.schema_id)])
 
-    def _rows(self, staged: StagedTopic, number: int, ranges: list[StagedRange]) -> Iterator[Batch]:
+    def _rows(
+        self, staged: StagedTopic, number: int, ranges: list[StagedRange], row_bytes: int
+    ) -> Iterator[Batch]:
         """Yield staged rows. Raise OffsetOutOfRange unless all of them are there."""
         tp = TopicPartition(staged.staging, number)
         now = self._broker.offsets([tp])[tp]
         if now.topic_id != staged.staging_id:
             raise OffsetOutOfRange(f"the staged rows in {tp} are gone; write them again")
         for start, end in ranges:
-            found = 0
-            for batch in scan_batches(self._broker, {tp: start}, {tp: end}, max_bytes=FETCH_BYTES):
+            found, size = 0, min(FETCH_BYTES, (end - start) * row_bytes)
+            for batch in scan_batches(self._broker, {tp: start}, {tp: end}, max_bytes=size):
                 found += len(batch)
                 yield batch
             if found != end - start:
@@ -261,6 +264,7 @@ def _by_target(staged: list[StagedTopic]) -> Iterable[StagedTopic]:
     for each in staged:
         ids = each.target, each.target_id, each.staging, each.staging_id
         whole = found.setdefault((each.target_id, each.staging_id), StagedTopic(*ids))
+        whole.size += each.size
         for number, ranges in each.ranges.items():
             whole.ranges.setdefault(number, []).extend(ranges)
     return found.values()

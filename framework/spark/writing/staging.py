@@ -87,6 +87,12 @@ class StagedTopic:
     ranges: dict[int, list[StagedRange]] = field(default_factory=dict)
     """Offsets of the rows, by partition, in their order."""
 
+    @property
+    def bytes_per_row(self) -> int:
+        """Average bytes of a row in memory, at least 1."""
+        rows = sum(end - start for ranges in self.ranges.values() for start, end in ranges)
+        return 1 + self.size // max(1, rows)
+
     def add(self, appended: Iterable[BatchMetadata]) -> None:
         """Add acknowledged batches, in their order."""
         for batch in appended:
