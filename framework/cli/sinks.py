@@ -36,7 +36,7 @@ def forget_sink(
 ) -> None:
     """Forget the last batch of a sink, and delete what its query has staged.
 
-    A query that still uses it would write again whatever Spark commits again.
+    The next batch of a query that still uses it is refused, because earlier ones seem to be lost.
     """
     with opened(log) as where:
         last = Sinks(where.broker, location(log), SystemClock()).forget(sink)

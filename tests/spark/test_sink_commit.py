@@ -239,7 +239,11 @@ def test_a_log_that_lacks_batches_is_an_error_or_a_warning(
     owner: Owner, caplog: pytest.LogCaptureFixture
 ) -> None:
     sink = Sink(owner)
-    sink.commit(4, sink.stage(rows(0, 10)))
+    staged = sink.stage(rows(0, 10))
+    with pytest.raises(OffsetOutOfRange, match="batch 4 of query q follows no batch of sink 's'"):
+        sink.commit(4, staged)
+    assert values(owner) == Counter()
+    assert sink.commit(4, staged, fail_on_data_loss=False)
     staged = sink.stage(rows(10, 20))
     with pytest.raises(OffsetOutOfRange, match="batch 6 of query q follows batch 4"):
         sink.commit(6, staged)

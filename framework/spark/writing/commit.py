@@ -42,6 +42,9 @@ BYTES_PER_MS = 2_000
 MS_PER_RANGE = 20
 """Further milliseconds of that time for each range of staged rows, which takes a fetch or more."""
 
+NONE_WRITTEN = -1
+"""Number before that of the first batch of a query."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -130,21 +133,21 @@ class SinkCommit:
         if batch.number is None:
             return True
         last = self._sinks.last(batch.sink_id)
-        if last is None:
-            return True
-        if last.query != batch.query:
+        if last is not None and last.query != batch.query:
             raise InvalidConfig(_other_query(batch, last.query, last.batch))
-        if batch.number <= last.batch:
+        written = NONE_WRITTEN if last is None else last.batch
+        if batch.number <= written:
             return False
-        if batch.query and batch.number > last.batch + 1:
-            self._report_gap(batch, last.batch)
+        if batch.query and batch.number > written + 1:
+            self._report_gap(batch, written)
         return True
 
     def _report_gap(self, batch: SinkBatch, last: int) -> None:
+        before = "no batch" if last == NONE_WRITTEN else f"batch {last}"
         problem = (
-            f"batch {batch.number} of query {batch.query} follows batch {last} in this log, so the "
-            "log lacks batches that the query has written: it was restored from a backup, or is "
-            "another copy"
+            f"batch {batch.number} of query {batch.query} follows {before} of sink "
+            f"{batch.sink_id!r} in this log, so the log lacks batches that the query has written: "
+            "it was restored from a backup, is another log, or the sink was forgotten"
         )
         if self._fail_on_data_loss:
             raise OffsetOutOfRange(
