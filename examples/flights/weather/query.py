@@ -19,7 +19,8 @@ BATCH = 60_000
 def main(log: str, checkpoint: str) -> None:
     """Run the stream to the end of the departures."""
     # A task whose Python worker is killed runs again, at most four times.
-    spark = sl.spark.session("weather", master="local[2,4]", config=QUIET)
+    config = QUIET | {"spark.sql.shuffle.partitions": "2"}
+    spark = sl.spark.session("weather", master="local[2,4]", config=config)
     source = spark.read.format("strandline").option("subscribe", weather.name)
     stream = (
         spark.readStream.format("strandline")
