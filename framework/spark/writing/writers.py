@@ -34,8 +34,10 @@ STAGED_ROWS = 1 << 16
 QUERY_ID = "sql.streaming.queryId"
 """Local property in which Spark tells a task the id of its query."""
 
-IS_CONTINUOUS = "__is_continuous_processing"
-"""Local property in which Spark tells a task that its query is continuous."""
+NO_BATCHES = (
+    "this query has no micro-batches, which the sink commits; use a trigger that makes them "
+    "(processingTime, availableNow), not a continuous or real-time one"
+)
 
 
 @dataclass
@@ -93,7 +95,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Messages, batchId: int) -> None:
         """Commit the rows of all tasks, unless the sink has committed this batch before."""
-        query = next(each.query for each in messages if isinstance(each, StagedRows))
+        query = next((each.query for each in messages if isinstance(each, StagedRows)), None)
+        if query is None:
+            raise InvalidConfig(NO_BATCHES)
         sink_id = self._options.sink_id or query
         batch = SinkBatch(sink_id, batchId, query, self._replaces)
         _commit(self._options, SinkName.of_stream(sink_id), batch, _topics(messages))
@@ -151,9 +155,6 @@ def _query_id() -> str:
 
     context = TaskContext.get()
     found = None if context is None else context.getLocalProperty(QUERY_ID)
-    if context is None or not found or context.getLocalProperty(IS_CONTINUOUS) == "true":
-        raise InvalidConfig(
-            "this query has no micro-batches, which the sink commits; use a trigger that makes them "
-            "(processingTime, availableNow), not a continuous or real-time one"
-        )
+    if not found:
+        raise InvalidConfig(NO_BATCHES)
     return str(found)
