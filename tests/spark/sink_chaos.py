@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import signal
@@ -25,7 +24,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from examples.flights.weather.processes import end, python_processes
 from strandline import changelog
+from strandline.changelog.flight.endpoint import read as read_endpoint
+from strandline.changelog.location import is_url
 from strandline.changelog.log import Log
 from tests.spark.sinks import values
 
@@ -90,15 +92,15 @@ def strike(seconds: float, seed: int, url: str, suffix: str = "") -> tuple[Blows
         arguments = (url, f"{checkpoint}/checkpoint", suffix)
         feeder = Feeder(url, suffix)
         feeder.start()
-        end = time.monotonic() + seconds
+        until = time.monotonic() + seconds
         driver = start(*arguments, "follow")
         blows.starts += 1
         try:
-            while time.monotonic() < end:
+            while time.monotonic() < until:
                 time.sleep(chance.uniform(0.5, 12))
                 driver = _blow(chance.choice(blows.kinds), blows, driver, arguments, chance)
         finally:
-            kill(driver)
+            end(driver)
             feeder.end()
         _finish(arguments, blows)
     return blows, list(_wrong(url, feeder, suffix))
@@ -114,13 +116,6 @@ def start(url: str, checkpoint: str, suffix: str, mode: str) -> subprocess.Popen
     )
 
 
-def kill(driver: subprocess.Popen[bytes]) -> None:
-    """Kill a driver with its JVM and all workers."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(driver.pid, signal.SIGKILL)
-    driver.wait()
-
-
 def _blow(
     kind: str,
     blows: Blows,
@@ -129,7 +124,7 @@ def _blow(
     chance: random.Random,
 ) -> subprocess.Popen[bytes]:
     """Strike once, and return the driver that runs then."""
-    if kind == "worker" and (workers := list(_python_workers(driver.pid))):
+    if kind == "worker" and (workers := list(python_processes(driver))):
         blows.workers += 1
         with contextlib.suppress(ProcessLookupError):
             os.kill(chance.choice(workers), signal.SIGKILL)
@@ -139,9 +134,9 @@ def _blow(
             os.kill(owner, signal.SIGKILL)
     elif kind == "driver":
         blows.drivers += 1
-        kill(driver)
+        end(driver)
     if driver.poll() is not None:  # killed, or its query has failed
-        kill(driver)
+        end(driver)
         blows.starts += 1
         return start(*arguments, "follow")
     return driver
@@ -149,17 +144,17 @@ def _blow(
 
 def _finish(arguments: tuple[str, str, str], blows: Blows) -> None:
     """Run the query to the end of its input; a failure by chance is repeated."""
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
         driver = start(*arguments, "end")
         blows.starts += 1
         try:
-            if driver.wait(max(1, end - time.monotonic())) == 0:
+            if driver.wait(max(1, until - time.monotonic())) == 0:
                 return
         except subprocess.TimeoutExpired:
             break
         finally:
-            kill(driver)
+            end(driver)
     said = Path(f"{arguments[1]}.log").read_text(errors="replace")[-4000:]
     raise TimeoutError(f"the query has not come to its end in {PATIENCE_S} s; it said {said}")
 
@@ -177,25 +172,10 @@ def _wrong(url: str, feeder: Feeder, suffix: str) -> Iterator[str]:
         yield "the input has a record twice"
 
 
-def _python_workers(group: int) -> Iterator[int]:
-    """Yield the processes of a group that run Python for Spark, and not the driver."""
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit() or int(folder.name) == group:
-            continue
-        try:
-            command = (folder / "cmdline").read_bytes()
-            if os.getsid(int(folder.name)) == group and b"\0pyspark." in command:
-                yield int(folder.name)
-        except OSError:
-            continue
-
-
 def _owner(url: str) -> int | None:
     """Return the process id of the owner of a folder's log; None if there is none."""
-    try:
-        return int(json.loads(Path(url, "owner.json").read_bytes())["pid"])
-    except (OSError, ValueError, KeyError):
-        return None
+    found = None if is_url(url) else read_endpoint(Path(url))
+    return None if found is None else found.pid
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,9 @@ import pytest
 import strandline as sl
 from tests.spark.conftest import SMALL
 from tests.systems import System
-from tests.workers.pipeline import Pipeline, judge, pipeline, some
+from tests.workers.pipeline import judge
 from tests.workers.processes import Process, ending
+from tests.workers.running import TARGET, Eventually, RunningPipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,8 +30,6 @@ pytest.importorskip("pyspark")
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 on_a_folder = pytest.mark.parametrize("system", ["embedded"], indirect=True)
 
-Eventually = Callable[..., None]
-TARGET = "tests.workers.supervised:app"
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of a JVM that starts quickly and does not live for long."""
 CONF = [
@@ -40,63 +39,12 @@ CONF = [
 ]
 
 
-class OnSpark:
+class OnSpark(RunningPipeline):
     """The pipeline in executors, its log, and the processes that run it."""
-
-    def __init__(self, system: System, folder: Path, eventually: Eventually) -> None:
-        self.system = system
-        self.said = folder / "said"
-        self.given: list[tuple[str, int]] = []
-        self.processes: list[Process] = []
-        self._eventually = eventually
-        self._made: Pipeline | None = None
 
     def start(self, master: str, *options: str, target: str = TARGET) -> Process:
         """Start the driver, and wait until it owns the log."""
-        arguments = ["strandline", "run", target, "--log", self.system.url, "--spark", master]
-        self.processes.append(Process([*arguments, *options, *CONF], self.said))
-        self._eventually(lambda: "Ctrl-C commits" in self.text(), timeout=60, what="a start")
-        return self.processes[-1]
-
-    def text(self) -> str:
-        return self.said.read_text() if self.said.exists() else ""
-
-    @property
-    def made(self) -> Pipeline:
-        """The app, attached to the log that the driver owns."""
-        if self._made is None:
-            self._made = pipeline(self.system.url)
-            self._made.app.prepare()
-        return self._made
-
-    def write(self, count: int) -> None:
-        more = some(count, start=len(self.given))
-        self.made.words.append(more)
-        self.given += more
-
-    def pids(self) -> list[int]:
-        """Return the process ids of the workers that own partitions."""
-        members = self.made.app.broker().describe_group(self.made.app.name).members
-        return [int(member.client.rpartition("-")[2]) for member in members if member.held]
-
-    def at_work(self, count: int, *, without: int = 0) -> list[int]:
-        """Wait until `count` workers share the partitions, none of which is `without`."""
-
-        def are() -> bool:
-            pids = self.pids()
-            return len(pids) == count and without not in pids
-
-        self._eventually(are, timeout=90, what=f"{count} workers at work")
-        return self.pids()
-
-    def is_right(self) -> bool:
-        """Return True if every record is counted once; False while some are still to come."""
-        return judge(self.made, self.given) == []
-
-    def close(self) -> None:
-        if self._made is not None:
-            self._made.app.close()
-            self._made = None
+        return self.run(target, "--spark", master, *options, *CONF)
 
 
 @pytest.fixture
@@ -106,7 +54,7 @@ def on_spark(
     monkeypatch.setenv("STATE", str(system.state))
     monkeypatch.setenv("SPARK_WORKER_DIR", str(tmp_path / "work"))
     monkeypatch.setenv("JDK_JAVA_OPTIONS", QUICK_JVM)
-    made = OnSpark(system, tmp_path, eventually)
+    made = OnSpark(system, tmp_path, eventually, patience_s=90)
     with ending(made.processes):
         yield made
         made.close()
@@ -148,16 +96,16 @@ def test_killed_workers_and_tasks_lose_nothing_and_a_signal_ends_all(
     eventually(lambda: _metric(on_spark.text(), 'state="running"') == 2, what="metrics")
     os.kill(first, signal.SIGKILL)  # the worker itself: its slot starts it again
     on_spark.write(400)
-    on_spark.at_work(2, without=first)
+    on_spark.at_work(2, but=first)
     eventually(lambda: f"(pid {first}) was killed by SIGKILL" in on_spark.text(), what="a line")
 
     task = parent_of(second)
     os.kill(task, signal.SIGKILL)  # Spark's task: the worker leaves, and Spark tries again
     on_spark.write(400)
     eventually(lambda: ", attempt 1" in on_spark.text(), what="a second attempt")
-    pids = on_spark.at_work(2, without=second)
+    pids = on_spark.at_work(2, but=second)
     on_spark.write(400)
-    eventually(on_spark.is_right, what="each record, once")
+    eventually(on_spark.all_right, what="each record, once")
     assert not is_alive(second)
 
     assert driver.end() == 0
@@ -175,8 +123,8 @@ def test_lost_executors_lose_nothing_and_a_killed_driver_leaves_no_worker(
     executor = jvm_of(first)
     os.kill(executor, signal.SIGKILL)
     on_spark.write(400)
-    pids = on_spark.at_work(2, without=first)
-    eventually(on_spark.is_right, what="each record, once")
+    pids = on_spark.at_work(2, but=first)
+    eventually(on_spark.all_right, what="each record, once")
 
     on_spark.write(400)
     driver.kill()

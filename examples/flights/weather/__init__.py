@@ -5,5 +5,5 @@
                                        weather                   Spark SQL report ◀───┘
 
 `app` has the tasks, `query` the Spark stream, `report` the report with its plot, `pipeline` runs and
-kills them, and compares the report with one that Polars computes from the raw data.
+kills them (`processes`), and compares the report with one that Polars computes from the raw data.
 """

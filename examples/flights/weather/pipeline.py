@@ -28,6 +28,7 @@ from rich.console import Console
 from examples.flights.data import read_flights, read_weather
 from examples.flights.folder import clean
 from examples.flights.weather import app as job
+from examples.flights.weather.processes import end, python_processes
 from examples.flights.weather.report import by_spark, expected, plot
 from examples.flights.worker import ROOT, WorkerProcess
 from strandline import changelog
@@ -121,7 +122,7 @@ def _sum_up(log: str, console: Console) -> int:
             if driver.wait(PATIENCE_S) == 0:
                 return killed
         finally:
-            _end(driver)
+            end(driver)
         # A query fails as well if Spark's planner was the Python process that was killed.
         failures += 1
         if failures > len(BLOWS):
@@ -155,22 +156,13 @@ def _batches(log: str, driver: subprocess.Popen[bytes]) -> Iterator[int]:
 def _strike(kind: str, driver: subprocess.Popen[bytes]) -> bool:
     """Kill a process of the query; return False if there is none of that kind."""
     if kind == "driver":
-        _end(driver)
+        end(driver)
         return True
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            pid, command = int(folder.name), (folder / "cmdline").read_bytes()
-            if os.getsid(pid) == driver.pid and b"\0pyspark.worker" in command:
-                os.kill(pid, signal.SIGKILL)
-                return True
+    for pid in python_processes(driver, "worker"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            return True
     return False
-
-
-def _end(driver: subprocess.Popen[bytes]) -> None:
-    """Kill the driver with its JVM and its workers, if they still run."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(driver.pid, signal.SIGKILL)
-    driver.wait()
 
 
 def main() -> int:

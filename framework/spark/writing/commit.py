@@ -223,6 +223,10 @@ class SinkCommit:
                 f"topic {target.name!r} was deleted and created again while rows were written to "
                 "it; write them again"
             )
+        if self._broker.topic(staged.staging).topic_id != staged.staging_id:
+            raise OffsetOutOfRange(
+                f"the staged rows in {staged.staging} are gone; write them again"
+            )
         latest, row_bytes = value_type(target.schema), staged.bytes_per_row
         for number, ranges in staged.ranges.items():
             tp = TopicPartition(target.name, number)
@@ -238,9 +242,6 @@ class SinkCommit:
     ) -> Iterator[Batch]:
         """Yield staged rows. Raise OffsetOutOfRange unless all of them are there."""
         tp = TopicPartition(staged.staging, number)
-        now = self._broker.offsets([tp])[tp]
-        if now.topic_id != staged.staging_id:
-            raise OffsetOutOfRange(f"the staged rows in {tp} are gone; write them again")
         for start, end in ranges:
             found, size = 0, min(FETCH_BYTES, (end - start) * row_bytes)
             for batch in scan_batches(self._broker, {tp: start}, {tp: end}, max_bytes=size):
