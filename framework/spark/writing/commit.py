@@ -6,7 +6,6 @@ the next commit of the sink completes or aborts (step 2), staged rows that nobod
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -24,6 +23,7 @@ from strandline.changelog.records import Batch, TopicInfo, TopicPartition
 from strandline.changelog.scan import scan_batches
 from strandline.changelog.schema import upgrade, value_type
 from strandline.framework.spark.columns import to_sized_batches
+from strandline.framework.spark.reading import report
 from strandline.framework.spark.writing import staging
 from strandline.framework.spark.writing.replacement import Replacement
 from strandline.framework.spark.writing.sinks import Sinks, transactional_id
@@ -44,8 +44,6 @@ MS_PER_RANGE = 20
 
 NONE_WRITTEN = -1
 """Number before that of the first batch of a query."""
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -149,12 +147,7 @@ class SinkCommit:
             f"{batch.sink_id!r} in this log, so the log lacks batches that the query has written: "
             "it was restored from a backup, is another log, or the sink was forgotten"
         )
-        if self._fail_on_data_loss:
-            raise OffsetOutOfRange(
-                f"{problem}. To continue without them, set failOnDataLoss to false; to write them "
-                "again, use a new checkpointLocation"
-            )
-        _log.warning("%s; going on, since failOnDataLoss is false", problem)
+        report([problem], fail=self._fail_on_data_loss)
 
     def _staged_ends(self, staged: list[StagedTopic]) -> dict[TopicPartition, int]:
         """Return the ends of the staging partitions: all rows before them are of this batch or older.
