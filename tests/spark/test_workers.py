@@ -19,7 +19,7 @@ import strandline as sl
 from tests.spark.conftest import SMALL
 from tests.systems import System
 from tests.workers.pipeline import judge
-from tests.workers.processes import Process, ending
+from tests.workers.processes import Process, ending, is_alive
 from tests.workers.running import TARGET, Eventually, RunningPipeline
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ class OnSpark(RunningPipeline):
 def on_spark(
     system: System, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[OnSpark]:
-    monkeypatch.setenv("STATE", str(system.state))
     monkeypatch.setenv("SPARK_WORKER_DIR", str(tmp_path / "work"))
     monkeypatch.setenv("JDK_JAVA_OPTIONS", QUICK_JVM)
     made = OnSpark(system, tmp_path, eventually, patience_s=90)
@@ -67,14 +66,6 @@ def parent_of(pid: int) -> int:
     except FileNotFoundError:
         return 0
     return int(status.partition("PPid:")[2].split()[0])
-
-
-def is_alive(pid: int) -> bool:
-    """Return True if a process runs, and is no zombie."""
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
 
 
 def jvm_of(pid: int) -> int:

@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.systems import System
 
@@ -23,7 +24,12 @@ class Process:
     """A process that runs a module, with its output in a file."""
 
     def __init__(
-        self, arguments: Sequence[str], said: Path, *, bound: float = BOUND_SECONDS
+        self,
+        arguments: Sequence[str],
+        said: Path,
+        *,
+        bound: float = BOUND_SECONDS,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.said = said
         with said.open("ab") as output:
@@ -32,7 +38,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
             )
         self.pid = self._process.pid
         self._bound = threading.Timer(bound, self._process.kill)
@@ -84,6 +90,14 @@ class Process:
         """End it with SIGTERM. Return its exit status."""
         self._process.terminate()
         return self.ended(timeout)
+
+
+def is_alive(pid: int) -> bool:
+    """Return True if a process runs, and is no zombie."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
 
 
 def worker(system: System, said: Path) -> Process:

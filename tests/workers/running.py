@@ -39,7 +39,8 @@ class RunningPipeline:
     def run(self, target: str, *options: str) -> Process:
         """Start `strandline run`, and wait until it has the log."""
         arguments = ["strandline", "run", target, "--log", self.system.url, *options]
-        self.processes.append(Process(arguments, self.said))
+        environment = {"STATE": str(self.system.state), "PREFIX": self.system.prefix}
+        self.processes.append(Process(arguments, self.said, environment=environment))
         self._eventually(lambda: "Ctrl-C commits" in self.text(), timeout=60, what="a start")
         return self.processes[-1]
 

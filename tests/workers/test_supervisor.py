@@ -42,7 +42,7 @@ from strandline.framework.supervisor.view import LiveTable, SummaryView
 from tests.metrics.scraping import parsed
 from tests.systems import System
 from tests.workers.pipeline import PARTITIONS
-from tests.workers.processes import ROOT, Process, ending
+from tests.workers.processes import ROOT, Process, ending, is_alive
 from tests.workers.running import TARGET, Eventually, RunningPipeline
 
 on_a_folder = pytest.mark.parametrize("system", ["embedded"], indirect=True)
@@ -58,23 +58,11 @@ class Supervised(RunningPipeline):
 
 
 @pytest.fixture
-def supervised(
-    system: System, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Supervised]:
-    monkeypatch.setenv("PREFIX", system.prefix)
-    monkeypatch.setenv("STATE", str(system.state))
+def supervised(system: System, tmp_path: Path, eventually: Eventually) -> Iterator[Supervised]:
     made = Supervised(system, tmp_path, eventually)
     with ending(made.processes):
         yield made
         made.close()
-
-
-def is_alive(pid: int) -> bool:
-    """Return True if a process runs, and is no zombie."""
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
 
 
 def check(system: System) -> str:
