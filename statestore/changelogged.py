@@ -228,8 +228,10 @@ class Changelogged:
         while self.checkpoint():
             pass  # changes in memory are older than the chunks, so they must not stay above them
         for (keys, values), position in chunks:
-            self.engine.write(keys, values, position)
-            self._position = position
+            try:
+                self.engine.write(keys, values, position)
+            finally:
+                self._position = self.engine.position()
 
     def wipe(self) -> None:
         """Delete all entries and the position, in memory and in the engine."""

@@ -104,7 +104,10 @@ class Engine(Protocol):
     """
 
     def position(self) -> StorePosition | None:
-        """Return the position of the last write; None if there was none."""
+        """Return the position that the content reaches; None if nothing was ever written.
+
+        A write that has failed may be in the content or not. The position says which.
+        """
         ...
 
     def is_empty(self) -> bool:

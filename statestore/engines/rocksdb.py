@@ -185,11 +185,21 @@ class RocksEngine:
             self._open()
         self._wait_for_compaction()
         self._check_folder()
-        if ranges or len(keys) < self._sst_from:
-            self._guarded("write", self._write_batch, keys, values, position, ranges)
-        else:
-            self._guarded("write", self._ingest, keys, values, position)
+        try:
+            if ranges or len(keys) < self._sst_from:
+                self._guarded("write", self._write_batch, keys, values, position, ranges)
+            else:
+                self._guarded("write", self._ingest, keys, values, position)
+        except BaseException:
+            # A batch whose flush has failed is in the memtable, and so is its position.
+            with contextlib.suppress(StrandlineError):
+                self._position = self._stored_position()
+            raise
         self._position = position
+
+    def _stored_position(self) -> StorePosition | None:
+        found = self._guarded("read", self._db.get, POSITION_KEY)
+        return StorePosition.from_bytes(found) if found is not None else None
 
     def wipe(self) -> None:
         self._discard_database()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from strandline.changelog.client.consumer import Consumer
-from strandline.changelog.errors import StorageFailed
+from strandline.changelog.errors import DiskFull, StorageFailed
 from strandline.changelog.records import PartitionOffsets
 from strandline.statestore import (
     PartitionStore,
@@ -23,6 +23,7 @@ from strandline.statestore import (
 )
 from strandline.statestore import restore as restore_module
 from strandline.statestore.engine import FORMAT
+from strandline.statestore.engines.rocksdb import RocksEngine
 from tests.cleaning import RETENTION_MS, CutShort, Segments, clean, ignore
 from tests.state.kit import Meanwhile
 
@@ -104,6 +105,29 @@ def test_an_engine_that_was_away_for_too_long_is_rebuilt(
         assert restored.plan.action == "rebuild"
         assert entries(store) == changelog.model
         assert changelog.restore(store).plan.action == "resume"
+    store.close()
+
+
+def test_a_restore_that_failed_in_a_write_does_not_begin_above_what_was_written(
+    changelog: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changelog.change("zombie", 1)
+    changelog.change("other", 2)
+    write = RocksEngine._write_batch
+
+    def full(*arguments: Any) -> None:
+        write(*arguments)  # as a batch whose flush fails: the memtable has it
+        raise DiskFull("so says the test")
+
+    store = open_store(SPEC, tmp_path, clock=changelog.clock)
+    with monkeypatch.context() as patched:
+        patched.setattr(RocksEngine, "_write_batch", full)
+        with pytest.raises(DiskFull):
+            changelog.restore(store)
+    changelog.delete_and_purge("zombie")
+    changelog.change("new", 3)
+    assert changelog.restore(store).plan.action == "rebuild"
+    assert entries(store) == changelog.model
     store.close()
 
 
