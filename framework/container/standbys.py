@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
-from strandline.changelog.errors import StrandlineError
+from strandline.changelog.errors import StorageFailed, StrandlineError
 from strandline.changelog.rate_limited_log import RateLimitedLog
 from strandline.changelog.records import TopicPartition
 from strandline.framework.container.folders import StoreFolders
@@ -127,6 +127,9 @@ class Standbys:
             except CatchUpInterrupted:
                 return
             except StrandlineError as error:
+                if isinstance(error, StorageFailed):
+                    # An engine whose write failed refuses further ones until it is opened again.
+                    self._close(self._copies.keys() & {changelog})
                 text = f"the copy of {changelog} is not up to date: {error}"
                 self._failures.note(text, partition=str(changelog), error=error)
 

@@ -1,6 +1,7 @@
 """Strike workers and their log at random while producers write, then count everything.
 
     python -m tests.chaos.chaos [--minutes M] [--seed N] [--workers N] [--guarantee G] [--kafka]
+        [--keep FOLDER]
 
 One blow follows another, drawn from the seed. The log is in a small file system of its own, so that
 its disk can be full: tmpfs, for which the program runs itself again in a mount namespace. With
@@ -55,6 +56,7 @@ def run(on: Field, blows: Blows, *, seconds: float, begun: float) -> Report:
             blows.strike()
         on.finish(180)
         report.wrong += on.left_open()
+        report.wrong += off_at_work(on)
         committed = on.committed()
         report.wrong += on.close()
     except BaseException:
@@ -92,6 +94,16 @@ def count(on: Field, report: Report) -> None:
         report.restores.append(float(took))
     on.count(report)
     report.made_anew = len(re.findall(r"is rebuilt: .* deletions from there", said))
+
+
+def off_at_work(on: Field) -> list[str]:
+    """Return the differences of the stores of running workers from the expected ones."""
+    stages = on.scribe.stages
+    found = compare(on.made, on.made.per_word, stages["figures"].given)
+    found += compare(on.made, on.made.per_letter, stages["letters"].given)
+    assert on.made.recent is not None
+    found += compare(on.made, on.made.recent, on.scribe.recent)
+    return [f"in running workers: {what}" for what in found]
 
 
 def at_rest(on: Field, committed: Mapping[TopicPartition, int]) -> list[str]:
@@ -174,6 +186,7 @@ def main() -> int:
         "--only", default="", help="blows whose names have one of these in them, as kill,full"
     )
     parser.add_argument("--said", help="an empty folder, to keep what workers say")
+    parser.add_argument("--keep", help="a new folder, for log and stores if a promise was broken")
     parser.add_argument("--no-full-disk", action="store_true")
     parser.add_argument("--size", default="6g", help="of the small file system")
     options = parser.parse_args()
@@ -197,9 +210,18 @@ def in_folder(options: argparse.Namespace) -> Report:
         on, Report(options.seed), options.seed, options.only, full_disk=not options.no_full_disk
     )
     try:
-        return run(on, blows, seconds=options.minutes * 60, begun=begun)
+        report = run(on, blows, seconds=options.minutes * 60, begun=begun)
+        if options.keep and report.wrong:
+            keep(folder, Path(options.keep))
+        return report
     finally:
         shutil.rmtree(folder / "log", ignore_errors=True)
+
+
+def keep(folder: Path, kept: Path) -> None:
+    """Copy the log and the stores of all machines, which are lost with the small file system."""
+    without_sockets = shutil.ignore_patterns("*.sock", "ballast")
+    shutil.copytree(folder, kept, symlinks=True, ignore=without_sockets)
 
 
 def on_kafka(options: argparse.Namespace) -> Report:

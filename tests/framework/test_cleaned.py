@@ -11,13 +11,16 @@ import pytest
 
 import strandline as sl
 from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import DiskFull
 from strandline.changelog.records import TopicPartition
 from strandline.changelog.storage import MemoryStorage
+from strandline.framework.container import standbys as standbys_module
 from strandline.framework.container.folders import StoreFolders
 from strandline.framework.container.standbys import Standbys
 from strandline.framework.querying.folded import ReplayedSource
 from strandline.statestore import StoreSpec
 from strandline.statestore import restore as restore_module
+from strandline.statestore.engines.rocksdb import RocksEngine
 from strandline.statestore.reader import KeyRange
 from tests.cleaning import Segments, clean, close_segment
 from tests.state.kit import Meanwhile
@@ -102,6 +105,37 @@ def test_a_copy_that_was_released_for_longer_than_tombstones_stay_starts_over(
     assert restored.plan.action == ("rebuild" if guarded else "resume")
     assert ("zombie" in store) is not guarded
     store.close()
+
+
+def test_a_copy_that_found_the_disk_full_is_opened_again_without_deleted_keys(
+    changelog: Segments, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a write has put into memory before it failed may be older than removed deletions."""
+    monkeypatch.setattr(standbys_module, "INTERVAL_S", 0.01)
+    write, broken = RocksEngine._write_batch, list[RocksEngine]()
+    has_failed, purged = threading.Event(), threading.Event()
+
+    def write_batch(engine: RocksEngine, *arguments: Any) -> None:
+        if engine not in broken:
+            write(engine, *arguments)
+        if not broken or engine in broken:
+            broken.append(engine)
+            has_failed.set()
+            assert purged.wait(30)
+            raise DiskFull("so says the test")
+
+    monkeypatch.setattr(RocksEngine, "_write_batch", write_batch)
+    standbys = Standbys(changelog.owner, changelog.clock, StoreFolders(tmp_path, changelog.clock))
+    standbys.follow({changelog.partition: SPEC})
+    assert has_failed.wait(30)
+    changelog.delete_and_purge("zombie")
+    changelog.change("d", 4)
+    purged.set()
+    end = changelog.log.last_stable_offset
+    eventually(lambda: standbys.positions().get(changelog.partition) == end, what="a warm copy")
+    with standbys._at_work:
+        assert dict(standbys._copies[changelog.partition].store.all()) == changelog.model
+    standbys.close()
 
 
 def test_a_query_of_the_changelogs_never_finds_deleted_keys(
