@@ -110,7 +110,7 @@ def test_a_copy_that_was_released_for_longer_than_tombstones_stay_starts_over(
 def test_a_copy_that_found_the_disk_full_is_opened_again_without_deleted_keys(
     changelog: Segments, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a write has put into memory before it failed may be older than removed deletions."""
+    """A write that failed may have changed the memtable, and deletions were removed since then."""
     monkeypatch.setattr(standbys_module, "INTERVAL_S", 0.01)
     write, broken = RocksEngine._write_batch, list[RocksEngine]()
     has_failed, purged = threading.Event(), threading.Event()
