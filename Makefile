@@ -78,7 +78,7 @@ lock: $(STAMP)  ## Write requirements/dev.lock anew, with the newest versions th
 	    --custom-compile-command 'make lock'
 
 audit: $(STAMP)  ## Look the locked versions up in the databases of known vulnerabilities
-	$(BIN)/uvx pip-audit --requirement requirements/dev.lock --require-hashes --disable-pip
+	$(BIN)/uvx pip-audit --requirement requirements/dev.lock --require-hashes --disable-pip --strict
 
 docs: .venv-docs/.installed  ## Build the documentation as a site, in site/, and check its links (BROWSER=chromium opens it too)
 	.venv-docs/bin/python docs/build.py $(if $(BROWSER),--browser $(BROWSER))
