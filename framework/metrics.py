@@ -1,8 +1,8 @@
 """Metrics of this process over HTTP for Prometheus: `GET /metrics`.
 
 Metrics are read without stopping the app. A few clients are served at the same time, each on a
-thread of its own and within a total time; further clients are refused. Closing waits for none of
-them.
+thread of its own and within a total time; a further client displaces the oldest of the network that
+has the most. Closing waits for none of them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from http import HTTPStatus
 
 from strandline.changelog.errors import InvalidConfig
-from strandline.changelog.hosts import HostPort, bracketed, parse_host_port
+from strandline.changelog.hosts import HostPort, bracketed, network_of, parse_host_port
 from strandline.changelog.metrics import CONTENT_TYPE, MetricReading, exposition
 from strandline.changelog.secret import masked
-from strandline.framework.peers import Admission, Deadline, receive, send_all
+from strandline.framework.peers import Deadline, Newcomers, receive, send_all
 
 _log = logging.getLogger("strandline")
 
@@ -33,7 +33,7 @@ CLIENT_TIMEOUT_S = 5.0
 MAX_CLIENTS = 16
 """Maximum number of clients at the same time."""
 MAX_CLIENTS_EACH = 4
-"""Maximum number of clients from one address at the same time."""
+"""Maximum number of clients from one network (see `network_of`) at the same time."""
 MAX_REQUEST_BYTES = 16 << 10
 """Maximum length of a request, in bytes."""
 POLL_S = 0.1
@@ -64,7 +64,7 @@ class MetricsEndpoint:
         """URL for Prometheus."""
         self._collect = collect
         self._collecting = threading.Lock()
-        self._admission = Admission(MAX_CLIENTS, MAX_CLIENTS_EACH)
+        self._clients = Newcomers(MAX_CLIENTS, MAX_CLIENTS_EACH)
         self._closed = threading.Event()
         self._listening.settimeout(POLL_S)
         self._thread = threading.Thread(target=self._accept, name="strandline-metrics", daemon=True)
@@ -89,28 +89,28 @@ class MetricsEndpoint:
                     _log.warning("a client of the metrics cannot be accepted: %s", error)
                     self._closed.wait(POLL_S)
                 continue
-            self._admit(client, str(peer[0]))
+            self._admit(client, network_of(peer[0]))
 
-    def _admit(self, client: socket.socket, address: str) -> None:
-        if not self._admission.enter(address):
+    def _admit(self, client: socket.socket, network: str) -> None:
+        if not self._clients.enter(client, network):
             client.close()
             return
         try:
             threading.Thread(
-                target=self._serve, args=(client, address), name="strandline-scrape", daemon=True
+                target=self._serve, args=(client,), name="strandline-scrape", daemon=True
             ).start()
         except RuntimeError:  # the system allows no more threads
-            self._admission.leave(address)
+            self._clients.leave(client)
             client.close()
 
-    def _serve(self, client: socket.socket, address: str) -> None:
+    def _serve(self, client: socket.socket) -> None:
         try:
             with client, contextlib.suppress(OSError):
                 request = _request(client)
                 if request is not None:
                     send_all(client, self._answer(request), Deadline(CLIENT_TIMEOUT_S))
         finally:
-            self._admission.leave(address)
+            self._clients.leave(client)
 
     def _answer(self, request: bytes) -> bytes:
         method, _, rest = request.partition(b" ")

@@ -7,6 +7,7 @@ a thread for ever, so waits in this module are bounded by a `Deadline`.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import struct
@@ -19,6 +20,8 @@ SLACK_S = 0.05
 """Seconds by which one call may end after its deadline. A timeout this close is not set again."""
 AT_ONCE_BYTES = 64 << 10
 """Maximum number of bytes read or sent at a time."""
+DISPLACED_S = 1.0
+"""Seconds in which a displaced connection's thread must end."""
 
 
 class Deadline:
@@ -101,6 +104,70 @@ class Admission:
             self._there[address] -= 1
             if not self._there[address]:
                 del self._there[address]
+
+
+class Newcomers:
+    """Limit on connected peers that have proved nothing, in total and per network. Thread-safe.
+
+    A new peer is not refused because others hold their connections: the oldest connection of the
+    network that has the most is ended instead. So a peer that holds connections competes with
+    itself, and a peer that sends at once has done so before it is the oldest.
+    """
+
+    def __init__(self, total: int, each: int) -> None:
+        self.total = total
+        self.each = each
+        self._there: dict[socket.socket, str] = {}
+        """Networks of the connections, the oldest first."""
+        self._displaced: set[socket.socket] = set()
+        self._left = threading.Condition()
+
+    def enter(self, connection: socket.socket, network: str) -> bool:
+        """Count a connection until `leave`; return False if there is no room in time.
+
+        The wait for the thread of a displaced connection keeps the number of threads within the
+        limit.
+        """
+        deadline = Deadline(DISPLACED_S)
+        with self._left:
+            while (crowded := self._crowded(network)) is not None:
+                self._displace(crowded)
+                try:
+                    self._left.wait(deadline.left)
+                except TimeoutError:
+                    return False
+            self._there[connection] = network
+        return True
+
+    def leave(self, connection: socket.socket) -> bool:
+        """Stop counting a connection; return False if it was displaced. Idempotent."""
+        with self._left:
+            self._there.pop(connection, None)
+            is_displaced = connection in self._displaced
+            self._displaced.discard(connection)
+            self._left.notify_all()
+        return not is_displaced
+
+    def _crowded(self, network: str) -> str | None:
+        """Return the network that must lose a connection before `network` gets one more."""
+        each = Counter(self._there.values())
+        if each[network] >= self.each:
+            return network
+        return each.most_common(1)[0][0] if len(self._there) >= self.total else None
+
+    def _displace(self, network: str) -> None:
+        """End the oldest connection of a network, unless one of it is ending already."""
+        connections = [one for one, its in self._there.items() if its == network]
+        if self._displaced.isdisjoint(connections):
+            self._displaced.add(connections[0])
+            end_connection(connections[0])
+
+
+def end_connection(connection: socket.socket) -> None:
+    """End a connection that another thread may be using."""
+    with contextlib.suppress(OSError):
+        # An SSLSocket's own `shutdown` also takes its TLS away, under the other thread.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 class SharedBudget:

@@ -21,7 +21,7 @@ from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.errors import InvalidConfig, OwnerUnavailable, StrandlineError
 from strandline.changelog.flight.budgets import Budgets
 from strandline.changelog.flight.clients import Authenticate, Client, Clients
-from strandline.changelog.flight.greeting import Greeting, network_of
+from strandline.changelog.flight.greeting import Greeting
 from strandline.changelog.flight.http2 import FlowMeter
 from strandline.changelog.flight.limits import (
     DESCRIPTORS_OF_THE_LOG,
@@ -29,6 +29,7 @@ from strandline.changelog.flight.limits import (
     ListenerLimits,
 )
 from strandline.changelog.flight.splice import Splice, end_if_peer_vanishes
+from strandline.changelog.hosts import network_of
 
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ of a new socket, so a peer that does not accept a reply at once is disconnected.
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
 import selectors
 import socket
@@ -155,19 +154,3 @@ class Greeting:
     def _refuse(self, error: StrandlineError) -> NoReturn:
         self._reply(hello.REFUSED, encode(failure_of(error)))
         raise error
-
-
-def network_of(address: str) -> str:
-    """Return the network by which limits count an address: its /64 for IPv6, else the address.
-
-    One machine usually has a whole /64 network, so limits by address would be without effect.
-
-    >>> network_of("192.0.2.1"), network_of("2001:db8::1:2"), network_of("::ffff:192.0.2.1")
-    ('192.0.2.1', '2001:db8::/64', '192.0.2.1')
-    """
-    parsed = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(parsed, ipaddress.IPv4Address):
-        return address
-    if parsed.ipv4_mapped is not None:
-        return str(parsed.ipv4_mapped)
-    return str(ipaddress.ip_network((parsed, 64), strict=False))

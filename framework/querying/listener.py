@@ -12,8 +12,8 @@ import os
 import socket
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from strandline.changelog.clock import SystemClock
@@ -26,12 +26,15 @@ from strandline.changelog.flight import hello
 from strandline.changelog.flight.clients import Principal
 from strandline.changelog.flight.greeting import Greeting
 from strandline.changelog.flight.messages import failure_of
+from strandline.changelog.hosts import network_of
 from strandline.framework.peers import (
     AT_ONCE_BYTES,
     Admission,
     Deadline,
+    Newcomers,
     SharedBudget,
     bounded,
+    end_connection,
     send_all,
 )
 from strandline.framework.querying import sockets
@@ -79,11 +82,11 @@ class QueryLimits:
     clients: int
     """Maximum number of connections; more are closed at once."""
     clients_each: int
-    """Maximum number of connections from one address."""
+    """Maximum number of connections from one network (see `network_of`)."""
     unknown: int
-    """Maximum number of connections that are not authenticated."""
+    """Maximum number of connections that are not authenticated; a new one displaces an old one."""
     unknown_each: int
-    """Maximum number of unauthenticated connections from one address."""
+    """Maximum number of unauthenticated connections from one network."""
     requests: int
     """Maximum number of requests that are answered at the same time; more requests wait."""
     request_bytes: int
@@ -117,7 +120,7 @@ class Listener:
         self._binding = sockets.binding(listening.url, listening.certificate)
         self._answer: Answering = _not_yet
         self._connected = Admission(limits.clients, limits.clients_each)
-        self._unauthenticated = Admission(limits.unknown, limits.unknown_each)
+        self._unauthenticated = Newcomers(limits.unknown, limits.unknown_each)
         self._requests = SharedBudget(limits.requests)
         self._request_bytes = SharedBudget(limits.request_bytes)
         self._answer_bytes = SharedBudget(limits.answer_bytes)
@@ -137,10 +140,10 @@ class Listener:
         with self._lock:
             clients = list(self._clients)
         sockets.remove(self.url)
-        _end(self._listening.socket)
+        end_connection(self._listening.socket)
         self._listening.socket.close()
         for client in clients:
-            _end(client)
+            end_connection(client)
 
     # Threads of the listener ----------------------------------------------------------
 
@@ -156,60 +159,52 @@ class Listener:
                 _log.warning("cannot accept a client of queries: %s", error)
                 self._closed.wait(PAUSE_SECONDS)
                 continue
-            self._admit(client, "" if self._is_local else str(peer[0]))
+            self._admit(client, "" if self._is_local else network_of(peer[0]))
 
-    def _admit(self, client: socket.socket, address: str) -> None:
+    def _admit(self, client: socket.socket, network: str) -> None:
         """Serve a client on its own thread, or close its connection if a limit is reached."""
-        if not self._unauthenticated.enter(address):
-            client.close()
-            return
-        if not self._connected.enter(address):
-            self._unauthenticated.leave(address)
+        if not self._connected.enter(network):
             client.close()
             return
         try:
-            self._thread(self._serve, client, address)
+            client = self._with_tls(client)
+            if self._unauthenticated.enter(client, network):
+                self._thread(self._serve, client, network)
+                return
+        except OSError:  # the peer has closed the connection
+            pass
         except RuntimeError as error:  # the limit of threads is reached
-            self._unauthenticated.leave(address)
-            self._connected.leave(address)
-            client.close()
             _log.warning("cannot start a thread for a client of queries: %s", error)
+        self._unauthenticated.leave(client)
+        self._connected.leave(network)
+        client.close()
 
-    def _serve(self, client: socket.socket, address: str) -> None:
+    def _with_tls(self, client: socket.socket) -> socket.socket:
+        """Return the client's connection, wrapped in TLS if configured."""
+        if self._listening.tls is None:
+            return client
+        return self._listening.tls.wrap_socket(
+            client, server_side=True, do_handshake_on_connect=False
+        )
+
+    def _serve(self, client: socket.socket, network: str) -> None:
         with ExitStack() as end:
-            end.callback(self._connected.leave, address)
-            end.callback(client.close)
+            end.callback(self._connected.leave, network)
+            end.callback(self._unauthenticated.leave, client)
+            end.callback(self._forget, client)
+            with self._lock:
+                self._clients.add(client)
             with contextlib.suppress(OSError):
-                with self._until_authenticated(address):
-                    client = self._wrapped(client, end)
-                    is_welcome = not self._closed.is_set() and self._greet(client, address)
-                if is_welcome:
+                is_welcome = not self._closed.is_set() and self._greet(client, network)
+                if self._unauthenticated.leave(client) and is_welcome:
                     self._serve_all(client)
-
-    @contextmanager
-    def _until_authenticated(self, address: str) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self._unauthenticated.leave(address)
-
-    def _wrapped(self, client: socket.socket, end: ExitStack) -> socket.socket:
-        """Return the client's connection, wrapped in TLS if configured; `end` closes it."""
-        if self._listening.tls is not None:
-            client = self._listening.tls.wrap_socket(
-                client, server_side=True, do_handshake_on_connect=False
-            )
-        end.callback(self._forget, client)
-        with self._lock:
-            self._clients.add(client)
-        return client
 
     def _forget(self, client: socket.socket) -> None:
         client.close()
         with self._lock:
             self._clients.discard(client)
 
-    def _greet(self, client: socket.socket, address: str) -> bool:
+    def _greet(self, client: socket.socket, network: str) -> bool:
         """Authenticate a client on the network, and compare versions with it.
 
         Returns:
@@ -218,7 +213,7 @@ class Listener:
         deadline = Deadline(HELLO_SECONDS)
         try:
             if not self._is_local:
-                self._authenticate(client, address, deadline)
+                self._authenticate(client, network, deadline)
             received = read_frame(client, MAX_HELLO_BYTES, deadline)
             if received is None:
                 return False
@@ -234,10 +229,10 @@ class Listener:
         _send(client, QueryWelcome(WIRE_VERSION))
         return True
 
-    def _authenticate(self, client: socket.socket, address: str, deadline: Deadline) -> None:
+    def _authenticate(self, client: socket.socket, network: str, deadline: Deadline) -> None:
         client.settimeout(0)
         until = _CLOCK.monotonic() + deadline.left
-        greeting = Greeting(client, address, until, self._principal, binding=self._binding)
+        greeting = Greeting(client, network, until, self._principal, binding=self._binding)
         try:
             greeting.complete(_CLOCK)
         except StrandlineError as error:
@@ -333,13 +328,6 @@ def _failed(error: Exception) -> QueryFailure:
     return QueryFailure(
         failure.kind, failure.message.replace("the log's owner failed", "the worker failed")
     )
-
-
-def _end(connection: socket.socket) -> None:
-    """End a connection that another thread may be using."""
-    with contextlib.suppress(OSError):
-        # An SSLSocket's own `shutdown` also takes its TLS away, under the other thread.
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def _not_yet(request: Request) -> Answer:

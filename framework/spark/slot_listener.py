@@ -2,12 +2,14 @@
 
 Each slot of a job has one connection. An attempt that Spark has given up and its successor may both
 be connected for a while. Peers that do not know the job's secret cost a bounded number of threads,
-for a bounded time.
+for a bounded time, and cannot keep a slot from connecting: a new peer displaces the oldest one that
+has not proved that it knows the secret.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import socket
 import threading
@@ -15,7 +17,8 @@ from queue import Queue
 from typing import NamedTuple
 
 from strandline.changelog.errors import InvalidConfig
-from strandline.framework.peers import Admission, Deadline, send_all
+from strandline.changelog.hosts import network_of
+from strandline.framework.peers import Admission, Deadline, Newcomers, send_all
 from strandline.framework.spark.slot_messages import (
     ALIVE,
     HEARTBEAT_S,
@@ -29,10 +32,14 @@ from strandline.framework.spark.slot_messages import (
     is_proof,
 )
 
+_log = logging.getLogger("strandline")
+
 HELLO_S = 10.0
 """Seconds in which a peer must send its hello."""
 SPARE_PEERS = 16
-"""Number of connections beyond two for each worker."""
+"""Number of connections beyond two for each worker: of slots, and of peers without a proof."""
+JOB = "job"
+"""Name under which all slots are counted, because they prove the same secret."""
 MAX_EVENTS = 1_000
 """Number of events after which slots are no longer read, until the driver has handled some."""
 POLL_S = 0.1
@@ -93,7 +100,8 @@ class SlotListener:
         self.events: Queue[SlotEvent] = Queue(MAX_EVENTS)
         self._secret = secret
         most = 2 * workers + SPARE_PEERS
-        self._admission = Admission(most, most)
+        self._unproved = Newcomers(most, most)
+        self._proved = Admission(most, most)
         self._links: set[SlotLink] = set()
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -130,12 +138,18 @@ class SlotListener:
             except OSError:
                 self._closed.wait(POLL_S)
                 continue
-            if not self._admission.enter(str(peer[0])):
-                connection.close()
-                continue
-            threading.Thread(
-                target=self._serve, args=(connection, str(peer[0])), daemon=True
-            ).start()
+            self._admit(connection, network_of(peer[0]))
+
+    def _admit(self, connection: socket.socket, network: str) -> None:
+        """Serve a peer on its own thread, or close its connection if a limit is reached."""
+        try:
+            if self._unproved.enter(connection, network):
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+                return
+        except RuntimeError as error:  # the system allows no more threads
+            _log.warning("cannot start a thread for a slot: %s", error)
+        self._unproved.leave(connection)
+        connection.close()
 
     def _beat(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):
@@ -147,15 +161,19 @@ class SlotListener:
         for link in links:
             link.send(line)
 
-    def _serve(self, connection: socket.socket, address: str) -> None:
+    def _serve(self, connection: socket.socket) -> None:
         try:
             with contextlib.suppress(OSError, ConnectionRefused):
                 stream = LineStream(connection)
-                link = SlotLink(connection, self._greeted(connection, stream))
-                self._follow(link, stream)
+                hello = self._greeted(connection, stream)
+                if self._unproved.leave(connection) and self._proved.enter(JOB):
+                    try:
+                        self._follow(SlotLink(connection, hello), stream)
+                    finally:
+                        self._proved.leave(JOB)
         finally:
             connection.close()
-            self._admission.leave(address)
+            self._unproved.leave(connection)
 
     def _greeted(self, connection: socket.socket, stream: LineStream) -> SlotHello:
         """Return the hello of a slot that knows the secret. Raises ConnectionRefused."""

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 import msgspec
 
 from strandline.changelog.decoding import known_json_decoder
+from strandline.changelog.errors import UNREADABLE
 from strandline.framework.peers import Deadline, receive
 from strandline.framework.supervisor.slots import WorkerRow
 
@@ -98,7 +99,7 @@ def decoded_message(line: bytes) -> SlotMessage:
     decoder: msgspec.json.Decoder[SlotMessage] = known_json_decoder(SlotMessage)
     try:
         return decoder.decode(line)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise ConnectionRefused("the peer sent something that is no message") from error
 
 
@@ -113,7 +114,7 @@ def proof(secret: str, challenge: str) -> str:
 
 def is_proof(given: str, secret: str, challenge: str) -> bool:
     """Return True for the right answer; the time that this takes tells nothing about it."""
-    return hmac.compare_digest(given.encode(), proof(secret, challenge).encode())
+    return hmac.compare_digest(given.encode(errors="replace"), proof(secret, challenge).encode())
 
 
 class LineStream:
