@@ -125,7 +125,7 @@ def check_topic_name(name: str, internal: bool = False) -> None:
     allowed; use letters, digits, '.', '_' and '-'
     """
     if problem := _problem_with_name(name, internal):
-        raise InvalidTopic(f"a topic cannot be called {name!r}: {problem}")
+        raise InvalidTopic(f"a topic cannot be called {name[: 2 * _LONGEST_NAME]!r}: {problem}")
 
 
 def check_partitions(name: str, partitions: int, present: int = 0) -> None:

@@ -142,6 +142,12 @@ def _member(holder: AuthorizedToken, message: r.Heartbeat | r.LeaveGroup) -> Non
     holder.need("group", message.member.group)
 
 
+def _hold_pin(holder: AuthorizedToken, message: r.HoldPin) -> None:
+    for topic in {tp.topic for tp in message.ranges}:
+        holder.need_topic("read", topic)
+    holder.need_any("read")  # also for no topic
+
+
 def _pinned(holder: AuthorizedToken, _message: r.UsePin | r.ReleasePins) -> None:
     holder.need_any("read")
 
@@ -160,7 +166,7 @@ NEEDED: Mapping[type[Any], Need] = {
     r.DeleteRecords: _admin,
     r.CleanTopics: _admin,
     r.Cleaning: _no_right,
-    r.HoldPin: _topics("read", lambda m: (tp.topic for tp in m.ranges)),
+    r.HoldPin: _hold_pin,
     r.UsePin: _pinned,
     r.ReleasePins: _pinned,
     r.TakeSnapshot: _admin,

@@ -45,6 +45,7 @@ from strandline.changelog.flight.batches import (
 from strandline.changelog.flight.budgets import Budgets
 from strandline.changelog.flight.clients import Client, Clients
 from strandline.changelog.flight.grants import GRANTS_HEADER, Granting, presented_in
+from strandline.changelog.flight.held import HeldObjects
 from strandline.changelog.flight.limits import MAX_REMOTE_APPEND_BYTES, ListenerLimits
 from strandline.changelog.flight.messages import (
     APPEND,
@@ -201,6 +202,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         self._clock = clock
         self._streams: dict[str, _Goodbye] = {}
         self._streams_lock = threading.Lock()
+        self._held = HeldObjects(broker, clock)
         self._closing = False
 
     def say_goodbye(self) -> None:
@@ -256,7 +258,10 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             if permit is None:
                 return [encode(self._run(session, request))]
             permit.check(request)
-            answer = self._run(session, permit.own(request))
+            own = permit.own(request)
+            with self._held.counted(permit.holder.token_id, own) as note:
+                answer = self._run(session, own)
+                note(answer)
             return [encode(permit.visible(request, answer)), *permit.grants(request, answer)]
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:

@@ -24,15 +24,17 @@ from strandline.changelog.errors import (
     FutureFormat,
     InvalidConfig,
     InvalidRequest,
+    InvalidTopic,
     MemberFenced,
     NotAuthorized,
     OwnerUnavailable,
     ProducerFenced,
+    QuotaExceeded,
     Unauthenticated,
     UnknownPin,
 )
 from strandline.changelog.extents import OffsetSpan
-from strandline.changelog.flight import hello, requests, tokens
+from strandline.changelog.flight import held, hello, requests, tokens
 from strandline.changelog.flight.address import connect
 from strandline.changelog.flight.authorization import NEEDED, VISIBLE, Permit
 from strandline.changelog.flight.failover import FailoverBroker
@@ -151,6 +153,7 @@ REFUSED: dict[str, tuple[str, Callable[[Broker], object]]] = {
         "read:mine",
         lambda b: there(b.pins).hold(PIN, {MINE: PinnedRange("0", 0, 1)}, timeout_ms=HOUR_MS),
     ),
+    "pin nothing": ("read:NAME", lambda b: there(b.pins).hold(PIN, {}, timeout_ms=HOUR_MS)),
     "use a pin": ("read:NAME", lambda b: there(b.pins).use(PIN)),
     "release pins": ("read:NAME", lambda b: there(b.pins).release("query", "b")),
     "subscribe": ("read:mine", lambda b: b.join_group("mine", Subscription(["mine"]))),
@@ -456,6 +459,93 @@ def test_pins_belong_to_their_token(served: ServedLog, clients: Clients) -> None
     there(again.pins).release(PIN.holder, PIN.until)
     with pytest.raises(UnknownPin):
         there(holder.pins).use(PIN)
+
+
+def test_a_token_holds_a_bounded_number_of_pins(
+    served: ServedLog, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held, "MAX_PINS", 3)
+    reader, other = (clients.with_rights(Rights(read=["mine"])) for _ in range(2))
+    span = {MINE: PinnedRange(reader.topic("mine").topic_id, 0, 3)}
+
+    def hold(broker: Broker, holder: str, since: str = "a", until: str = "b") -> object:
+        name = PinName(holder, since, until)
+        return there(broker.pins).hold(name, span, timeout_ms=HOUR_MS)
+
+    for holder in ("x", "y", "z", "z"):
+        hold(reader, holder)
+    with pytest.raises(QuotaExceeded, match="3 pins"):
+        hold(reader, "w")
+    hold(other, "w")
+    for released in ("x", "z"):
+        there(reader.pins).release(released, "b")
+    hold(reader, "w")
+    hold(reader, "w", until="c")  # one more, because it begins at the same position
+    with pytest.raises(QuotaExceeded):
+        hold(reader, "v")
+    there(reader.pins).release("w", "c")
+    hold(reader, "y", since="d")  # releases the one that begins at "a"
+    hold(reader, "v")
+    with pytest.raises(QuotaExceeded):
+        hold(reader, "u")
+
+
+def test_a_token_joins_groups_with_a_bounded_number_of_members(
+    served: ServedLog, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held, "MAX_MEMBERS_OF_TOKEN", 3)
+    monkeypatch.setattr(held, "PRUNE_S", 0.0)
+    made = tokens.create(clients.storage, "app", ALL_OF_MINE)
+    first, second = clients.with_token(made.token), clients.with_token(made.token)
+    other = clients.with_rights(ALL_OF_MINE)
+
+    def join(broker: Broker, number: int, **how: Any) -> GroupMember:
+        return broker.join_group(f"mine-{number}", Subscription(["mine"], **how))
+
+    static = {"instance": "one", "session_timeout_ms": 60_000}
+    join(first, 0, **static)
+    left = join(second, 1)
+    join(second, 2)
+    for broker in (first, second):
+        with pytest.raises(QuotaExceeded, match="3 members"):
+            join(broker, 3)
+    join(other, 3)
+    second.leave_group(left)
+    join(first, 1)
+    first.close()  # its member of group 1 leaves, and the static one stays
+    served.broker.leave_group(served_member(served, "mine-2"))
+    join(second, 4)
+    with pytest.raises(QuotaExceeded):
+        for number in range(5, 8):
+            join(second, number)
+
+
+def served_member(served: ServedLog, group: str) -> GroupMember:
+    [member] = served.broker.describe_group(group).members
+    return GroupMember(group, member.member_id)
+
+
+def test_a_token_joins_groups_with_bounded_subscriptions(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held, "MAX_MEMBER_CHARACTERS", 5_000)
+    broker = clients.with_rights(ALL_OF_MINE)
+    for subscription in (
+        Subscription([f"mine-{number:0100}" for number in range(50)]),
+        Subscription(["mine"], together=[[f"mine-{number:0100}"] for number in range(50)]),
+        Subscription(["mine"], servers=["tcp://" + "x" * 1_900] * 3),
+    ):
+        with pytest.raises(QuotaExceeded, match="characters"):
+            broker.join_group("mine", subscription)
+    broker.join_group("mine", Subscription(["mine"]))
+
+
+@pytest.mark.parametrize("name", ["mine" + "x" * 300, "mine\n", "mine/x", "mine é"])
+def test_a_member_subscribes_to_names_that_topics_may_have(clients: Clients, name: str) -> None:
+    broker = clients.with_rights(ALL_OF_MINE)
+    for subscription in (Subscription([name]), Subscription(["mine"], together=[["mine", name]])):
+        with pytest.raises(InvalidTopic):
+            broker.join_group("mine", subscription)
 
 
 # After a loss ----------------------------------------------------------------------------------

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable
+from itertools import chain
 
 from strandline.changelog.clock import Clock
-from strandline.changelog.config import check_client_name
+from strandline.changelog.config import check_client_name, check_topic_name
 from strandline.changelog.embedded.groups.group import Group
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.groups import (
@@ -140,7 +141,7 @@ class GroupCoordinator:
 
 
 def _check(name: str, subscription: Subscription) -> None:
-    """Raise InvalidConfig for a subscription that is not valid or exceeds a limit."""
+    """Raise InvalidConfig or InvalidTopic for a subscription that is not valid or exceeds a limit."""
     check_client_name("a group", name)
     for given in filter(None, (subscription.client, subscription.instance)):
         check_client_name("a member of a group", given)
@@ -155,6 +156,8 @@ def _check(name: str, subscription: Subscription) -> None:
                 f"a member of group {name!r} lists {names:,} {what}, at most {MAX_SUBSCRIBED:,}; use "
                 "several groups"
             )
+    for topic in {*subscription.topics, *chain.from_iterable(subscription.together)}:
+        check_topic_name(topic, internal=True)
     if len(subscription.servers) > MAX_SERVERS or any(
         len(url) > MAX_SERVER_CHARACTERS for url in subscription.servers
     ):
