@@ -32,10 +32,11 @@ from strandline.statestore.engine import StorePosition
 from strandline.statestore.reader import PAGE_BYTES, CommittedReader, KeyRange
 
 NO_POSITION = ReflectedPosition("", 0)
-FIRST_KEYS = 16
-"""Number of keys in the first step of a look-up, which measures the size of values."""
-MAX_KEYS = 1_000
-"""Maximum number of keys in one step of a look-up."""
+KEYS_AT_ONCE = 16
+"""Number of keys that are read before their values' size is checked.
+
+It is the same for each step, because small values say nothing about the next ones.
+"""
 VALUE_OVERHEAD_BYTES = 8
 """Approximate number of bytes of a message for each value, in addition to the value's bytes."""
 
@@ -141,25 +142,21 @@ def _get_some(
 ) -> tuple[list[bytes | None], StorePosition | None, int] | None:
     """Return the values of the first keys, about `room` bytes, their position, and their size.
 
-    None if the reader is closed. The first step reads few values to measure their size, so that
-    hardly more is read than is sent.
+    None if the reader is closed. At most KEYS_AT_ONCE values are read beyond `room`.
     """
-    if len(keys) <= FIRST_KEYS:  # the usual case
+    if len(keys) <= KEYS_AT_ONCE:  # the usual case
         found = reader.get_many(keys)
         return None if found is None else (found.values, found.position, _size(found.values))
     values: list[bytes | None] = []
     position: StorePosition | None = None
-    size, step = 0, FIRST_KEYS
-    while len(values) < len(keys):
-        found = reader.get_many(keys[len(values) : len(values) + step])
+    size = 0
+    while len(values) < len(keys) and (size < room or not values):
+        found = reader.get_many(keys[len(values) : len(values) + KEYS_AT_ONCE])
         if found is None:
             return None
         position = position or found.position  # the first step's; later steps reflect it too
         values += found.values
         size += _size(found.values)
-        if size >= room:
-            break
-        step = max(1, min(MAX_KEYS, (room - size) * len(values) // max(1, size)))
     return values, position, size
 
 

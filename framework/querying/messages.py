@@ -207,8 +207,9 @@ def read_frame(
     Args:
         source: The connection.
         limit: Maximum number of bytes of the body.
-        deadline: Deadline for the whole frame, extended by the time that its size takes at
-            MIN_BYTES_PER_S; None for no deadline.
+        deadline: Deadline for the whole frame, extended for the bytes that have arrived, by the
+            time that they take at MIN_BYTES_PER_S; None for no deadline. An announced size gains
+            no time.
         idle_s: Seconds to wait for the first byte. If given, the deadline begins with that byte.
         taking: Called with the body's size before memory is allocated for it.
 
@@ -242,8 +243,6 @@ def read_frame(
         raise InvalidRequest("a message arrived before the previous one was answered")
     if len(first) == HEAD_BYTES + size:
         return first[HEAD_BYTES:]
-    if deadline is not None:
-        deadline.extend(size / MIN_BYTES_PER_S)
     taking(size)
     return _whole(source, first[HEAD_BYTES:], size, deadline)
 
@@ -258,6 +257,8 @@ def _whole(
         if not more:
             return None
         body += more
+        if deadline is not None:
+            deadline.extend(len(more) / MIN_BYTES_PER_S)
     return body
 
 

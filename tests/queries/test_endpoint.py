@@ -29,14 +29,15 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.flight import hello
 from strandline.changelog.flight.greeting import Greeting
-from strandline.framework.container.provider import FIRST_KEYS, StoreProvider
+from strandline.framework.container.provider import KEYS_AT_ONCE, StoreProvider
 from strandline.framework.peers import Admission
 from strandline.framework.querying import listener as listeners
-from strandline.framework.querying import sockets
+from strandline.framework.querying import messages, sockets
 from strandline.framework.querying.connections import Connections
 from strandline.framework.querying.endpoint import QueryEndpoint
 from strandline.framework.querying.listener import LOCAL_LIMITS, NETWORK_LIMITS, Listener
 from strandline.framework.querying.messages import (
+    MAX_ANSWER_BYTES,
     MAX_HELLO_BYTES,
     MAX_REQUEST_BYTES,
     WIRE_VERSION,
@@ -610,9 +611,51 @@ def test_a_long_answer_comes_in_pages(size: int) -> None:
     found = WorkerSource(Group(), "raw", ["sales"]).read([0, 1], names)  # type: ignore[arg-type]
     wanted = [*(bytes([n]) * size for n in range(60)), None]
     assert found == {0: wanted, 1: wanted}
-    assert max(answers) <= (1 << 20) + size * FIRST_KEYS + 4_096
+    assert max(answers) <= (1 << 20) + size * KEYS_AT_ONCE + 4_096
     got = provider.answer(GetKeys("raw", [0, 1] * 4_000, names, {}))
-    assert len(encode(got)) <= (1 << 20) + size * FIRST_KEYS + 4_096
+    assert len(encode(got)) <= (1 << 20) + size * KEYS_AT_ONCE + 4_096
+
+
+def test_small_values_do_not_make_a_worker_read_large_ones_at_once() -> None:
+    store = open_store(StoreSpec("raw", key=str, value=bytes, engine="memory"))
+    store["large"], size = b"x" * (1 << 20), 1 << 20
+    store.drain()
+    store.committed(5)
+    spec = shop("/nowhere").app.declared.tasks["tally"]
+
+    class Instance:
+        partition = 0
+        stores = [store] * len(spec.stores)
+
+    Instance.spec = spec  # type: ignore[attr-defined]
+    instances: Any = [Instance()]
+    provider = StoreProvider("shop", [spec], lambda: instances, lambda: True)
+    missing, large = (key_codec(str).encode(key) for key in ("missing", "large"))
+    got = provider.answer(GetKeys("raw", [0], [missing] * 100 + [large] * 1_000, {}))
+    assert isinstance(got, FoundKeys)
+    assert got.full
+    assert len(encode(got)) <= (1 << 20) + size * KEYS_AT_ONCE + 4_096
+    [part] = got.parts
+    assert part.values[:100] == [None] * 100
+
+
+def test_a_claimed_size_gains_a_worker_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "REQUEST_SECONDS", 0.3)
+    near, far = socket.socketpair()
+    near.settimeout(10)
+
+    def drip() -> None:
+        with far, contextlib.suppress(OSError):
+            far.sendall(MAX_ANSWER_BYTES.to_bytes(4, "big"))
+            while True:
+                far.sendall(b"x")
+                threading.Event().wait(0.02)
+
+    threading.Thread(target=drip, daemon=True).start()
+    before = time.monotonic()
+    with near, pytest.raises(TimeoutError):
+        read_frame(near, MAX_ANSWER_BYTES, idle_s=10.0)
+    assert time.monotonic() - before < 8
 
 
 @pytest.fixture
