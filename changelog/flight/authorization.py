@@ -6,7 +6,7 @@ Processes on the log's own Unix socket need no rights, because they run as the o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -16,7 +16,9 @@ from strandline.changelog.flight import requests as r
 from strandline.changelog.flight.grants import Granting, Subject, opened_by, subjects_of
 from strandline.changelog.flight.messages import FetchRequest, SmallAppend
 from strandline.changelog.flight.rights import AuthorizedToken
+from strandline.changelog.flight.sink_rights import SinkRights, StagingTargets
 from strandline.changelog.pins import PinName
+from strandline.changelog.records import Append
 
 Need = Callable[[AuthorizedToken, Any], None]
 
@@ -28,6 +30,14 @@ class Permit:
     holder: AuthorizedToken
     granting: Granting
     presented: bytes = b""
+
+    @classmethod
+    def of(
+        cls, holder: AuthorizedToken, granting: Granting, presented: bytes, targets: StagingTargets
+    ) -> Permit:
+        """Return the rights of a call, with those for the topics of the token's sinks."""
+        own = None if holder.rights.admin else SinkRights(holder, targets)
+        return cls(replace(holder, own=own), granting, presented)
 
     def check(self, message: Any) -> None:
         """Raise unless the client may make this call.
@@ -42,6 +52,11 @@ class Permit:
             raise NotAuthorized(f"clients over TCP may not call {type(message).__name__}")
         need(self.holder, message)
         self.granting.check(self.holder.token_id, self.presented, subjects_of(message))
+
+    def check_records(self, appends: Iterable[Append]) -> None:
+        """Raise NotAuthorized for a record that says something of another client's sink."""
+        if isinstance(self.holder.own, SinkRights):
+            self.holder.own.check_records(appends)
 
     def visible(self, request: r.Request, answer: Any) -> Any:
         """Return the part of an answer that the client may see."""
@@ -102,17 +117,31 @@ def _no_right(_holder: AuthorizedToken, _message: Any) -> None:
     """Require no right: the answer is filtered (VISIBLE), or only the grant counts."""
 
 
+def _topic_itself(topic: Callable[[Any], str]) -> Need:
+    """Require `admin` for a topic that the token does not own."""
+
+    def need(holder: AuthorizedToken, message: Any) -> None:
+        if not holder.owns(topic(message)):
+            holder.need_admin()
+
+    return need
+
+
 def _create_topic(holder: AuthorizedToken, message: r.CreateTopic) -> None:
-    holder.need_topic("produce", message.name)
+    if isinstance(holder.own, SinkRights) and holder.own.may_create(message):
+        return
+    holder.need_named_topic("produce", message.name)
     if message.internal:
         holder.need_admin()
 
 
 def _alter_topic(holder: AuthorizedToken, message: r.AlterTopic) -> None:
     """Require `produce` to add nullable fields, and `admin` to change settings or partitions."""
+    if holder.owns(message.name):
+        return
     if message.config is not None or message.partitions is not None:
         holder.need_admin()
-    holder.need_topic("produce", message.name)
+    holder.need_named_topic("produce", message.name)
 
 
 def _init_producer(holder: AuthorizedToken, message: r.InitProducer) -> None:
@@ -156,14 +185,14 @@ NEEDED: Mapping[type[Any], Need] = {
     FetchRequest: _topics("read", lambda m: (tp.topic for tp in m.positions)),
     SmallAppend: _topics("produce", lambda m: (header.topic for header, _ in m.batches)),
     r.CreateTopic: _create_topic,
-    r.DeleteTopic: _admin,
+    r.DeleteTopic: _topic_itself(lambda m: m.name),
     r.AlterTopic: _alter_topic,
     r.ListTopics: _no_right,
     r.DescribeTopic: _visible_topics(lambda m: [m.name]),
     r.ListOffsets: _visible_topics(lambda m: (tp.topic for tp in m.partitions)),
     r.OffsetForTime: _topics("read", lambda m: [m.partition.topic]),
     r.ListExtents: _topics("read", lambda m: (tp.topic for tp in m.spans)),
-    r.DeleteRecords: _admin,
+    r.DeleteRecords: _topic_itself(lambda m: m.partition.topic),
     r.CleanTopics: _admin,
     r.Cleaning: _no_right,
     r.HoldPin: _hold_pin,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from typing import Protocol
 
 from strandline.changelog.errors import InvalidConfig, NotAuthorized
 
@@ -115,6 +116,18 @@ def matches(patterns: Iterable[str], name: str) -> bool:
     )
 
 
+class OwnTopics(Protocol):
+    """Topics that a token may use besides those that its rights name."""
+
+    def may_use(self, topic: str) -> bool:
+        """Return True if the token may read a topic, and append to it."""
+        ...
+
+    def owns(self, topic: str) -> bool:
+        """Return True if the token may do everything with a topic."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class AuthorizedToken:
     """A token and its rights; checks raise NotAuthorized with its name and the missing right."""
@@ -122,6 +135,7 @@ class AuthorizedToken:
     name: str
     token_id: str
     rights: Rights
+    own: OwnTopics | None = None
 
     def need(self, kind: str, name: str) -> None:
         """Raise NotAuthorized unless the token has a right of this kind for a name."""
@@ -130,8 +144,20 @@ class AuthorizedToken:
 
     def need_topic(self, kind: str, topic: str) -> None:
         """Raise NotAuthorized unless the token has a right of this kind for a topic."""
+        if not (self.rights.may_on_topic(kind, topic) or self._may_use(topic)):
+            raise self.lacks(f"{kind}:{topic}")
+
+    def need_named_topic(self, kind: str, topic: str) -> None:
+        """Raise NotAuthorized unless a right of this kind names the topic."""
         if not self.rights.may_on_topic(kind, topic):
             raise self.lacks(f"{kind}:{topic}")
+
+    def owns(self, topic: str) -> bool:
+        """Return True if the token may do everything with a topic, without `admin`."""
+        return self.own is not None and self.own.owns(topic)
+
+    def _may_use(self, topic: str) -> bool:
+        return self.own is not None and self.own.may_use(topic)
 
     def need_any(self, kind: str) -> None:
         """Raise NotAuthorized unless the token has some right of this kind."""
@@ -145,7 +171,8 @@ class AuthorizedToken:
 
     def sees(self, topic: str) -> bool:
         """Return True if the token may know that a topic exists."""
-        return any(self.rights.may_on_topic(kind, topic) for kind in ("read", "produce"))
+        is_named = any(self.rights.may_on_topic(kind, topic) for kind in ("read", "produce"))
+        return is_named or self._may_use(topic)
 
     def need_to_see(self, topic: str) -> None:
         """Raise NotAuthorized unless the token may know that a topic exists."""

@@ -81,6 +81,7 @@ from strandline.changelog.flight.requests import (
     Request,
 )
 from strandline.changelog.flight.sessions import ClientSession, Sessions
+from strandline.changelog.flight.sink_rights import StagingTargets
 from strandline.changelog.groups import GroupMember
 from strandline.changelog.pins import PinName, there
 from strandline.changelog.records import Append, Fetched, Isolation, TopicPartition
@@ -203,6 +204,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         self._streams: dict[str, _Goodbye] = {}
         self._streams_lock = threading.Lock()
         self._held = HeldObjects(broker, clock)
+        self._targets = StagingTargets(broker)
         self._closing = False
 
     def say_goodbye(self) -> None:
@@ -302,7 +304,8 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             return None
         if self.granting is None:
             raise InvalidRequest("this endpoint serves no clients over TCP")
-        return Permit(caller.client.caller.holder, self.granting, presented_in(caller.grants))
+        holder, presented = caller.client.caller.holder, presented_in(caller.grants)
+        return Permit.of(holder, self.granting, presented, self._targets)
 
     def _session(self, context: Any) -> ClientSession:
         if self._closing:
@@ -362,7 +365,9 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             return self._append(session, read_small_append(sent))
         permit.check(sent)
         with self.budgets.requests.taken(caller.client, claimed_by(sent)):
-            return self._append(session, read_small_append(sent))
+            appends = read_small_append(sent)
+            permit.check_records(appends)
+            return self._append(session, appends)
 
     def _append(self, session: ClientSession, appends: list[Append]) -> AppendAnswer:
         if any(append.producer is None for append in appends):

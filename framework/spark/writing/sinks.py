@@ -24,13 +24,14 @@ from strandline.changelog.errors import (
     UnknownTopic,
 )
 from strandline.changelog.records import TopicPartition
+from strandline.changelog.sinks import SINKS, TRANSACTIONS
 from strandline.framework.spark.writing import staging
 from strandline.framework.spark.writing.staging import SinkName
 from strandline.statestore.changelogged import Changelogged
 from strandline.statestore.compacted_table import CompactedTable, records
 from strandline.statestore.restore import READERS_WAIT_S, TRANSACTION_WAIT_S
 
-TOPIC = "__strandline_sinks"
+TOPIC = SINKS
 VERSION = 1
 
 
@@ -122,7 +123,7 @@ class Sinks:
 
 def transactional_id(sink_id: str) -> str:
     """Return the transactional id with which a sink commits."""
-    return f"strandline-sink-{sink_id}"
+    return TRANSACTIONS + sink_id
 
 
 def _decoded(data: bytes, sink_id: str) -> CommittedBatch:

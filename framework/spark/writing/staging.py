@@ -11,7 +11,6 @@ the time of its creation, so that what a lost driver has left can be deleted lat
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -26,11 +25,11 @@ from strandline.changelog.client.producer import BatchMetadata, Producer
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.errors import InvalidConfig, StrandlineError, TopicExists, UnknownTopic
 from strandline.changelog.records import TopicInfo, TopicPartition
+from strandline.changelog.sinks import JOB_STAGING, STAGING, digest_of, staging_prefix
 from strandline.framework.spark.writing.options import SinkOptions
 from strandline.framework.spark.writing.rows import RowLayout
 
-PREFIX = "__strandline_staging-"
-"""Beginning of the names of all staging topics."""
+PREFIX = STAGING
 
 JOB_LIFETIME_MS = 7 * 24 * 60 * 60 * 1000
 """Milliseconds after which the staging topic of a batch write is taken for abandoned."""
@@ -49,17 +48,17 @@ class SinkName(NamedTuple):
     @classmethod
     def of_stream(cls, sink_id: str) -> SinkName:
         """Return the name of a stream's sink."""
-        return cls(f"{PREFIX}{_digest(sink_id)}-", is_job=False)
+        return cls(staging_prefix(sink_id), is_job=False)
 
     @classmethod
     def of_job(cls, clock: Clock | None = None) -> SinkName:
         """Return a new name, for one batch write."""
         clock = clock or SystemClock()
-        return cls(f"{PREFIX}job{clock.now_ms()}-{clock.new_id()[:12]}-", is_job=True)
+        return cls(f"{JOB_STAGING}{clock.now_ms()}-{clock.new_id()[:12]}-", is_job=True)
 
     def topic(self, target: TopicInfo) -> str:
         """Return the name of the staging topic for a target, by its topic id."""
-        return self.prefix + _digest(target.topic_id)
+        return self.prefix + digest_of(target.topic_id)
 
 
 class StagedRange(NamedTuple):
@@ -273,14 +272,10 @@ def _split_by_topic(rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]
         yield name, rows.filter(pc.equal(column, name))
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def _is_old_job(name: str, now_ms: int) -> bool:
     """Return True for the staging topic of a batch write that began long ago."""
     began = _JOB.match(name)
     return began is not None and int(began[1]) < now_ms - JOB_LIFETIME_MS
 
 
-_JOB = re.compile(rf"{PREFIX}job(\d+)-")
+_JOB = re.compile(rf"{JOB_STAGING}(\d+)-")
