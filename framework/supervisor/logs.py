@@ -1,4 +1,4 @@
-"""Log files for the output of workers."""
+"""Log files for the output of workers, which are read on terminals."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from strandline.changelog.errors import from_os_error
+from strandline.framework.terminal import printable
 
 FILE_BYTES = 10 << 20
 """Size in bytes at which a file is rotated; one old file is kept."""
@@ -44,9 +45,9 @@ class LogFiles:
             raise from_os_error(error, "write the workers' logs to", str(folder)) from error
 
     def take(self, worker: int, lines: Sequence[str]) -> None:
-        """Append lines to a worker's file."""
+        """Append lines to a worker's file, with control characters escaped."""
         for line in lines:
-            self._files[worker].handle(logging.makeLogRecord({"msg": line}))
+            self._files[worker].handle(logging.makeLogRecord({"msg": printable(line)}))
 
     def close(self) -> None:
         for file in self._files:

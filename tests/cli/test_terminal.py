@@ -16,6 +16,7 @@ from strandline.changelog.log import Log
 from strandline.framework.cli import output
 from strandline.framework.cli.reporting import reporting_errors
 from strandline.framework.container.restore import RestoreBar, RestoreProgress
+from strandline.framework.supervisor.logs import LogFiles
 from strandline.framework.terminal import printable
 from tests.cli.conftest import Command
 
@@ -134,6 +135,22 @@ def test_safe_text_is_not_changed() -> None:
         assert printable(text) == text
     assert json.loads(printable(json.dumps(EVIL, ensure_ascii=False))) == EVIL
     assert harms(printable("".join(map(chr, [*range(0x3000), *range(0xE0000, 0xE0080)])))) == set()
+
+
+@pytest.mark.parametrize(
+    "character", "\u034f\u115f\u1160\u180e\u180f\u200b\u3164\ufeff\uffa0\U000e0001\U000e0fff"
+)
+def test_an_invisible_character_is_shown(character: str) -> None:
+    assert printable(f"a{character}b").startswith("a\\u")
+
+
+def test_files_of_workers_can_be_read_on_a_terminal(tmp_path: Path) -> None:
+    files = LogFiles(tmp_path, 1)
+    files.take(0, [EVIL, "plain"])
+    files.close()
+    written = (tmp_path / "worker-0.log").read_text()
+    assert harms(written) == set()
+    assert written.endswith("[red]x[/red]\\u0000\\udb40\\udc41\nplain\n")
 
 
 def test_commands_write_through_one_module(repository: Path) -> None:
