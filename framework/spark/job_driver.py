@@ -54,8 +54,8 @@ class WorkersRun:
     """Name of the app."""
     target: str
     """The app as module:app, or its file."""
-    log: str | None
-    """Folder or URL of the log; None if the module opens its log itself."""
+    log: str | None = field(repr=False)
+    """Folder or URL of the log, which may contain secrets; None if the module opens its log itself."""
     until: str | None = None
     timeout: float | None = None
     """Seconds after which all workers are stopped; None for no limit."""

@@ -45,8 +45,8 @@ class SparkPlace:
     master: str | None
     """Spark's master; None leaves it to Spark's own configuration."""
     workers: int
-    config: Mapping[str, str] = field(default_factory=dict)
-    """Spark settings, by name."""
+    config: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Spark settings, by name. They may contain secrets."""
     py_files: tuple[str, ...] = ()
     """Modules (.py) and zipped packages that executors get."""
     archives: tuple[str, ...] = ()

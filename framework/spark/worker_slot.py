@@ -67,6 +67,10 @@ class SlotTask(msgspec.Struct, frozen=True):
     has_scratch_state: bool
     """True if the default is a folder of the executor."""
 
+    def __repr__(self) -> str:
+        """Return the app only, because variables and options may contain secrets."""
+        return f"SlotTask({self.target!r})"
+
 
 def run_slot(document: bytes, worker: int, attempt: int) -> None:
     """Run a worker until it has ended in order.

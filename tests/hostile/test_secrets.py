@@ -24,7 +24,10 @@ from strandline.changelog.secret import MASK, Secret, is_secret, masked
 from strandline.framework import metrics
 from strandline.framework.querying import sockets
 from strandline.framework.querying.connections import Connections
+from strandline.framework.spark.job_driver import WorkersRun
+from strandline.framework.spark.job_settings import SparkPlace
 from strandline.framework.spark.options import SourceOptions
+from strandline.framework.spark.worker_slot import SlotTask
 
 HIDDEN = "hunter2-open-sesame"
 PRINTABLE = "".join(c for c in string.printable if c.isprintable()) + "äß漢😀"
@@ -188,3 +191,15 @@ def test_urls_anywhere_in_a_text_are_masked() -> None:
     text = f"GET https://me:{HIDDEN}@host/x?a=1&token={HIDDEN} (password {HIDDEN})"
     assert masked(text, [Secret(HIDDEN)]) == ("GET https://***@host/x?a=1&token=*** (password ***)")
     assert masked("mail me@home: nothing to hide") == "mail me@home: nothing to hide"
+
+
+def test_the_work_of_spark_slots_shows_no_secret() -> None:
+    secret = "a-secret-of-enough-letters"
+    url = f"strandline://db:7361?token={secret}"
+    task = SlotTask(
+        *("shop:app", [f"--x={secret}"], False, ("db", 1), secret, {"STRANDLINE_LOG": url}, None),
+        has_scratch_state=False,
+    )
+    place = SparkPlace("yarn", 1, {"spark.ssl.keyPassword": secret})
+    for shown in (task, WorkersRun("shop", "shop:app", url), place):
+        assert secret not in f"{shown!r} {shown}"
