@@ -1,4 +1,4 @@
-"""What clients over TCP hold in the log beyond a call: group members and pins, counted by token.
+"""Objects that clients over TCP hold in the log beyond a call: members and pins, by token.
 
 The log keeps a member until it leaves or its session times out, and a pin until it is released or
 times out, whether its client is connected or not. So each token has a limit for both. The counts
