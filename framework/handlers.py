@@ -1,19 +1,42 @@
 """Handlers: checks that a function can be one, and that a call of it has run to its end.
 
-A handler has run when it has returned and the result is not work that is still to be done. A
-generator, a coroutine, a lazy iterator, a future or a function is such work: the call has only
-created it. So is a list, tuple, set or dict of coroutines, generators or futures. If the declaration shows that a handler creates one, the declaration is refused. If only
-the call shows it (a decorator or a lambda in between), the record fails.
+A handler has run when it has returned None or plain data. Any other object may be work that is
+still to be done: a generator, a coroutine, a future, a lazy query. No list of such types is ever
+complete, so the list here is that of plain data. If the declaration shows that a handler creates a
+generator or a coroutine, the declaration is refused. If only the call shows it (a decorator or a
+lambda in between), the record fails.
+
+A result that is used, such as the key that a key function returns, has a type that is checked
+elsewhere. `check_finished` only gives it a better message.
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import concurrent.futures
+import dataclasses
+import datetime as dt
+import enum
 import functools
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator
+import numbers
+import sys
+import uuid
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+)
 from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
 
 from strandline.changelog.errors import InvalidConfig, InvalidRequest
 
@@ -71,10 +94,88 @@ def check_methods(what: str, declared: type) -> None:
             check_handler(f"{what}: {name}", method, may_be_async=may_be_async)
 
 
-def check_finished(result: Any, what: str = "the handler") -> None:
-    """Refuse a result that is work still to be done.
+def check_result(result: Any, what: str = "the handler") -> None:
+    """Refuse a result that is neither None nor plain data, of a function whose result is unused.
 
-    Other values are ignored: `lambda record: seen.add(record.key)` returns a count.
+    Plain data is ignored: `lambda record: seen.add(record.key)` returns a count. Plain data is
+    numbers, text, bytes, times, enums, UUIDs, frames and arrays, and the containers, dataclasses
+    and structs of plain data. A class that can be iterated, awaited or called is not plain data.
+
+    Args:
+        result: Result of the call.
+        what: Name of the called function, for the message.
+
+    Raises:
+        InvalidRequest: `result`, or something in it, is another object.
+    """
+    if type(result) in _SCALARS:
+        return
+    rest, seen = [result], dict[int, Any]()
+    while rest:
+        one = rest.pop()
+        if type(one) in _SCALARS or id(one) in seen:
+            continue
+        seen[id(one)] = one
+        parts = _parts(one)
+        if parts is None:
+            for pending in (one, *rest):
+                _discard(pending)
+            raise InvalidRequest(_other_result(one, result, what))
+        rest.extend(parts)
+
+
+def _parts(value: Any) -> Iterable[Any] | None:
+    """Return what plain data contains, nothing for a scalar; None if `value` is not plain data."""
+    kind = type(value)
+    if _defines(kind, "__await__", "__aiter__", "__anext__", "__next__", "__call__"):
+        return None
+    if isinstance(value, _NUMBERS_AND_TEXT):
+        return ()
+    if isinstance(value, dict) and kind.__iter__ in _DATA_ITERATION:
+        return (*dict.keys(value), *dict.values(value))
+    if isinstance(value, _CONTAINERS) and kind.__iter__ in _DATA_ITERATION:
+        return tuple(value)
+    if _is_array(value):
+        return ()
+    if _defines(kind, "__iter__"):
+        return None
+    if isinstance(value, msgspec.Struct):
+        return (getattr(value, name) for name in value.__struct_fields__)
+    if dataclasses.is_dataclass(kind):
+        return (getattr(value, field.name, None) for field in dataclasses.fields(kind))
+    return None
+
+
+def _defines(kind: type, *names: str) -> bool:
+    """Return True if objects of class `kind` have one of the special methods."""
+    # Not hasattr, which also finds the methods of the class itself: each class can be called.
+    return any(name in vars(base) for base in kind.__mro__ for name in names)
+
+
+def _is_array(value: Any) -> bool:
+    """Return True for arrays and tables whose values are in memory; a lazy frame is none."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind != "O"
+    if isinstance(value, _ARROW):
+        return True
+    polars = sys.modules.get("polars")
+    return polars is not None and isinstance(value, polars.DataFrame | polars.Series)
+
+
+def _other_result(found: Any, result: Any, what: str) -> str:
+    """Return the message for a result that is, or contains, an object that is not plain data."""
+    inside = "" if found is result else f"a {_kind(result)} with "
+    if (work := _unfinished(found)) is not None:
+        return f"{what} has not run: it returned {inside}{work}"
+    return (
+        f"{what} returned {inside}an object of class {_full_kind(found)}, which is neither None nor"
+        " plain data, and may be work that nothing would do; use the object in the function, and"
+        " return None"
+    )
+
+
+def check_finished(result: Any, what: str = "the handler") -> None:
+    """Refuse a result that is work still to be done, of a function whose result is used.
 
     Args:
         result: Result of the call.
@@ -85,9 +186,9 @@ def check_finished(result: Any, what: str = "the handler") -> None:
             or a container of generators, awaitables or futures.
     """
     kind = type(result)
-    if kind in _DONE:
+    if kind in _SCALARS:
         return
-    if kind in _CONTAINERS:
+    if kind in (tuple, list, dict, set):
         _check_elements(result, what)
         return
     found = _unfinished(result)
@@ -158,6 +259,28 @@ def _kind(result: Any) -> str:
     return type(result).__name__
 
 
-_DONE = frozenset({int, float, str, bytes, bool, type(None)})
-_CONTAINERS = frozenset({tuple, list, dict, set})
+def _full_kind(result: Any) -> str:
+    kind = type(result)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+_SCALARS = frozenset({int, float, str, bytes, bool, type(None)})
+_NUMBERS_AND_TEXT = (
+    str,
+    bytes,
+    bytearray,
+    memoryview,
+    range,
+    numbers.Number,
+    np.generic,
+    dt.date,
+    dt.time,
+    dt.timedelta,
+    enum.Enum,
+    uuid.UUID,
+)
+_CONTAINERS = (tuple, list, set, frozenset, collections.deque)
+_DATA_ITERATION = frozenset(kind.__iter__ for kind in (*_CONTAINERS, dict, collections.OrderedDict))
+"""Iteration of containers whose elements exist; a subclass with another one may make its own."""
+_ARROW = (pa.Array, pa.ChunkedArray, pa.RecordBatch, pa.Table, pa.Scalar)
 _PENDING = (Awaitable, Generator, AsyncGenerator, concurrent.futures.Future)

@@ -35,7 +35,7 @@ from strandline.framework.container.record_queue import RecordRun
 from strandline.framework.container.scope import StepScope
 from strandline.framework.container.steps import Steps, drive_async
 from strandline.framework.decoding import Chunk
-from strandline.framework.handlers import check_finished
+from strandline.framework.handlers import check_result
 from strandline.framework.placing import Placed
 from strandline.framework.record import Record
 from strandline.framework.trial import Trial
@@ -282,7 +282,7 @@ class AsyncInstance(TaskInstance):
             if inspect.isawaitable(result):
                 result = await result
             if result is not None:
-                check_finished(result)
+                check_result(result)
         except asyncio.CancelledError as error:
             scope.end()
             if self._is_dropping:

@@ -31,7 +31,7 @@ from strandline.framework.container.steps import StepRunner, Steps, drive
 from strandline.framework.container.windows import WindowTimer
 from strandline.framework.context import TaskContext
 from strandline.framework.decoding import Chunk
-from strandline.framework.handlers import check_finished, no_timer
+from strandline.framework.handlers import check_result, no_timer
 from strandline.framework.outbox import Outbox
 from strandline.framework.placing import Placed
 from strandline.framework.record import Record
@@ -359,7 +359,7 @@ class TaskInstance:
             if self.spec.is_async and inspect.isawaitable(result):
                 result = loop.run(result)
             if result is not None:
-                check_finished(result, f"close of task {self.spec.name!r}")
+                check_result(result, f"close of task {self.spec.name!r}")
         finally:
             self._policy.close()
             self.release()

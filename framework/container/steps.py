@@ -15,7 +15,7 @@ from strandline.framework.container.error_policy import ErrorPolicy
 from strandline.framework.container.failures import INFRASTRUCTURE_ERRORS
 from strandline.framework.context import TaskContext
 from strandline.framework.decoding import Chunk
-from strandline.framework.handlers import check_finished
+from strandline.framework.handlers import check_result
 from strandline.framework.outbox import Outbox
 from strandline.framework.record import Record
 from strandline.framework.timers import Timers
@@ -35,7 +35,7 @@ def drive(steps: Steps) -> int:
             try:
                 result = step[0](*step[1])
                 if result is not None:
-                    check_finished(result)
+                    check_result(result)
             except Exception as error:
                 step = steps.throw(error)
             else:
@@ -145,7 +145,7 @@ class StepRunner:
         self._mark()
         try:
             if (result := call(*args)) is not None:
-                check_finished(result)
+                check_result(result)
         except BaseException as error:
             self._undo(record)
             if isinstance(error, INFRASTRUCTURE_ERRORS) or not isinstance(error, Exception):
@@ -187,7 +187,7 @@ class StepRunner:
             current.record = record
             marks[:] = map(len, logs)
             if (result := handler(record)) is not None:
-                check_finished(result)
+                check_result(result)
         return True
 
     def _handle_all(self, handler: Callable[..., Any], records: list[Record[Any, Any]]) -> None:
@@ -200,13 +200,13 @@ class StepRunner:
                 current.record = record
                 marks[0] = len(log)
                 if (result := handler(record)) is not None:
-                    check_finished(result)
+                    check_result(result)
             return
         for record in records:
             current.record = record
             marks[:] = map(len, logs)
             if (result := handler(record)) is not None:
-                check_finished(result)
+                check_result(result)
 
     def _mark(self) -> None:
         self._marks[:] = [store.mark() for store in self._stores]

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from strandline.changelog.errors import InvalidRecord
-from strandline.framework.handlers import check_finished
+from strandline.framework.handlers import check_result
 from strandline.framework.streams.nodes import Emit, Node
 from strandline.framework.streams.rows import Function, Results, check_frame, checked_bool, rows_of
 from strandline.framework.streams.schemas import INTERNAL, TIME, WATERMARK
@@ -194,7 +194,7 @@ class Foreach(RowFunction):
 def call_for_rows(node: RowFunction, frame: pl.DataFrame) -> None:
     """Call the function of a node for each row of a frame."""
     for row in rows_of(frame, node.reads):
-        check_finished(node.function(row), node.what)
+        check_result(node.function(row), node.what)
 
 
 def name_of(function: Any) -> str:

@@ -1,15 +1,25 @@
-"""A handler has run once it has returned. A returned coroutine or generator has not run."""
+"""A handler has run when it has returned None or plain data; any other result fails the record."""
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import concurrent.futures
+import dataclasses
+import datetime as dt
+import decimal
+import enum
 import functools
 import gc
+import uuid
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
+import numpy as np
+import polars as pl
+import pyarrow as pa
 import pytest
 
 import strandline as sl
@@ -66,6 +76,43 @@ def retry(times: int) -> Callable[..., Any]:
 
 def future(record: Any) -> concurrent.futures.Future[None]:
     return concurrent.futures.Future()
+
+
+def of_class(method: str) -> Callable[..., Any]:
+    """Return a handler whose result is of a class that has only one method."""
+    kind = type("Deferred", (), {method: lambda self, *_: iter([1])})
+    return lambda record: kind()
+
+
+@dataclasses.dataclass
+class Pair:
+    left: Any
+    right: Any
+
+
+@dataclasses.dataclass
+class Lazy:
+    left: Any
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self.left])
+
+
+class LazyList(list[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter([1])
+
+
+class Point(NamedTuple):
+    x: int
+
+
+class Shape(msgspec.Struct):
+    x: Any
+
+
+class Colour(enum.Enum):
+    RED = 1
 
 
 # Detected at declaration --------------------------------------------------------------
@@ -162,6 +209,26 @@ UNFINISHED: dict[str, Callable[..., Any]] = {
     "a list of calls of generators": lambda record: [1, generator(record)],
     "a set of futures": lambda record: {future(record)},
     "a dict of calls of async functions": lambda record: {"a": coroutine(record)},
+    "a list of functions": lambda record: [print],
+    "a list of lazy iterators": lambda record: [map(print, [record])],
+    "a nested call of an async function": lambda record: {"a": [(1, coroutine(record))]},
+    "a key that is a future": lambda record: {future(record): 1},
+    "a field that is a generator": lambda record: Pair(1, generator(record)),
+    "an object with only __await__": of_class("__await__"),
+    "a reader of Arrow batches": lambda record: pa.table({"a": [1]}).to_reader(),
+}
+
+OTHER: dict[str, Callable[..., Any]] = {
+    **{
+        f"an object with only {name}": of_class(name)
+        for name in ("__iter__", "__aiter__", "__next__", "__anext__", "__getitem__", "run")
+    },
+    "an object of a dataclass that iterates": lambda record: Lazy(1),
+    "a list that makes its elements": lambda record: LazyList(),
+    "a lazy frame": lambda record: pl.LazyFrame({"a": [1]}),
+    "an array of objects": lambda record: np.array([object()]),
+    "an object in a list": lambda record: [1, object()],
+    "a view of a dict": lambda record: {"a": 1}.keys(),
 }
 
 
@@ -179,6 +246,31 @@ def test_a_record_whose_handler_has_not_run_fails(handler: Any, stores: int) -> 
             driver.run([1, 2])
         gc.collect()
     assert driver.owner.committed("app")[TopicPartition("words", 0)].offset == 0
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("handler", OTHER.values(), ids=OTHER)
+def test_a_record_whose_handler_returns_another_object_fails(
+    handler: Any, batch: bool, is_async: bool
+) -> None:
+    app = sl.App("app")
+    words, out = app.topic("words", value=int), app.topic("out", value=int)
+
+    def plain(given: Any) -> Any:
+        out.send(None, 1)
+        return handler(given)
+
+    async def awaited(given: Any) -> Any:
+        return plain(given)
+
+    if batch and is_async:
+        pytest.skip("a batch task is never async")
+    app.task(words, name="t", batch=batch)(awaited if is_async else plain)
+    driver = TestDriver(app)
+    with pytest.raises(sl.TaskFailed, match=r"words-0 @ 0 .*returned .*an object of class .*\."):
+        driver.run([1, 2])
+    assert driver.output(out) == []
 
 
 @pytest.mark.parametrize("handler", UNFINISHED.values(), ids=UNFINISHED)
@@ -199,7 +291,10 @@ def test_a_record_whose_handler_has_not_run_follows_the_policy(handler: Any) -> 
 
 @pytest.mark.parametrize("method", ["init", "window", "on_timer"])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_other_methods_that_have_not_run_fail_the_task(method: str, is_async: bool) -> None:
+@pytest.mark.parametrize("result", [iter([1]), object()])
+def test_other_methods_that_have_not_run_fail_the_task(
+    method: str, is_async: bool, result: Any
+) -> None:
     app = sl.App("app")
     words = app.topic("words", value=int)
 
@@ -213,11 +308,13 @@ def test_other_methods_that_have_not_run_fail_the_task(method: str, is_async: bo
         "process": process if is_async else plain,
         "on_timer": lambda self, name: None,
         "window": lambda self: None,
-        method: lambda self, *_: iter([1]),
+        method: lambda self, *_: result,
     }
     app.task(words, window_ms=1)(type("Task", (), methods))
     driver = TestDriver(app)
-    with pytest.raises(sl.TaskFailed, match=rf"{method.removeprefix('on_')}.*has not run"):
+    with pytest.raises(
+        sl.TaskFailed, match=rf"{method.removeprefix('on_')}.*(has not run|returned an object)"
+    ):
         driver.run([1]).advance(1)
 
 
@@ -238,7 +335,16 @@ def test_a_key_function_that_returns_a_coroutine_fails_its_record() -> None:
 
 
 @pytest.mark.parametrize(
-    "result", [None, 1, "x", [1], {"a": 1}, (1, 2), [print], [iter([1])], [[None]], {1}, []]
+    "result",
+    [
+        *(None, 1, "x", b"x", 1.5, 1j, range(2), decimal.Decimal(1), uuid.UUID(int=1), Colour.RED),
+        *(dt.datetime(2020, 1, 1), dt.date(2020, 1, 1), dt.timedelta(1), np.int64(1), np.bool_(1)),
+        *([1], {"a": 1}, (1, 2), [[None]], {1}, [], Point(1), collections.Counter("a")),
+        *(collections.OrderedDict(a=1), collections.deque([1]), Pair(1, [Shape(2)]), Shape({})),
+        *(np.array([1]), pa.array([1]), pa.table({"a": [1]}), pl.DataFrame({"a": [1]})),
+        sl.Record("k", 1),
+    ],
+    ids=lambda result: type(result).__name__,
 )
 def test_a_returned_plain_value_is_ignored(result: Any) -> None:
     app = sl.App("app")
@@ -250,6 +356,14 @@ def test_a_returned_plain_value_is_ignored(result: Any) -> None:
 
     app.task(words, stores=[seen])(count)
     assert TestDriver(app).run([("a", 1), ("a", 2)]).store(seen) == {"a": 2}
+
+
+def test_a_result_that_contains_itself_is_ignored() -> None:
+    app = sl.App("app")
+    words, itself = app.topic("words", value=int), list[Any]()
+    itself.append(itself)
+    app.task(words, name="t")(lambda record: itself)
+    TestDriver(app).run([1])
 
 
 # Awaited handlers ---------------------------------------------------------------------
@@ -283,7 +397,8 @@ def test_an_async_close_is_awaited() -> None:
     assert closed == [0, 1]
 
 
-def test_a_close_that_has_not_run_is_an_error() -> None:
+@pytest.mark.parametrize("close", [decorated(coroutine), lambda self: object()])
+def test_a_close_that_has_not_run_is_an_error(close: Any) -> None:
     app = sl.App("app")
 
     @app.task(app.topic("words", value=int))
@@ -291,9 +406,8 @@ def test_a_close_that_has_not_run_is_an_error() -> None:
         def process(self, record: Any) -> None:
             """Do nothing."""
 
-        close = decorated(coroutine)
-
+    Session.close = close  # type: ignore[attr-defined]
     driver = TestDriver(app).run([1])
-    with pytest.raises(sl.InvalidRequest, match="close of task 'Session' has not run"):
+    with pytest.raises(sl.InvalidRequest, match="close of task 'Session' (has not run|returned)"):
         driver.close()
     driver.close()
