@@ -65,6 +65,8 @@ class Declaration(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Kind and column of each aggregate, by name; None if the values are no aggregates."""
     definition: str | None = None
     """Definition of the operator of a stream whose state it is; None for other stores."""
+    counter: bool = False
+    """True if the values are counts, which readers add up over the partitions."""
     before: Declaration | None = None
     """Declaration of the values in partitions that are not rewritten to `version` yet."""
 
@@ -116,6 +118,7 @@ def declaration_of(spec: AnySpec) -> Declaration:
         expiry="none" if spec.ttl_ms is None else "always" if opaque else "marked",
         figures=None if spec.figures is None else dict(spec.figures),
         definition=spec.definition,
+        counter=spec.is_counter,
     )
     return _decode(declared.to_bytes())  # decoded, so that it compares equal to a recorded one
 

@@ -89,6 +89,8 @@ class StoreSpec(Generic[K, V]):
     """Name, kind and column of each aggregate, if the values are aggregates."""
     definition: str | None = None
     """Definition of the operator whose state it is, besides `figures`; None for other stores."""
+    is_counter: bool = False
+    """True if the values are counts: those of one key in several partitions are added up."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", self.name) or self.name in (".", ".."):

@@ -306,7 +306,8 @@ def _held(connection: Connection, name: StoreName, expired: bool, partition: int
         description = None  # an internal store of the app (timers), or one that it no longer has
     else:
         if not expired:
-            parts, recorded = parts_of(str(name), description), committed.recorded()
+            recorded = committed.recorded()
+            parts = parts_of(str(name), description or as_recorded(recorded))
             return _Held(committed, numbers, parts, _is_messagepack(recorded))
     return _folded(connection.broker, name, numbers, expired=expired)
 

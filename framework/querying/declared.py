@@ -154,11 +154,21 @@ def parts_of(name: str, told: StoreDescription | None) -> PartitionMerger[bytes]
 
 
 def as_recorded(declaration: Declaration | None) -> StoreDescription | None:
-    """Return the description by a store's recorded declaration, without inputs and default."""
+    """Return the description by a store's recorded declaration, without inputs.
+
+    A default is not recorded. That of a counter is always 0.
+    """
     if declaration is None:
         return None
-    named = declaration.serde or ""
-    return StoreDescription([], declaration.key, declaration.form, named, declaration.figures, None)
+    return StoreDescription(
+        [],
+        declaration.key,
+        declaration.form,
+        declaration.serde or "",
+        declaration.figures,
+        value_serde(int).dumps(0) if declaration.counter else None,
+        declaration.counter,
+    )
 
 
 def check_given(name: str, declaration: Declaration | None, key: Any, value: Any) -> None:

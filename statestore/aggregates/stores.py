@@ -18,7 +18,7 @@ K = TypeVar("K")
 
 def counter_spec(name: str, key: Any = str, **settings: Any) -> StoreSpec[Any, int]:
     """Return the spec of a store with a counter per key; `settings` are those of `StoreSpec`."""
-    return StoreSpec(name, key=key, value=int, default=0, **settings)
+    return StoreSpec(name, key=key, value=int, default=0, is_counter=True, **settings)
 
 
 class CounterStore(Generic[K]):

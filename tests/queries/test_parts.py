@@ -183,14 +183,59 @@ def test_a_query_of_one_partition_returns_its_part(running: Words) -> None:
             connection.store("words/plain", partition=-1)
 
 
-def test_a_query_without_workers_refuses_a_store_that_it_may_not_be_able_to_merge(
-    counted: Words,
+@pytest.mark.parametrize("read", STORE_READS)
+def test_a_query_without_workers_refuses_a_store_that_it_cannot_merge(
+    counted: Words, read: Callable[[Any], Any]
 ) -> None:
+    with (
+        sl.connect(counted.app.broker()) as connection,
+        pytest.raises(sl.KeyInSeveralPartitions, match=REFUSED),
+    ):
+        read(connection.store("words/plain"))
+
+
+def test_a_query_without_workers_merges_counters_and_aggregates(counted: Words) -> None:
+    """The recorded declaration of a store says what its values are."""
     with sl.connect(counted.app.broker()) as connection:
-        for name in ("plain", "counter"):
-            with pytest.raises(sl.KeyInSeveralPartitions, match=REFUSED):
-                connection.store(f"words/{name}").get("x")
-        check_figures(connection.store("words/figures")["x"])  # its declaration is recorded
+        view = counted.app.query(counted.counter)
+        for types in ({}, {"key": str, "value": int}):
+            counter = connection.store("words/counter", **types)
+            assert counter["x"] == counter.get("y") == COUNT
+            assert counter.get_many([*WORDS, "nowhere"]) == dict.fromkeys(WORDS, COUNT)
+            assert counter.to_dict() == view.to_dict()
+            assert counter.to_arrow() == view.to_arrow()
+            assert counter["nowhere"] == counter.get("nowhere") == 0
+            assert "nowhere" not in counter
+        check_figures(connection.store("words/figures")["x"])
+
+
+def test_a_counter_that_was_recorded_as_a_plain_store_is_merged_after_the_next_start(
+    tmp_path: Path,
+) -> None:
+    """Earlier versions did not record which stores are counters."""
+
+    def run(counter: bool) -> sl.App:
+        app = sl.App("words", log=str(tmp_path / "log"), durability="os")
+        heard = app.topic("heard", key=str, value=str, partitions=2)
+        settings: dict[str, Any] = {"key": str}
+        store = (
+            app.counter("n", **settings)
+            if counter
+            else app.store("n", value=int, default=0, **settings)
+        )
+        app.task(heard, stores=[store], name="t")(
+            lambda record: store.put("x", store.get("x", 0) + 1)
+        )
+        if not counter:
+            heard.append([(str(n), "") for n in range(10)])
+        app.run(until="idle", progress=False)
+        return app
+
+    run(counter=False).close()
+    app = run(counter=True)
+    with sl.connect(app.broker()) as connection:
+        assert connection.store("words/n")["x"] == 10
+    app.close()
 
 
 def test_a_store_that_is_keyed_as_its_input_is_read_normally(running: Words) -> None:
@@ -246,10 +291,14 @@ def test_the_command_line_refuses_and_shows_the_parts_on_request(
     assert one == parts[2]
 
 
-def test_the_command_line_merges_counters(
-    running: Words, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("state", ["counted", "running"])
+def test_the_command_line_merges_counters_and_aggregates(
+    state: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = ["--log", str(running.app.log)]
+    words: Words = request.getfixturevalue(state)
+    log = ["--log", str(words.app.log)]
+    [figures] = printed(capsys, "stores", "get", "words/figures", "x", *log)
+    assert figures["value"]["n"] == COUNT
     [found] = printed(capsys, "stores", "get", "words/counter", "x", *log)
     assert (found["key"], found["value"]) == ("x", COUNT)
     rows = printed(capsys, "stores", "scan", "words/counter", *log)
