@@ -455,11 +455,20 @@ class Coordinator:
         self,
         find: Callable[[str, int], Partition | None],
         partitions: Callable[[], Iterator[Partition]],
+        *,
+        is_new_copy: bool,
     ) -> None:
         """Complete the prepared transactions and abort all others, durably.
 
-        Called once, at the opening. `find` returns a partition by topic id and number. Raises
-        CorruptLog if a partition ends before the offset that a Prepare recorded as durable.
+        Called once, at the opening.
+
+        Args:
+            find: Returns a partition by topic id and number.
+            partitions: Returns all partitions.
+            is_new_copy: True if nobody has read this copy of a log yet.
+
+        Raises:
+            CorruptLog: A partition ends before the offset that a Prepare recorded as durable.
         """
         records = self._log.load()
         highest = max((max(p.producers.entries, default=-1) for p in partitions()), default=-1)
@@ -468,7 +477,7 @@ class Coordinator:
         completed = []
         for name, record in records.items():
             if record.state == "prepare":
-                touched |= _complete(record, find)
+                touched |= _complete(record, find, is_new_copy=is_new_copy)
                 completed.append((name, _as_complete(record)))
         for partition in partitions():
             touched |= _abort_open(partition)
@@ -484,9 +493,16 @@ class Coordinator:
 
 
 def _complete(
-    record: TransactionRecord, find: Callable[[str, int], Partition | None]
+    record: TransactionRecord,
+    find: Callable[[str, int], Partition | None],
+    *,
+    is_new_copy: bool,
 ) -> set[Partition]:
-    """Write the commit markers of a prepared transaction that are missing after a crash."""
+    """Write the commit markers of a prepared transaction that are missing after a crash.
+
+    Readers of the log may have seen such a marker, so it has its old leader epoch. In a new copy it
+    gets one of the copy, because the original may have written anything at this offset meanwhile.
+    """
     successor = ProducerIdentity(record.producer_id, record.next_epoch)
     touched = set()
     for prepared in record.partitions:
@@ -499,7 +515,7 @@ def _complete(
                 f"{partition.log_end}, but a committed transaction reaches to {prepared.end}; {REPAIR}"
             )
         if partition.producers.epoch(record.producer_id) < record.next_epoch:
-            partition.append_marker(successor, commit=True, recovery=True)
+            partition.append_marker(successor, commit=True, recovery=not is_new_copy)
             touched.add(partition)
     return touched
 

@@ -56,6 +56,8 @@ class FolderMeta(msgspec.Struct):
     None if an older version created it, or if the storage cannot tell folders apart."""
     ancestors: list[Ancestor] = []
     """Most recent ancestors, the nearest one last."""
+    is_new_copy: bool = False
+    """True for a copy until its first opening has completed recovery."""
 
     def is_of(self, folder: Identity | None) -> bool:
         """Return True if this document was written for `folder`, and not copied into it.
@@ -73,7 +75,7 @@ class FolderMeta(msgspec.Struct):
     def of_copy(self, new_id: str, now_ms: int) -> FolderMeta:
         """Return the document for a copy of this log."""
         ancestors = [*self.ancestors, Ancestor(self.log_id, now_ms)][-MAX_ANCESTORS:]
-        return msgspec.structs.replace(self, log_id=new_id, ancestors=ancestors)
+        return msgspec.structs.replace(self, log_id=new_id, ancestors=ancestors, is_new_copy=True)
 
 
 def folder_meta(environment: LogContext) -> FolderMeta:
@@ -93,6 +95,13 @@ def folder_meta(environment: LogContext) -> FolderMeta:
         meta = FolderMeta(clock.new_id(), clock.now_ms(), folder=storage.identity())
         document.save(storage, FOLDER_META, FOLDER_KIND, meta)
         return meta
+
+
+def note_recovered(storage: Storage, meta: FolderMeta) -> None:
+    """Record that the log has been recovered, if it was a new copy. Raises StorageFailed."""
+    if meta.is_new_copy:
+        meta.is_new_copy = False
+        document.save(storage, FOLDER_META, FOLDER_KIND, meta)
 
 
 def _in_its_folder(environment: LogContext, meta: FolderMeta) -> FolderMeta:

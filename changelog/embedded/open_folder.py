@@ -106,7 +106,10 @@ class OpenFolder:
         offsets = GroupOffsets(self._system_partition(CONSUMER_OFFSETS), self.catalog.has_id)
         log = TransactionLog(self._system_partition(TRANSACTION_STATE))
         self.coordinator = Coordinator(environment, log, offsets.ended)
-        self.coordinator.recover(self.catalog.partition_by_id, self.partitions)
+        self.coordinator.recover(
+            self.catalog.partition_by_id, self.partitions, is_new_copy=self.meta.is_new_copy
+        )
+        folder.note_recovered(storage, self.meta)
         offsets.load()  # after recovery, which has ended all open transactions
         self.offsets = offsets
         self.groups = GroupCoordinator(environment.clock, self._partition_count)

@@ -209,9 +209,9 @@ class Partition:
         `producer` carries the producer's *next* epoch, so late batches of the ended transaction are
         fenced.
 
-        `recovery` is True when a committed transaction is completed after opening. Readers may have
-        seen its marker before a crash lost it, so the marker is written again in the same leader
-        epoch.
+        `recovery` is True when a committed transaction is completed after opening, unless the log
+        is a new copy. Readers may have seen its marker before a crash lost it, so the marker is
+        written again in the same leader epoch.
 
         Return the marker's offset, and True if it is visible already. A commit marker may be
         visible before its fsync, because the Prepare is durable and recovery would write the marker

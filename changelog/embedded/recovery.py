@@ -14,7 +14,8 @@
 6. After an unclean stop the log continues at the reserved end if readers may have seen offsets up
    to there. Then a new leader epoch begins at once. Otherwise the first append begins it
    (Partition._begin_epoch_by_append). Markers of committed transactions are written again in the
-   epoch before, because readers may have seen them there before they were lost.
+   epoch before, because readers may have seen them there before they were lost. A new copy of a log
+   has had no readers, so its markers are in an epoch of its own.
 """
 
 from __future__ import annotations
