@@ -331,6 +331,56 @@ def test_a_handler_sees_its_own_record_and_time(asking: Asking, eventually: Even
     assert seen == [(2, 2, 3_000), (1, 1, 3_000), (0, 0, 1_000)]
 
 
+class Timed:
+    """An app with timers whose concurrent handlers note their record and its stream time."""
+
+    def __init__(self, log: Path) -> None:
+        self.gates = Gates()
+        self.seen: list[tuple[int, int]] = []
+        self.app = sl.App("app", log=log, commit_interval_ms=20)
+        self.words = self.app.topic("words", key=str, value=int)
+
+        @self.app.task(self.words, name="note", concurrency=2)
+        async def note(record: sl.Record[str, int]) -> None:
+            self.seen.append((record.value, sl.current_task().stream_time))
+            await self.gates.wait(record.value)
+
+        @self.app.on_timer("note")
+        def fire(name: str) -> None:
+            """Do nothing."""
+
+
+def test_a_handler_of_a_late_record_sees_the_stream_time_of_an_earlier_run(tmp_path: Path) -> None:
+    for value, timestamp in ((0, 5_000), (1, 2_000)):
+        timed = Timed(tmp_path / "log")
+        timed.gates.open_all()
+        with timed.app:
+            timed.words.append([("a", value, timestamp)])
+            timed.app.run(until="idle", progress=False)
+        assert timed.seen == [(value, 5_000)]
+
+
+def test_a_repeated_handler_does_not_see_the_time_of_a_later_record(
+    tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, aborted = WorkerSession.commit, threading.Event()
+
+    def abort_once(session: WorkerSession, instances: Any) -> None:
+        if not aborted.is_set():
+            aborted.set()
+            raise sl.TransactionAborted("for this test")
+        commit(session, instances)
+
+    monkeypatch.setattr(WorkerSession, "commit", abort_once)
+    timed = Timed(tmp_path / "log")
+    timed.gates.open(0)
+    timed.words.append([("a", 0, 1_000), ("b", 1, 9_000)])
+    with timed.app, running(timed.app, timed.gates):
+        eventually(lambda: len(timed.seen) == 4, what="the second attempts")
+        timed.gates.open_all()
+    assert timed.seen == [(0, 1_000), (1, 9_000)] * 2
+
+
 def test_what_a_handler_leaves_running_cannot_write(tmp_path: Path) -> None:
     app = sl.App("app", log=tmp_path / "log")
     words, out = app.topic("words", key=str, value=int), app.topic("out", key=str, value=int)
