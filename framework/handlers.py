@@ -155,7 +155,7 @@ def _defines(kind: type, *names: str) -> bool:
 def _is_array(value: Any) -> bool:
     """Return True for arrays and tables whose values are in memory; a lazy frame is none."""
     if isinstance(value, np.ndarray):
-        return value.dtype.kind != "O"
+        return bool(value.dtype.kind != "O")
     if isinstance(value, _ARROW):
         return True
     polars = sys.modules.get("polars")

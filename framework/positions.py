@@ -20,7 +20,6 @@ from typing import NamedTuple
 import msgspec
 
 from strandline.changelog.decoding import json_decoder
-from strandline.changelog.depth import check_json
 from strandline.changelog.errors import UNREADABLE, OffsetOutOfRange
 from strandline.changelog.records import CommittedOffset, PartitionOffsets, TopicPartition
 
@@ -145,7 +144,6 @@ def _read(metadata: str) -> _Metadata:
     if not metadata:
         return _Metadata()
     try:
-        check_json(metadata)
         return _decode(metadata)
     except UNREADABLE:
         return _Metadata()

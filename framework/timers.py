@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from strandline.changelog.decoding import msgpack_value
 from strandline.changelog.depth import check_msgpack
 from strandline.changelog.errors import InvalidRecord, InvalidRequest
 from strandline.statestore.typed_store import TypedStore
@@ -66,7 +67,7 @@ class Timers:
         if found is None:
             return None
         at, packed = found
-        return DueTimer(clock, packed, at, _tuples(msgspec.msgpack.decode(packed)))
+        return DueTimer(clock, packed, at, _tuples(msgpack_value(packed)))
 
     def _next(self, clock: ClockName, until: int) -> tuple[int, bytes] | None:
         """Return time and packed name of the next timer up to `until` (ms); None if there is none.

@@ -21,8 +21,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from strandline.changelog.decoding import json_decoder
-from strandline.changelog.depth import check_json
+from strandline.changelog.decoding import json_decoder, json_value
 from strandline.changelog.errors import UNREADABLE, CorruptLog, FutureFormat, InvalidRequest
 from strandline.statestore.key_types import key_accepts, key_from_wire, key_to_wire
 from strandline.statestore.serdes import Bytes, MessagePack, TypedMessagePack, value_serde
@@ -83,7 +82,6 @@ class Declaration(msgspec.Struct, kw_only=True, omit_defaults=True):
     def from_bytes(data: bytes) -> Declaration:
         """Read a recorded document. Raises FutureFormat, CorruptLog."""
         try:
-            check_json(data)
             found = _decode(data)
         except UNREADABLE as error:
             version = _format_of(data)
@@ -275,8 +273,7 @@ def _checked(found: Declaration) -> Declaration:
 def _format_of(data: bytes) -> int:
     """Return the format version of a document; 0 if it has none."""
     try:
-        check_json(data)
-        found = msgspec.json.decode(data)
+        found = json_value(data)
     except UNREADABLE:
         return 0
     version = found.get("format", FORMAT) if isinstance(found, dict) else 0

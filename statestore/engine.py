@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from strandline.changelog.decoding import msgpack_value
 from strandline.changelog.errors import UNREADABLE, CorruptLog, FutureFormat
 from strandline.changelog.history import HistoryEpoch
 from strandline.statestore.ranges import NO_RANGES, DeletedRanges
@@ -72,7 +73,7 @@ class StorePosition:
         7
         """
         try:
-            version, *rest = msgspec.msgpack.decode(data)
+            version, *rest = msgpack_value(data)
             if version > FORMAT:
                 raise FutureFormat(
                     f"a state folder has format {version}, this version reads up to {FORMAT}; "

@@ -25,7 +25,6 @@ from strandline.changelog.client.asking_again import commit_until_known
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.clock import Clock
 from strandline.changelog.decoding import json_decoder
-from strandline.changelog.depth import check_json
 from strandline.changelog.errors import (
     UNREADABLE,
     CorruptLog,
@@ -176,7 +175,6 @@ def append_at_once(
 
 def _rewritten(data: bytes) -> RewriteProgress:
     try:
-        check_json(data)
         return _decode(data)
     except UNREADABLE as error:
         raise CorruptLog(f"a recorded progress of rewriting is damaged: {error}") from error

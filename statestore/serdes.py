@@ -29,7 +29,7 @@ from uuid import UUID
 
 import msgspec
 
-from strandline.changelog.decoding import msgpack_decoder
+from strandline.changelog.decoding import unchecked_msgpack_decoder
 from strandline.changelog.depth import MAX_DEPTH, check_msgpack
 from strandline.changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
 
@@ -115,13 +115,13 @@ class TypedMessagePack(Generic[T]):
     def __init__(self, declared: Any) -> None:
         self.declared = declared
         try:
-            self._decode: Callable[[bytes], T] = msgpack_decoder(declared).decode
+            self._decode: Callable[[bytes], T] = unchecked_msgpack_decoder(declared).decode
         except TypeError as error:
             raise InvalidConfig(
                 f"{_name(declared)} cannot be a type of value: {error}; "
                 "use a dataclass, a msgspec.Struct, a scalar, or pass serde="
             ) from error
-        self._decode_all = msgpack_decoder(list[declared]).decode
+        self._decode_all = unchecked_msgpack_decoder(list[declared]).decode
 
     dumps = staticmethod(_packed)
 
@@ -341,4 +341,4 @@ _IMMUTABLE = (
     *(datetime, date, time, timedelta, Decimal, UUID),
 )
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgpack_decoder(Any, ext_hook=_decode_extension).decode
+_decode = unchecked_msgpack_decoder(Any, ext_hook=_decode_extension).decode

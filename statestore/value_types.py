@@ -28,6 +28,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from strandline.changelog.decoding import json_value
+
 Node = dict[str, Any]
 
 MISSING = object()
@@ -348,8 +350,8 @@ def _limits(info: Any) -> Node:
 def _plain(value: Any) -> Any:
     """Return a default in its JSON form; the `repr` of an object that has none."""
     try:
-        return msgspec.json.decode(msgspec.json.encode(value))
-    except (TypeError, msgspec.MsgspecError):
+        return json_value(msgspec.json.encode(value))
+    except (TypeError, RecursionError, msgspec.MsgspecError):
         return repr(value)
 
 

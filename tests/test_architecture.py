@@ -222,6 +222,26 @@ def decoding_by_itself(module: Path) -> set[str]:
     return found
 
 
+def decoding_unchecked(module: Path) -> set[str]:
+    """Return decoding without a check of the depth, which a nested value would end."""
+    if module == DECODING:
+        return set()
+    tree = ast.parse((ROOT / module).read_text())
+    calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    found = calls & {"msgspec.json.decode", "msgspec.msgpack.decode"}
+    taken = {
+        name.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+    unchecked = {name for name in taken if name.startswith("unchecked_")}
+    checks_itself = "strandline.changelog.depth" in taken.values() or module in FLAT
+    return found | (set() if checks_itself else unchecked)
+
+
+FLAT = {Path("changelog/embedded/frame.py"), Path("framework/formats/codecs.py")}
+"""Modules that decode lists of scalars only, in which a nested value is an error at once."""
 DECODING = Path("changelog/decoding.py")
 """Module that builds decoders, one at a time."""
 
@@ -257,6 +277,11 @@ def test_everything_else_that_is_imported_is_a_declared_dependency() -> None:
 def test_typed_decoders_are_built_in_one_place() -> None:
     """Two threads that use a type for the first time crash the process: docs/upstream.md."""
     assert offenders(decoding_by_itself) == {}
+
+
+def test_the_depth_of_every_value_is_checked_before_it_is_decoded() -> None:
+    """A deeply nested value overflows the stack of a thread and ends the process."""
+    assert offenders(decoding_unchecked) == {}
 
 
 def code_lines(node: ast.AST, source: str) -> int:
@@ -416,6 +441,10 @@ def test_the_rules_can_be_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "framework/app.py").unlink()
     (tmp_path / "changelog/bad.py").write_text("msgspec.json.decode(data, type=Entry)\n")
     assert decoding_by_itself(Path("changelog/bad.py")) == {"line 1: msgspec.json.decode"}
+    assert decoding_unchecked(Path("changelog/bad.py")) == {"msgspec.json.decode"}
+    unchecked = "from strandline.changelog.decoding import unchecked_json_decoder\n"
+    (tmp_path / "changelog/bad.py").write_text(unchecked)
+    assert decoding_unchecked(Path("changelog/bad.py")) == {"unchecked_json_decoder"}
     (tmp_path / "changelog/bad.py").write_text("class Large:\n" + "    x = 1\n    # y\n" * 300)
     assert too_large(Path("changelog/bad.py")) == {"Large"}
     assert shared_names([Path("changelog/bad.py"), Path("changelog/bad.py")]) == {

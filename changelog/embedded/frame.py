@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.changelog.arrays import binaries, int64s
-from strandline.changelog.decoding import msgpack_decoder
+from strandline.changelog.decoding import unchecked_msgpack_decoder
 from strandline.changelog.embedded.format import (
     HEADER_SIZE,
     VERSION,
@@ -82,7 +82,7 @@ class _Rows(msgspec.Struct, array_like=True):
 
 
 _encode_rows = msgspec.msgpack.Encoder().encode
-_decode_rows = msgpack_decoder(_Rows).decode
+_decode_rows = unchecked_msgpack_decoder(_Rows).decode
 
 
 def encode(

@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 
 from strandline.changelog import errors
-from strandline.changelog.decoding import converter, msgpack_decoder
+from strandline.changelog.decoding import converter, msgpack_value, unchecked_msgpack_decoder
 from strandline.changelog.depth import check_msgpack
 from strandline.changelog.embedded.aborted import AbortedTransactions
 from strandline.changelog.embedded.view import RecordView
@@ -216,8 +216,7 @@ def check_version(hello: Any) -> SessionHello:
     """Return a client's hello. Raises InvalidRequest if it has another protocol version."""
     try:
         start = memoryview(hello)[:MAX_ERROR_CHARS]
-        check_msgpack(start)
-        version = msgspec.msgpack.decode(start)[0]
+        version = msgpack_value(start)[0]
     except (LookupError, TypeError, *UNREADABLE):
         version = None
     if version != WIRE_VERSION:
@@ -284,4 +283,4 @@ _ENDED = converter(list[EndedTransaction])
 
 @cache
 def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgpack_decoder(kind, dec_hook=_from_wire)
+    return unchecked_msgpack_decoder(kind, dec_hook=_from_wire)

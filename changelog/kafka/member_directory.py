@@ -17,7 +17,6 @@ import msgspec
 import pyarrow as pa
 
 from strandline.changelog.decoding import json_decoder
-from strandline.changelog.depth import check_json
 from strandline.changelog.errors import TopicExists, UnknownTopic
 from strandline.changelog.kafka.connection import KafkaConnection
 from strandline.changelog.kafka.copartitioning import members_topic
@@ -89,7 +88,6 @@ class MemberDirectory:
             for key, value in self._records(where):
                 entries.pop(key, None)  # a later record moves the member to the end
                 if value is not None:
-                    check_json(value)
                     entries[key] = _decode(value)
         except UnknownTopic:
             return {}

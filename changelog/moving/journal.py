@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
 
@@ -263,7 +263,7 @@ class Journal:
                     yield _decoded(record.value, record.offset)
 
 
-_decode: Callable[[bytes], Entry] = msgpack_decoder(Entry).decode
+_decode: Callable[[bytes], Entry] = msgpack_decoder(cast("type[Entry]", Entry)).decode
 
 
 def _decoded(value: bytes, offset: int) -> Entry:

@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from strandline.changelog.client.keys import encode_key
-from strandline.changelog.depth import check_json
+from strandline.changelog.decoding import json_value
 from strandline.changelog.errors import InvalidRecord, StrandlineError
 from strandline.framework.cli.json_values import json_line, plain, unplain
 
@@ -128,8 +128,7 @@ def _shown_value(data: bytes, form: ValueForm) -> Any:
     if form == "text":
         return data.decode()
     if form == "json":
-        check_json(data)
-        return msgspec.json.decode(data)
+        return json_value(data)
     if form == "msgpack":
         return plain(_msgpack().loads(data))
     try:

@@ -15,7 +15,6 @@ import typer
 from strandline.changelog.client.accumulator import RecordMetadata
 from strandline.changelog.client.columns import struct_of
 from strandline.changelog.decoding import json_decoder
-from strandline.changelog.depth import check_json
 from strandline.changelog.errors import InvalidRecord, StrandlineError
 from strandline.changelog.records import TopicInfo
 from strandline.framework.cli import output
@@ -185,7 +184,6 @@ _decode = json_decoder(InputLine).decode
 
 def _parse(text: bytes) -> InputLine:
     try:
-        check_json(text)
         return _decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRecord(

@@ -17,7 +17,7 @@ import msgspec
 import typer
 
 from strandline.changelog.broker import Broker
-from strandline.changelog.depth import check_json
+from strandline.changelog.decoding import json_value
 from strandline.changelog.errors import (
     InvalidRecord,
     InvalidRequest,
@@ -211,8 +211,7 @@ def encoded_keys(text: str) -> Iterator[bytes]:
     """
     candidates: list[Any] = [text, text.encode(errors="surrogateescape")]
     with contextlib.suppress(msgspec.MsgspecError, RecursionError):
-        check_json(text)
-        candidates.append(_tuples(msgspec.json.decode(text)))
+        candidates.append(_tuples(json_value(text)))
     for candidate in candidates:
         try:
             codec = codec_of(candidate)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from strandline.framework.container.slices import MAX_ROUND_S, SLICE_SECONDS
 
-FIRST_BATCH_RECORDS = 4_096
-"""Number of records in the first batch."""
+FIRST_BATCH_RECORDS = 256
+"""Number of records in the first batch. Nothing is known about the handler then, and a worker whose
+batch takes longer than max_poll_interval_ms loses its partitions and begins again with this one."""
 MAX_BATCH_RECORDS = 262_144
 """Maximum number of records in a batch, which bounds the memory of a step."""
 MAX_GROWTH = 4
@@ -26,6 +27,8 @@ class BatchSize:
     """Number of records that take about as long as a slice.
 
     >>> size = BatchSize()
+    >>> size.records
+    256
     >>> size.took(0.5, 4_096)
     >>> size.records
     409

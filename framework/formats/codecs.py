@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.changelog.client.keys import is_bytes, is_text
-from strandline.changelog.decoding import msgpack_decoder
+from strandline.changelog.decoding import unchecked_msgpack_decoder
 from strandline.changelog.errors import UNREADABLE, InvalidRecord, StrandlineError
 from strandline.framework.formats.schema import Row, RowType
 from strandline.statestore.packing import pack_ints
@@ -164,7 +164,7 @@ class PackCodec:
     def __init__(self, kind: type) -> None:
         self.exact: type | None = kind
         self._serde = value_serde(kind)
-        self._decode_all = msgpack_decoder(list[kind]).decode  # type: ignore[valid-type]
+        self._decode_all = unchecked_msgpack_decoder(list[kind]).decode  # type: ignore[valid-type]
 
     def item(self, value: Any) -> Any:
         if value is None or self.exact is None:

@@ -25,7 +25,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.changelog.decoding import json_decoder
+from strandline.changelog.decoding import unchecked_json_decoder
 from strandline.changelog.depth import check_all_json, check_json
 from strandline.changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
 from strandline.framework.formats.codecs import Codec, SerdeCodec, TypedCodec
@@ -233,7 +233,7 @@ def _base64(array: pa.BinaryArray) -> pa.Array:
 
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     try:
-        return json_decoder(kind)
+        return unchecked_json_decoder(kind)
     except TypeError as error:
         raise InvalidConfig(f"{kind!r} has no form in JSON: {error}; use another serde") from error
 

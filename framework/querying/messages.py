@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from strandline.changelog.decoding import msgpack_decoder
+from strandline.changelog.decoding import unchecked_msgpack_decoder
 from strandline.changelog.depth import check_msgpack
 from strandline.changelog.errors import UNREADABLE, InvalidRequest
 from strandline.changelog.history import UNKNOWN_EPOCH
@@ -264,7 +264,7 @@ def _whole(
 
 @cache
 def _decoder(kinds: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgpack_decoder(kinds)
+    return unchecked_msgpack_decoder(kinds)
 
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -46,10 +46,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-import msgspec
-
 from strandline.changelog.decoding import json_decoder
-from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.errors import UNREADABLE, InvalidConfig
 from strandline.changelog.secret import masked
 from strandline.framework.spark.option_values import count_of, flag_of, known_name, log_path
 
@@ -306,7 +304,7 @@ def _numbers(text: str, wanted: str) -> Numbers:
     """Return JSON of numbers by topic and partition. Raise InvalidConfig, beginning with `wanted`."""
     try:
         return _decode_offsets(text)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         raise InvalidConfig(f'{wanted} {{"topic": {{"0": 23}}}}, got {text!r} ({error})') from error
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
-from strandline.changelog.errors import StrandlineError
+from strandline.changelog.decoding import json_value
+from strandline.changelog.errors import UNREADABLE, StrandlineError
 from strandline.changelog.records import TopicPartition
 from strandline.framework.spark.offsets import Positions, from_json
 
@@ -44,8 +43,6 @@ def lag(progress: Mapping[str, Any] | None) -> dict[TopicPartition, int]:
 def _positions(stored: Any) -> Positions:
     """Return the positions that a source of this package has reported; none of another source."""
     try:
-        return from_json(
-            msgspec.json.decode(stored) if isinstance(stored, str) else stored
-        ).positions
-    except (AttributeError, StrandlineError, msgspec.DecodeError):
+        return from_json(json_value(stored) if isinstance(stored, str) else stored).positions
+    except (AttributeError, StrandlineError, *UNREADABLE):
         return {}

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from strandline.changelog.decoding import known_json_decoder
+from strandline.changelog.decoding import CheckedDecoder, known_json_decoder
 from strandline.changelog.errors import UNREADABLE
 from strandline.framework.peers import Deadline, receive
 from strandline.framework.supervisor.slots import WorkerRow
@@ -96,7 +96,7 @@ def encoded_message(message: SlotMessage) -> bytes:
 
 def decoded_message(line: bytes) -> SlotMessage:
     """Return the message in a line. Raises ConnectionRefused."""
-    decoder: msgspec.json.Decoder[SlotMessage] = known_json_decoder(SlotMessage)
+    decoder: CheckedDecoder[SlotMessage] = known_json_decoder(SlotMessage)
     try:
         return decoder.decode(line)
     except UNREADABLE as error:

@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from strandline.changelog.clock import SystemClock
-from strandline.changelog.decoding import known_json_decoder
+from strandline.changelog.decoding import CheckedDecoder, known_json_decoder
 from strandline.changelog.flight.background import environment
 from strandline.changelog.hosts import HostPort
 from strandline.framework.spark.slot_link import DriverLink
@@ -83,7 +83,7 @@ def run_slot(document: bytes, worker: int, attempt: int) -> None:
     Raises:
         SlotFailed: The worker cannot be kept alive here, or the driver is gone.
     """
-    decoder: msgspec.json.Decoder[SlotTask] = known_json_decoder(SlotTask)
+    decoder: CheckedDecoder[SlotTask] = known_json_decoder(SlotTask)
     task, host = decoder.decode(document), socket.gethostname()
     # A pause before a failure, which grows because Spark starts the next attempt at once.
     pause = Backoff().pause(attempt + 1, 0.5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from strandline.changelog.decoding import json_decoder
+from strandline.changelog.errors import UNREADABLE
 
 
 class RestoringStatus(msgspec.Struct, frozen=True):
@@ -49,5 +50,5 @@ def decoded(line: str) -> WorkerReport | None:
     """Return the report in a line; None if the line is incomplete because the process ended."""
     try:
         return _decode(line)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
-from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.decoding import json_value
+from strandline.changelog.errors import UNREADABLE, InvalidConfig
 from strandline.statestore.aggregates.aggregate import Aggregate
 from strandline.statestore.aggregates.distinct import DistinctCount
 from strandline.statestore.aggregates.numeric import Count, Deviation, Max, Mean, Min, Sum, Variance
@@ -328,12 +327,12 @@ def recorded(described: str, column: str | None) -> Aggregate:
     """
     kind, _, settings = described.partition(" ")
     try:
-        given = msgspec.json.decode(settings) if settings else {}
+        given = json_value(settings) if settings else {}
         if given.pop("approx", False):
             return DistinctSketch(column)
         return _KINDS[kind](column, **given)
-    except (KeyError, TypeError, AttributeError, msgspec.DecodeError) as error:
-        raise InvalidConfig(f"unknown aggregate {described!r}; use a later version") from error
+    except (KeyError, TypeError, AttributeError, *UNREADABLE) as error:
+        raise InvalidConfig(f"unknown aggregate {described!r:.200}; use a later version") from error
 
 
 def _check_positive(name: str, value: Any) -> None:

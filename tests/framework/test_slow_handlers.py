@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -211,3 +213,24 @@ def test_a_guard_that_was_never_needed_has_no_thread() -> None:
     guard.end()
     guard.close()
     assert threading.active_count() == before
+
+
+def test_a_batch_task_that_is_slow_for_each_record_makes_progress_on_a_backlog(
+    tmp_path: Path,
+) -> None:
+    """A first batch of all records would take longer than the worker may spend on a call."""
+    app = sl.App("app", log=tmp_path / "log", max_poll_interval_ms=1_000, session_timeout_ms=1_000)
+    words, sizes = app.topic("words", key=str, value=int), list[int]()
+    counted = app.counter("counted")
+
+    @app.task(words, stores=[counted], batch=True)
+    def count(batch: sl.Batch) -> None:
+        sizes.append(len(batch))
+        time.sleep(0.001 * len(batch))
+        counted.add_batch(batch.keys)
+
+    with app:
+        words.append([("a", n) for n in range(3_000)])
+        app.run(until="idle", timeout=60, progress=False)
+        assert app.query(counted).to_dict() == {"a": 3_000}
+    assert sizes[0] == 256

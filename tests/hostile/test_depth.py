@@ -17,16 +17,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strandline as sl
+from strandline.changelog.decoding import known_json_decoder
 from strandline.changelog.depth import MAX_DEPTH, check_json, check_msgpack
+from strandline.changelog.embedded.folder import FolderMeta
 from strandline.changelog.errors import InvalidRecord, InvalidRequest
+from strandline.changelog.flight import endpoint
 from strandline.changelog.flight import messages as flight
 from strandline.framework.formats.avro import AvroSerde
 from strandline.framework.formats.choice import value_codec
 from strandline.framework.formats.json import JsonSerde
 from strandline.framework.formats.wire import SerdeUse
+from strandline.framework.offload.progress import from_json
 from strandline.framework.positions import _read
 from strandline.framework.querying import messages as queries
+from strandline.framework.spark import slot_messages
+from strandline.framework.supervisor import report
 from strandline.framework.testing import TestDriver
+from strandline.statestore.aggregates import recorded
+from strandline.statestore.engine import StorePosition
 from strandline.statestore.serdes import MessagePack, TypedMessagePack
 
 STACK_BYTES = 256 << 10
@@ -94,6 +102,21 @@ POISON: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
     "a query": (lambda data: queries.decode(data, queries.Request), b"\x93\xa3Get" + ARRAYS),
 }
 
+FIELD = b'{"x": ' + LISTS + b"}"
+ELSEWHERE: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
+    "CorruptLog in the note of an owner": (endpoint.parse, FIELD),
+    "CorruptLog in the position of a state folder": (StorePosition.from_bytes, ARRAYS),
+    "RecursionError in a document of a log": (known_json_decoder(FolderMeta).decode, FIELD),
+    "InvalidConfig in a description of aggregates": (
+        lambda data: recorded(data.decode(), "x"),
+        b"quantile " + LISTS,
+    ),
+    "ConnectionRefused in a message of a Spark task": (slot_messages.decoded_message, FIELD),
+    "CorruptLog in the progress of an offload": (lambda data: from_json(data.decode(), ""), FIELD),
+    "nothing in the report of a worker": (lambda data: report.decoded(data.decode()), FIELD),
+}
+"""Values that are no record's, and the errors that they cause."""
+
 
 def _json(kind: Any) -> Any:
     return value_codec(kind, JsonSerde(kind), SerdeUse("t", "value", None))
@@ -108,6 +131,13 @@ def survive() -> None:
                 decode(data)
             except InvalidRequest as error:  # includes InvalidRecord
                 sys.stdout.write(f"{name}: {type(error).__name__}\n")
+        for name, (decode, data) in ELSEWHERE.items():
+            caused = "nothing"
+            try:
+                decode(data)
+            except (sl.StrandlineError, slot_messages.ConnectionRefused, RecursionError) as error:
+                caused = type(error).__name__
+            assert name.partition(" ")[0] == caused, (name, caused)
         assert _read('{"tasks": ' + "[" * FAR).tasks == {}
         sys.stdout.write("alive\n")
 

@@ -15,7 +15,6 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.clock import Clock
 from strandline.changelog.decoding import json_decoder
-from strandline.changelog.depth import check_json
 from strandline.changelog.errors import (
     UNREADABLE,
     CorruptLog,
@@ -129,7 +128,6 @@ def transactional_id(sink_id: str) -> str:
 def _decoded(data: bytes, sink_id: str) -> CommittedBatch:
     where = f"the last batch of sink {sink_id!r} ({TOPIC})"
     try:
-        check_json(data)
         found = _decode(data)
     except UNREADABLE as error:
         raise CorruptLog(f"{where} is damaged: {error}") from error
