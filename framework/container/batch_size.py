@@ -46,7 +46,9 @@ class BatchSize:
         self._line.add(handled, seconds)
         if handled < self.records and seconds <= SLICE_SECONDS:
             return  # it says nothing about larger batches
-        most = handled if seconds > MAX_ROUND_S else MAX_GROWTH * handled
+        # A stall bends the line. At the pace of the last batch none takes longer than a round.
+        growth = min(MAX_GROWTH, max(1.0, MAX_ROUND_S / max(seconds, 1e-9)))
+        most = int(growth * handled)
         self.records = max(1, min(self._fitting(handled), most, MAX_BATCH_RECORDS))
 
     def _fitting(self, handled: int) -> int:
