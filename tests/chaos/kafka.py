@@ -17,13 +17,32 @@ from tests.chaos.field import Field, wait_for
 from tests.chaos.report import Report
 
 
+class Replicas:
+    """Replicas of all partitions of a cluster."""
+
+    def __init__(self, brokers: Sequence[Broker]) -> None:
+        self._admin = AdminClient({"bootstrap.servers": servers(brokers), "log_level": 0})
+
+    def are_in_sync(self) -> bool:
+        """Return True if all replicas of each partition are in sync."""
+        try:
+            topics = self._admin.list_topics(timeout=10).topics.values()
+        except KafkaException:
+            return False
+        return all(
+            sorted(partition.isrs) == sorted(partition.replicas)
+            for topic in topics
+            for partition in topic.partitions.values()
+        )
+
+
 class KafkaField(Field):
     """The field on a cluster of these brokers; stores are in `folder`."""
 
     def __init__(self, brokers: Sequence[Broker], folder: Path, said: Path, **options: Any) -> None:
         self.brokers = brokers
         self._folder = folder
-        self._admin = AdminClient({"bootstrap.servers": servers(brokers), "log_level": 0})
+        self._replicas = Replicas(brokers)
         url = f"kafka://{servers(brokers)}"
         super().__init__(changelog.open(url), url, said, typed=False, **options)
 
@@ -44,7 +63,9 @@ class KafkaField(Field):
 
     def check(self) -> list[str]:
         """Check that all replicas are in sync. Kafka itself would have to find anything else."""
-        return [] if self.is_replicated() else ["there are replicas that have fallen behind"]
+        return (
+            [] if self._replicas.are_in_sync() else ["there are replicas that have fallen behind"]
+        )
 
     def wait_for_outputs(self, timeout: float) -> None:
         """Wait until both stages have committed new outputs."""
@@ -58,19 +79,7 @@ class KafkaField(Field):
 
     def wait_for_replicas(self, timeout: float) -> None:
         """Wait until another broker may be struck."""
-        wait_for(self.is_replicated, timeout, "replicas that have caught up")
-
-    def is_replicated(self) -> bool:
-        """Return True if all replicas of each partition are in sync."""
-        try:
-            topics = self._admin.list_topics(timeout=10).topics.values()
-        except KafkaException:
-            return False
-        return all(
-            sorted(partition.isrs) == sorted(partition.replicas)
-            for topic in topics
-            for partition in topic.partitions.values()
-        )
+        wait_for(self._replicas.are_in_sync, timeout, "replicas that have caught up")
 
 
 class KafkaBlows(Blows):

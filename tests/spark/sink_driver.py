@@ -1,8 +1,8 @@
-"""A query that copies topic `in` to topic `out`: python sink_driver.py LOG CHECKPOINT MODE [SUFFIX].
+"""A query that copies topic `in` to topic `out`: python sink_driver.py LOG CHECKPOINT MODE.
 
-With the mode `end` it ends at the end of `in`, otherwise it runs until it is killed. SUFFIX is added
-to the names of the topics. Its tasks fail now and then
-and are repeated, and slow ones run twice at the same time.
+With the mode `end` it ends at the end of `in`, otherwise it runs until it is killed. Its tasks run in
+two executors, which are processes of their own. Some tasks fail and are repeated, and slow ones run
+twice at the same time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ import pyarrow as pa
 from strandline.framework.spark import session
 from tests.spark.conftest import SMALL
 
+MASTER = "local-cluster[2,1,512]"
+"""Two executors of one core and 512 MiB each."""
+
 REPEATING = {
+    "spark.executor.memory": "512m",
     "spark.speculation": "true",
     "spark.speculation.interval": "50ms",
     "spark.speculation.multiplier": "1.1",
@@ -37,16 +41,21 @@ def failing_by_chance(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBa
         raise RuntimeError("by chance")
 
 
-def main(log: str, checkpoint: str, mode: str, suffix: str = "") -> None:
-    spark = session("sink", master="local[2,4]", config=SMALL | REPEATING)
+def main(log: str, checkpoint: str, mode: str) -> None:
+    spark = session("sink", master=MASTER, config=SMALL | REPEATING)
     stream = (
         spark.readStream.format("strandline")
-        .options(subscribe=f"in{suffix}", startingOffsets="earliest", maxOffsetsPerTrigger="4000")
+        .options(
+            subscribe="in",
+            startingOffsets="earliest",
+            maxOffsetsPerTrigger="4000",
+            minPartitions="2",
+        )
         .load(log)
     )
     rows = stream.select("key", "value").mapInArrow(failing_by_chance, "key binary, value binary")
     writer = rows.writeStream.format("strandline").options(
-        topic=f"out{suffix}", checkpointLocation=checkpoint
+        topic="out", checkpointLocation=checkpoint
     )
     if mode == "end":
         writer.trigger(availableNow=True).start(log).awaitTermination()
