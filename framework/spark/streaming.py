@@ -17,6 +17,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from strandline.changelog.broker import Broker
+from strandline.changelog.errors import InvalidConfig, StrandlineError, UnknownPartition
 from strandline.changelog.pins import PinName, there
 from strandline.changelog.records import TopicInfo
 from strandline.framework.spark import changes, pinning, planning, reading, tables, versions
@@ -45,17 +46,27 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         self._last: Positions | None = None
         self._initial: Positions | None = None
         """Start of the query's first batch, if this is its first run."""
+        self._refused: StrandlineError | None = None
+        """Why the start that the options name cannot be used; None if it can."""
         self._holder = pinning.new_holder()
         """Name under which the query pins, unless the checkpoint has one."""
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the start of a new query."""
+        """Return the start of a new query.
+
+        Spark calls this again after a restart, until the first batch is committed. The batch has its
+        own start in the checkpoint then, and the options may not fit the topic any more: it may have
+        new partitions, which they do not name. So a start that cannot be used is an error only when
+        it is used.
+        """
         start = self._options.start_of_stream()
-        self._initial = reading.resolve(self._broker, start, self._ends(), "startingOffsets")
+        try:
+            self._initial = reading.resolve(self._broker, start, self._ends(), "startingOffsets")
+        except (InvalidConfig, UnknownPartition) as error:
+            self._refused = error
         self._reached = self._initial
-        return to_json(
-            QueryProgress(self._reached, self._holder if versions.HAS_ADMISSION_CONTROL else "")
-        )
+        holder = self._holder if versions.HAS_ADMISSION_CONTROL else ""
+        return to_json(QueryProgress(self._initial or {}, holder))
 
     def latestOffset(
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
@@ -67,6 +78,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         of its pins in the checkpoint either: batches are pinned when they are planned, and a later
         run does not find these pins.
         """
+        self._check_start()
         if start is None or limit is None:
             before, self._reached = self._reached, self._next(self._reached, self._limit)
             return to_json(QueryProgress(self._reached, since=self._since(before)))
@@ -96,7 +108,11 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the tasks that read the records between `start` and `end`."""
         until = from_json(end)
-        before = from_json(start).positions if until.since is None else until.since
+        if until.since is None:
+            self._check_start()
+            before = from_json(start).positions
+        else:
+            before, self._refused = until.since, None
         self._reached = until.positions
         if before == until.positions:
             return []
@@ -121,6 +137,11 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         if self._open is not None:
             self._open.close()
             self._open = None
+
+    def _check_start(self) -> None:
+        """Raise the error of a start that is to be used and cannot be."""
+        if self._refused is not None:
+            raise self._refused
 
     @property
     def _pins(self) -> bool:

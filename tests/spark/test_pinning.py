@@ -98,11 +98,11 @@ def rows(reader: Any, partitions: Any) -> list[tuple[bytes, bytes]]:
     ]
 
 
-def write(log: Owner, start: int, end: int) -> None:
+def write(log: Owner, start: int, end: int, partition: int = 0) -> None:
     """Write three keys, over and over, in segments of a few dozen records."""
     writer = Writer(log)
     for number in range(start, end):
-        writer.write([(b"k%d" % (number % 3), b"%d" % number)])
+        writer.write([(b"k%d" % (number % 3), b"%d" % number)], partition=partition)
 
 
 def numbers(start: int, end: int) -> list[tuple[bytes, bytes]]:
@@ -153,6 +153,43 @@ def test_the_first_batch_begins_at_the_same_offset_after_the_log_has_grown(
     second.commit(end)
     following = latest(second, end) if HAS_ADMISSION_CONTROL else second.latestOffset()
     assert rows(second, second.partitions(end, following)) == numbers(20, 30)
+
+
+def test_partitions_added_before_the_first_commit_are_read_from_their_beginning(
+    log: Owner,
+) -> None:
+    write(log, 0, 10)
+    given = {"startingOffsets": '{"t": {"0": 4}}'}
+    first = stream(**given)
+    start = first.initialOffset()
+    end = latest(first, start) if HAS_ADMISSION_CONTROL else first.latestOffset()
+    log.alter_topic("t", partitions=2)
+    write(log, 10, 20, partition=1)
+    second = stream(**given)
+    again = second.initialOffset()
+    assert rows(second, second.partitions(again, end)) == numbers(4, 10)
+    second.commit(end)
+    following = latest(second, end) if HAS_ADMISSION_CONTROL else second.latestOffset()
+    assert rows(second, second.partitions(end, following)) == numbers(10, 20)
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"startingOffsets": '{"t": {"0": 4}}'}, "must name every partition; missing: t-1"),
+        ({"startingOffsets": '{"t": {"0": 4, "1": 0, "2": 0}}'}, "not subscribed: t-2"),
+        ({"startingTimestamp": str(1 << 50)}, "all records of t-0 are before"),
+    ],
+)
+def test_a_start_that_does_not_fit_the_topic_fails_before_the_first_batch(
+    log: Owner, given: dict[str, str], error: str
+) -> None:
+    log.alter_topic("t", partitions=2)
+    write(log, 0, 10)
+    reader = stream(**given)
+    start = reader.initialOffset()
+    with pytest.raises(StrandlineError, match=error):
+        latest(reader, start) if HAS_ADMISSION_CONTROL else reader.latestOffset()
 
 
 @tells_start
