@@ -13,6 +13,13 @@ from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.segment import Segment
 from strandline.changelog.errors import OffsetOutOfRange
 
+ROLLED_BYTES = 256 << 10
+"""Minimum size in bytes of an active segment that `delete_records` rolls, to free it.
+
+A roll syncs some ten files. The records of a smaller segment are deleted by the new start of the log
+alone, and their bytes are freed with a later deletion, so many small deletions cost little.
+"""
+
 
 def expired_segments(
     segments: Sequence[Segment], config: TopicConfig, *, now_ms: int, stable_end: int
@@ -83,7 +90,7 @@ def delete_records(partition: Partition, before: int) -> list[Segment]:
         # cleaning may have removed the last records of its range.
         next_bases = [segment.base_offset for segment in partition.segments[1:]]
         count = sum(end <= before for end in [*next_bases, partition.log_end])
-        if count == len(partition.segments) and partition.segments[-1].size == 0:
+        if count == len(partition.segments) and partition.segments[-1].size < ROLLED_BYTES:
             count -= 1
         return _drop(partition, count, before)
 

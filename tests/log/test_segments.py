@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strandline.changelog.embedded import partition
+from strandline.changelog.embedded import partition, retention
 from strandline.changelog.embedded.format import HEADER_SIZE
 from strandline.changelog.errors import OffsetOutOfRange
 from strandline.changelog.layout import partition_folder
@@ -282,3 +282,23 @@ class TestDeleteRecords:
         assert world.owner.delete_records(T0, -1) == 2
         assert world.owner.delete_records(T0, 1) == 2
         assert world.values() == []
+
+    def test_small_deletions_at_the_end_write_one_file_and_large_ones_free_their_segment(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world = world_with()
+        client = Client(world)
+        monkeypatch.setattr(retention, "ROLLED_BYTES", 2_000)
+        names, sizes = set[str](), list[int]()
+        for number in range(20):
+            client.append(b"%0200d" % number)
+            world.owner.delete_records(T0, -1)
+            assert world.values() == []
+            active = max(segment_paths(world))
+            names.add(active)
+            sizes.append(world.storage.open(active).size())
+        assert 1 < len(names) < 10
+        assert max(sizes) < 2_000
+        world.crash()
+        client.append(b"later")
+        assert world.values() == [b"later"]

@@ -18,6 +18,7 @@ from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import InvalidConfig, SchemaMismatch, UnknownTopic
 from strandline.changelog.scan import MIN_PARTITION_BYTES
 from strandline.changelog.storage import LocalStorage, MemoryStorage
+from strandline.framework.spark.writing import commit as commits
 from strandline.framework.spark.writing import staging
 from strandline.framework.spark.writing.replacement import Replacement
 from strandline.framework.spark.writing.sinks import TOPIC, transactional_id
@@ -285,3 +286,30 @@ def test_a_short_range_is_read_without_much_of_what_follows(
     sink.commit(0, staged)
     assert max(sizes) <= MIN_PARTITION_BYTES
     assert values(owner) == once(0, 5)
+
+
+@pytest.mark.parametrize(("fetch_bytes", "reads"), [(1, 240), (500, 60), (commits.FETCH_BYTES, 1)])
+def test_ranges_of_many_tasks_are_read_together_and_written_in_their_order(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch, fetch_bytes: int, reads: int
+) -> None:
+    sink, tasks, fetches = Sink(owner), 20, list[str]()
+    stagers = [Stager(owner, sink.options, sink.name, owner.topic("t")) for _ in range(tasks)]
+    for part in range(3):  # tasks stage at the same time, so their ranges alternate
+        for task in reversed(range(tasks)):
+            texts = [f"v{100 * task + 10 * part + row}" for row in range(4)]
+            stagers[task].write(pa.record_batch([["k"] * 4, texts], schema=ROWS))
+    real = owner.fetch
+
+    def noted(positions: Any, **named: Any) -> Any:
+        fetches.extend(tp.topic for tp in positions)
+        return real(positions, **named)
+
+    monkeypatch.setattr(owner, "fetch", noted)
+    monkeypatch.setattr(commits, "FETCH_BYTES", fetch_bytes)
+    sink.commit(0, [topic for each in stagers for topic in each.finish()])
+    assert sum(topic.startswith(PREFIX) for topic in fetches) == reads
+    found = [record.value for batch in batches(owner, "t") for record in batch.records()]
+    wanted = [
+        100 * task + 10 * p + row for task in range(tasks) for p in range(3) for row in range(4)
+    ]
+    assert found == [b"v%d" % number for number in wanted]

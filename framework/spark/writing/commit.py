@@ -6,8 +6,10 @@ the next commit of the sink completes or aborts (step 2), staged rows that nobod
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.asking_again import commit_until_known
@@ -30,7 +32,7 @@ from strandline.framework.spark.writing.sinks import Sinks, transactional_id
 from strandline.framework.spark.writing.staging import SinkName, StagedRange, StagedTopic
 
 FETCH_BYTES = 16 << 20
-"""Maximum of bytes of staged rows that are read at a time, and less for a short range."""
+"""Maximum of bytes of staged rows that are read at a time, and less for short ranges."""
 APPEND_ROWS = 1 << 17
 """Number of rows from which staged batches are appended; smaller ones are combined."""
 MIN_TIMEOUT_MS = 30_000
@@ -233,18 +235,23 @@ class SinkCommit:
     def _rows(
         self, staged: StagedTopic, number: int, ranges: list[StagedRange], row_bytes: int
     ) -> Iterator[Batch]:
-        """Yield staged rows. Raise OffsetOutOfRange unless all of them are there."""
+        """Yield staged rows in the order of their ranges.
+
+        Raises OffsetOutOfRange unless all of them are there.
+        """
         tp = TopicPartition(staged.staging, number)
-        for start, end in ranges:
-            found, size = 0, min(FETCH_BYTES, (end - start) * row_bytes)
-            for batch in scan_batches(self._broker, {tp: start}, {tp: end}, max_bytes=size):
-                found += len(batch)
-                yield batch
-            if found != end - start:
-                raise OffsetOutOfRange(
-                    f"{tp} has {found} of {end - start} staged rows from offset {start} on; write "
-                    "them again"
-                )
+        for group in _together(ranges, max(1, FETCH_BYTES // row_bytes)):
+            start, end = min(each.start for each in group), max(each.end for each in group)
+            size = min(FETCH_BYTES, (end - start) * row_bytes)
+            batches = list(scan_batches(self._broker, {tp: start}, {tp: end}, max_bytes=size))
+            for each in group:
+                found = _within(batches, each)
+                if (rows := sum(map(len, found))) != each.end - each.start:
+                    raise OffsetOutOfRange(
+                        f"{tp} has {rows} of {each.end - each.start} staged rows from offset "
+                        f"{each.start} on; write them again"
+                    )
+                yield from found
 
     def _clean(self, staged: list[StagedTopic], ends: Mapping[TopicPartition, int]) -> None:
         """Delete staged rows that nobody needs any more."""
@@ -265,6 +272,37 @@ def _by_target(staged: list[StagedTopic]) -> Iterable[StagedTopic]:
         for number, ranges in each.ranges.items():
             whole.ranges.setdefault(number, []).extend(ranges)
     return found.values()
+
+
+def _together(ranges: list[StagedRange], offsets: int) -> Iterator[list[StagedRange]]:
+    """Yield ranges in their order, in groups that are read at once.
+
+    A group covers at most so many offsets, with those between its ranges. Tasks that stage at the
+    same time have ranges next to each other, so many small ranges are one group. A range of more
+    offsets is divided.
+
+    >>> list(_together([StagedRange(3, 5), StagedRange(0, 3), StagedRange(5, 12)], 5))
+    [[StagedRange(start=3, end=5), StagedRange(start=0, end=3)], [StagedRange(start=5, end=10)], [StagedRange(start=10, end=12)]]
+    """
+    group: list[StagedRange] = []
+    first = last = 0
+    for whole in ranges:
+        for start in range(whole.start, whole.end, offsets):
+            end = min(start + offsets, whole.end)
+            if group and max(last, end) - min(first, start) > offsets:
+                yield group
+                group = []
+            first, last = (min(first, start), max(last, end)) if group else (start, end)
+            group.append(StagedRange(start, end))
+    if group:
+        yield group
+
+
+def _within(batches: list[Batch], each: StagedRange) -> list[Batch]:
+    """Return the records of a range, from batches in the order of their offsets."""
+    first = max(0, bisect_right(batches, each.start, key=lambda batch: batch.base_offset) - 1)
+    found = takewhile(lambda batch: batch.base_offset < each.end, batches[first:])
+    return [inside for batch in found if len(inside := batch.clip(*each))]
 
 
 def _timeout_ms(staged: list[StagedTopic]) -> int:
