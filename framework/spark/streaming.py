@@ -47,7 +47,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         self._initial: Positions | None = None
         """Start of the query's first batch, if this is its first run."""
         self._refused: StrandlineError | None = None
-        """Why the start that the options name cannot be used; None if it can."""
+        """Error of a start that the options name and the topic does not have; None if it fits."""
         self._holder = pinning.new_holder()
         """Name under which the query pins, unless the checkpoint has one."""
 

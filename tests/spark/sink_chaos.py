@@ -111,7 +111,7 @@ class Chaos:
         """Strike for some seconds. The query is started again whenever it has ended."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            if self._chance.random() < 0.8:
+            if self._chance.random() < 0.5:
                 self._wait_for_progress(until)
             time.sleep(self._chance.uniform(0.2, 6))
             self._strike(self._chance.choice(KINDS))
@@ -254,8 +254,8 @@ def strike(url: str, brokers: Sequence[Broker], folder: Path, seconds: float, se
         chaos.close()
     print(f"seed {seed}, {(time.monotonic() - begun) / 60:.1f} minutes: {dict(chaos.blows)}")
     print(f"{chaos.batches} batches; errors of the producer: {dict(feeder.errors)}")
-    errors = Counter(re.findall(r"strandline\S*errors\.(\w+)|(Job aborted)", chaos.said()))
-    print(f"errors of the query: { {''.join(names): count for names, count in errors.items()} }")
+    errors = Counter(re.findall(r"^([\w.]+(?:Error|Exception))\b", chaos.said(), re.MULTILINE))
+    print(f"errors in the output of drivers: {dict(errors)}")
     found = list(wrong(url, feeder.count))
     for each in found or ["every row is there once"]:
         print(each)

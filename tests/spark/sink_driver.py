@@ -48,7 +48,7 @@ def main(log: str, checkpoint: str, mode: str) -> None:
         .options(
             subscribe="in",
             startingOffsets="earliest",
-            maxOffsetsPerTrigger="4000",
+            maxOffsetsPerTrigger="20000",
             minPartitions="2",
         )
         .load(log)
