@@ -1,0 +1,17 @@
+"""Faust apps on a Strandline log: `faust.App("orders", broker="strandline:///data/log")`.
+
+Faust finds this package by the entry points `faust.transports` and `faust.stores`. The parts:
+
+    transport.py      the classes that Faust creates for the URL
+    consumer.py       fetches records, joins the group, commits
+    producer.py       sends records, or keeps them until the commit of their source record
+    store.py          tables: our engine, restored by position
+    ledger.py         the effects of each record until its commit, and which may be committed
+    overlay.py        uncommitted values of a table partition
+    commit.py         outputs, changelogs and offsets in one transaction
+    failures.py       records whose agent raised
+
+A record's effects (sends and table writes) are kept in memory under the record until it is
+acknowledged. A commit takes acknowledged records, none of which depends on one that is not, and
+writes their effects and offsets in one transaction. Table values reach the engine afterwards.
+"""

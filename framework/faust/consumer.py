@@ -1,0 +1,458 @@
+"""Faust's consumer: fetches records, follows the group's assignment, and commits.
+
+A rebalance runs in a task of its own, in the order in which Faust expects it:
+
+    app.on_rebalance_start → on_partitions_revoked → commit → drop what is not committed
+    → report to the group → tell Faust's assignor → on_partitions_assigned
+
+Afterwards all partitions are read from their committed offsets. The same cycle follows a commit
+that the log has refused because the worker's partitions had moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import faust.transport.base
+from faust.types import TP
+from faust.types.tuples import ConsumerMessage
+from mode import Service
+
+from strandline.changelog.errors import (
+    InvalidConfig,
+    MemberFenced,
+    OffsetOutOfRange,
+    Retriable,
+    StrandlineError,
+    TransactionAborted,
+)
+from strandline.changelog.records import ConsumerRecord, TopicPartition
+from strandline.framework.faust.assignment import subscription, tell_assignor, workers_of
+from strandline.framework.faust.commit import FaustCommit, commit
+from strandline.framework.faust.failures import Interruptions, settle_failure
+from strandline.framework.faust.group_worker import GroupWorker
+from strandline.framework.faust.ledger import CommitPlan
+from strandline.framework.faust.log_link import LogLink
+from strandline.framework.faust.positions import after_last_record, starting_offsets, within
+from strandline.statestore.changelogged import ChangelogBatch
+
+POLL_S = 0.25
+"""Maximum seconds of one fetch; a rebalance waits for it."""
+WATCH_S = 0.05
+"""Seconds between two looks at the assignment."""
+WORKERS_S = 2.0
+"""Seconds between two looks at what other workers own."""
+SESSION_MS = 10_000
+"""Session timeout, unless the app sets broker_session_timeout."""
+FINISH_S = 2.0
+"""Seconds for which a rebalance or a stop waits for running handlers."""
+FAUSTS_SESSION_S = 60.0
+"""Faust's default of broker_session_timeout."""
+
+
+class FaustConsumer(faust.transport.base.Consumer):
+    """Consumer of a Faust worker, or of a client that only waits for replies."""
+
+    link: LogLink
+
+    def __init__(self, transport: Any, callback: Any, *args: Any, **options: Any) -> None:
+        self.link = transport.link
+        self._deliver = callback
+        options["commit_interval"] = self.link.address.commit_ms / 1000
+        super().__init__(transport, self._track, *args, **options)
+        self._worker: GroupWorker | None = None
+        self._topics: frozenset[str] = frozenset()
+        """Topics that the group assigns."""
+        self._private: frozenset[TP] = frozenset()
+        """Partitions that are read by this process alone: replies to it."""
+        self._owned: frozenset[TP] = frozenset()
+        self._copies: frozenset[TP] = frozenset()
+        self._positions: dict[TP, int] = {}
+        self._ends: dict[TP, int] = {}
+        self._assigned_once = False
+        self._must_rewind = False
+        self._workers: dict[str, Any] = {}
+        self._committing = asyncio.Lock()
+        self.app.sensors.add(Interruptions(self.link))
+
+    async def on_start(self) -> None:
+        """Open the log."""
+        _check_store(self.app)
+        await super().on_start()
+        self.link.acquire()
+
+    async def on_stop(self) -> None:
+        """Commit, leave the group, and close the log."""
+        try:
+            await super().on_stop()
+        finally:
+            worker, self._worker = self._worker, None
+            self.link.ledger.discard()
+            if worker is not None:
+                await self.link.call(worker.leave)
+            await self.link.release()
+
+    # Subscribing ----------------------------------------------------------------------
+
+    async def subscribe(self, topics: Iterable[str]) -> None:
+        """Read these topics from the next rebalance on; create those that do not exist."""
+        wanted = set(topics)
+        conf = self.app.conf
+        for topic in sorted(wanted):
+            if conf.topic_allow_declare:
+                await self.link.call(self.link.ensure, topic, conf.topic_partitions)
+            elif await self.link.call(self.link.info, topic) is None:
+                self.log.warning("topic %r does not exist, and is not read", topic)
+                wanted.discard(topic)
+        alone = {t for t in wanted if self.app.client_only or t.startswith(conf.reply_to_prefix)}
+        self._private = frozenset(
+            TP(topic, number)
+            for topic in alone
+            for number in range(self.topic_partitions(topic) or 0)
+        )
+        self._topics = frozenset(wanted - alone)
+        if self.app.client_only:
+            await self._seek_missing()
+
+    # Rebalancing ----------------------------------------------------------------------
+
+    @Service.task
+    async def _follow_assignment(self) -> None:
+        """Run a rebalance whenever the assignment or the subscription has changed."""
+        looked = 0.0
+        while not self.should_stop:
+            await self.sleep(WATCH_S)
+            if self.app.client_only or not (self._topics or self._private):
+                continue
+            try:
+                await self._follow_once()
+                now = self.link.clock.monotonic()
+                if self._worker is not None and now - looked > WORKERS_S:
+                    looked = now
+                    await self._look_at_workers()
+            except Retriable as error:
+                self.log.warning("the group does not answer: %s", error)
+            except StrandlineError as error:
+                await self.app.crash(error)
+                return
+
+    async def _follow_once(self) -> None:
+        worker = self._worker
+        if worker is None or worker.topics != self._known(self._topics):
+            await self._rebalance(rejoin=True)
+            return
+        try:
+            active, copies = worker.assigned()
+        except MemberFenced as error:
+            self.log.warning("this worker lost its partitions, and joins again: %s", error)
+            await self._rebalance(rejoin=True)
+            return
+        current = (self._owned - self._private, self._copies)
+        private_changed = not self._private <= self._owned
+        if (active, copies) != current or private_changed or self._must_rewind:
+            await self._rebalance(rejoin=False)
+
+    def _known(self, topics: Iterable[str]) -> frozenset[str]:
+        return frozenset(topic for topic in topics if self.link.info(topic) is not None)
+
+    async def _rebalance(self, *, rejoin: bool) -> None:
+        app = self.app
+        app.on_rebalance_start()
+        before = self.assignment()
+        if self._assigned_once:
+            await self.on_partitions_revoked(before)
+            await self.force_commit(start_new_transaction=False)
+        async with self._committing:
+            if dropped := self.link.ledger.discard():
+                self.log.info("%d records are handled again after the rebalance", dropped)
+            self._must_rewind = False
+            self._positions.clear()
+            app.consumer_generation_id += 1
+        if rejoin:
+            await self._join()
+        worker = self._worker
+        assert worker is not None
+        active, copies = worker.assigned()
+        owned = {TP(*tp) for tp in active}
+        if self._owned - self._private:
+            await self.link.call(worker.report, frozenset(TopicPartition(*tp) for tp in self._owned & owned))
+        self._owned = frozenset(owned | self._private)
+        self._copies = frozenset(TP(*tp) for tp in copies)
+        await self.link.call(worker.report, frozenset(TopicPartition(*tp) for tp in owned))
+        self._workers = await self.link.call(workers_of, self.link.broker, app.conf.id)
+        tell_assignor(app, self.link, self._owned, self._copies, self._workers)
+        self._assigned_once = True
+        await self.on_partitions_assigned(self.assignment(), app.consumer_generation_id)
+
+    async def _join(self) -> None:
+        conf = self.app.conf
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            self._owned = frozenset()
+            await self.link.call(worker.leave)
+        session_ms = int(conf.broker_session_timeout * 1000)
+        if conf.broker_session_timeout == FAUSTS_SESSION_S:
+            session_ms = SESSION_MS
+        wanted = await self.link.call(subscription, self.app, self.link, self._topics, session_ms)
+        max_poll_ms = int((conf.broker_max_poll_interval or 1000) * 1000)
+        self._worker = await self.link.call(GroupWorker, self.link, conf.id, wanted, max_poll_ms)
+
+    async def _look_at_workers(self) -> None:
+        """Learn what other workers own, so that views can send requests on to them."""
+        found = await self.link.call(workers_of, self.link.broker, self.app.conf.id)
+        if found != self._workers and not self.app.rebalancing:
+            self._workers = found
+            tell_assignor(self.app, self.link, self._owned, self._copies, found)
+
+    def assignment(self) -> set[TP]:
+        """Return the partitions that this worker reads, copies included."""
+        return {*self._owned, *self._copies}
+
+    # Fetching -------------------------------------------------------------------------
+
+    async def _track(self, message: Any) -> None:
+        """Add the record to the ledger, then hand it to Faust."""
+        if self.app.topics.acks_enabled_for(message.topic) and not self.app.client_only:
+            self.link.ledger.deliver(message)
+        await self._deliver(message)
+
+    async def _getmany(self, active_partitions: Any, timeout: float) -> Any:
+        """Fetch the next records of the active partitions."""
+        if not self.flow_active:
+            return {}
+        active = self._private if active_partitions is None else active_partitions
+        wanted = {tp: self._positions[tp] for tp in active if tp in self._positions}
+        if not wanted:
+            await asyncio.sleep(WATCH_S)
+            return {}
+        size = self.app.conf.consumer_max_fetch_size
+        try:
+            found = await self.link.fetch(
+                self.link.broker.fetch,
+                {TopicPartition(*tp): offset for tp, offset in wanted.items()},
+                max_bytes=size,
+                timeout=min(timeout, POLL_S),
+            )
+        except OffsetOutOfRange:
+            moved = await self.link.call(within, self.link.broker, wanted)
+            self._positions.update({TP(*tp): at for tp, at in moved.items() if tp in wanted})
+            return {}
+        except Retriable as error:
+            self.log.warning("the log does not answer: %s", error)
+            await self.sleep(WATCH_S)
+            return {}
+        records: dict[TP, list[ConsumerRecord]] = {}
+        for partition, fetched in found.items():
+            tp = TP(*partition)
+            if self._positions.get(tp) != wanted[tp] or not self.flow_active:
+                continue  # moved meanwhile
+            self._positions[tp] = fetched.next_offset
+            self._ends[tp] = fetched.last_stable_offset
+            if rows := [record for batch in fetched.batches for record in batch.records()]:
+                records[tp] = rows
+        return records
+
+    def _to_message(self, tp: TP, record: Any) -> ConsumerMessage:
+        return ConsumerMessage(
+            *(tp.topic, tp.partition, record.offset, record.timestamp / 1000, 0),
+            *(list(record.headers), record.key, record.value, None),
+            tp=tp,
+            generation_id=self.app.consumer_generation_id,
+        )
+
+    async def _add_gap(self, tp: TP, offset_from: int, offset_to: int) -> None:
+        """Do nothing: the ledger commits the delivered records, whatever lies between them."""
+
+    # Positions ------------------------------------------------------------------------
+
+    async def seek_to_committed(self) -> Mapping[TP, int]:
+        """Read all source partitions from their committed offsets."""
+        async with self._committing:
+            # What was delivered and is not committed is delivered again.
+            self.link.ledger.discard()
+            changelogs = self.app.tables.changelog_topics
+            sources = [tp for tp in self._owned - self._private if tp.topic not in changelogs]
+            found = await self.link.call(
+                starting_offsets,
+                self.link.broker,
+                self.app.conf.id,
+                [TopicPartition(*tp) for tp in sources],
+                self.app.conf.consumer_auto_offset_reset,
+                self.link.clock,
+            )
+            offsets = {TP(*tp): offset for tp, offset in found.items()}
+            self._positions.update(offsets)
+        await self._seek_missing()
+        return offsets
+
+    async def _seek_missing(self) -> None:
+        missing = [TopicPartition(*tp) for tp in self._private if tp not in self._positions]
+        found = await self.link.call(
+            starting_offsets, self.link.broker, None, missing, "earliest", self.link.clock
+        )
+        self._positions.update({TP(*tp): offset for tp, offset in found.items()})
+
+    async def seek_wait(self, partitions: Mapping[TP, int]) -> None:
+        """Read partitions from these offsets, or the nearest that the log has."""
+        found = await self.link.call(
+            within, self.link.broker, {TopicPartition(*tp): at for tp, at in partitions.items()}
+        )
+        for partition, offset in found.items():
+            tp = TP(*partition)
+            self._positions[tp] = offset
+            self._read_offset[tp] = offset or None
+
+    async def _seek(self, partition: TP, offset: int) -> None:
+        self._positions[TP(*partition)] = offset
+
+    async def seek_to_latest(self, *partitions: TP) -> None:
+        """Read partitions from their ends."""
+        await self.seek_wait(await self.highwaters(*partitions))
+
+    async def seek_to_beginning(self, *partitions: TP) -> None:
+        """Read partitions from their first records."""
+        await self.seek_wait(await self.earliest_offsets(*partitions))
+
+    async def position(self, tp: TP) -> int | None:
+        """Return the next offset to read."""
+        return self._positions.get(TP(*tp))
+
+    def highwater(self, tp: TP) -> int:
+        """Return the last stable offset that the latest fetch has seen."""
+        return self._ends.get(tp, 0)
+
+    async def earliest_offsets(self, *partitions: TP) -> Mapping[TP, int]:
+        """Return the first offset of each partition."""
+        asked = [TopicPartition(*tp) for tp in partitions]
+        found = await self.link.call(self.link.broker.offsets, asked) if asked else {}
+        return {TP(*tp): one.log_start for tp, one in found.items()}
+
+    async def highwaters(self, *partitions: TP) -> Mapping[TP, int]:
+        """Return the end of each partition, as Faust's recovery waits for it."""
+        asked = [TopicPartition(*tp) for tp in partitions]
+        restored = {tp: end for tp in asked if (end := self._restored_end(tp)) is not None}
+        rest = [tp for tp in asked if tp not in restored]
+        found = await self.link.call(after_last_record, self.link.broker, rest)
+        return {TP(*tp): end for tp, end in {**restored, **found}.items()}
+
+    def _restored_end(self, tp: TopicPartition) -> int | None:
+        """Return the end to which our store has restored a table partition."""
+        table = self.app.tables._changelogs.get(tp.topic)
+        if table is None or not getattr(table.data, "keeps_its_changelog", False):
+            return None
+        offset = table.data.persisted_offset(TP(*tp))
+        return 0 if offset is None else offset + 1
+
+    def topic_partitions(self, topic: str) -> int | None:
+        """Return the number of partitions of a topic; None if it does not exist."""
+        info = self.link.info(topic)
+        return None if info is None else info.partitions
+
+    def key_partition(
+        self, topic: str, key: bytes | None, partition: int | None = None
+    ) -> int | None:
+        """Return the partition of a key."""
+        return self.link.partition_of(topic, key) if partition is None else partition
+
+    async def create_topic(self, *args: Any, **options: Any) -> None:
+        """Create a topic if it does not exist."""
+        await self.app.producer.create_topic(*args, **options)
+
+    def _new_topicpartition(self, topic: str, partition: int) -> TP:
+        return TP(topic, partition)
+
+    # Committing -----------------------------------------------------------------------
+
+    async def force_commit(self, topics: Any = None, start_new_transaction: bool = True) -> bool:
+        """Commit all work that may be committed, in one transaction.
+
+        Faust may ask for some topics only. Their work can depend on that of others, so all is taken.
+        """
+        sensor_state = self.app.sensors.on_commit_initiated(self)
+        async with self._committing:
+            done = await self._commit_once()
+        self.app.sensors.on_commit_completed(self, sensor_state)
+        return done
+
+    async def _commit_once(self) -> bool:
+        worker = self._worker
+        if worker is None or self._must_rewind:
+            return False
+        plan = self.link.ledger.plan()
+        if not plan:
+            return False
+        changes = self._changes(plan)
+        batches = {part.changelog: batch for part, batch in changes.items()}
+        work = FaustCommit(plan.offsets, plan.sent, batches)
+        try:
+            appended = await self.link.call(
+                commit, work, self.link, worker.producer, worker.member
+            )
+        except (TransactionAborted, MemberFenced) as error:
+            self.log.warning("a commit was refused, and its records are handled again: %s", error)
+            self._must_rewind = True
+            with contextlib.suppress(StrandlineError):
+                await self.link.call(worker.abort)
+            return False
+        except StrandlineError as error:
+            self._must_rewind = True
+            await self.app.crash(error)
+            return False
+        for part, batch in changes.items():
+            part.apply(batch, appended[part.changelog])
+        self.link.ledger.settle(plan)
+        self._note(plan.offsets)
+        return True
+
+    def _changes(self, plan: CommitPlan) -> dict[Any, ChangelogBatch]:
+        parts = {
+            part.overlay: part
+            for table in self.app.tables.values()
+            for part in getattr(table.data, "parts", {}).values()
+        }
+        return {
+            parts[overlay]: parts[overlay].committing(changes)
+            for overlay, changes in plan.changes.items()
+            if overlay in parts
+        }
+
+    def _note(self, offsets: Mapping[TopicPartition, int]) -> None:
+        committed = {TP(*tp): offset for tp, offset in offsets.items()}
+        for tp in committed:
+            self._acked.pop(tp, None)
+            self._acked_index.pop(tp, None)
+        self._committed_offset.update(committed)
+        self.app.monitor.on_tp_commit(committed)
+
+    async def wait_empty(self) -> None:
+        """Let running handlers finish, for a limited time, then commit.
+
+        A handler that does not finish leaves nothing: its record is handled again.
+        """
+        deadline = self.link.clock.monotonic() + FINISH_S
+        while self.link.ledger.has_started() and self.link.clock.monotonic() < deadline:
+            await asyncio.sleep(WATCH_S)
+        await self.force_commit(start_new_transaction=False)
+
+    async def _commit(self, offsets: Mapping[TP, int]) -> bool:
+        return await self.force_commit()
+
+    async def on_task_error(self, exc: BaseException) -> None:
+        """Apply the policy to the record whose agent has raised."""
+        if not settle_failure(self.app, self.link, exc):
+            self.log.error("the worker stops at a record whose agent raised: %r", exc)
+            await self.app.crash(exc)  # type: ignore[arg-type]
+
+
+def _check_store(app: Any) -> None:
+    """Raise InvalidConfig for exactly-once with tables that are changed before the commit."""
+    exactly_once = getattr(app.conf.processing_guarantee, "value", "") == "exactly_once"
+    if exactly_once and app.tables and app.conf.store.scheme != "strandline":
+        raise InvalidConfig(
+            f"processing_guarantee='exactly_once' needs store='strandline://', got "
+            f"{str(app.conf.store)!r}: other stores are changed before the commit, and keep the "
+            "changes of a record that fails"
+        )

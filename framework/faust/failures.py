@@ -1,0 +1,75 @@
+"""Records whose agent raised or was stopped: nothing of them is committed by accident.
+
+Faust acknowledges such a record when it closes the agent's stream. This module marks it first:
+
+    fail           the worker stops; the record is handled again by the next one
+    skip           its effects are dropped, and it counts as done
+    dead_letter    as skip, and a copy goes to `<topic>.dead-letter` in the same transaction
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+from faust.streams import current_event
+from faust.sensors.base import Sensor
+
+from strandline.framework.faust.log_link import LogLink
+
+DEAD_LETTER = "{topic}.dead-letter"
+"""Name of the topic of records that could not be handled."""
+
+
+class Interruptions(Sensor):
+    """Notices records that are acknowledged because their agent's stream is closed."""
+
+    def __init__(self, link: LogLink) -> None:
+        super().__init__()
+        self._link = link
+
+    def on_stream_event_out(
+        self, tp: Any, offset: int, stream: Any, event: Any, state: Any = None
+    ) -> None:
+        """Mark the record if its stream was closed before the agent asked for the next one."""
+        # Faust calls this from a `finally`, so the exception that closes the stream is visible.
+        if isinstance(sys.exc_info()[1], (GeneratorExit, asyncio.CancelledError)):
+            unit = self._link.ledger.unit_of(event.message)
+            if unit is not None and not unit.resolved:
+                unit.interrupted = True
+
+
+def settle_failure(app: Any, link: LogLink, error: BaseException) -> bool:
+    """Apply the policy to the record whose agent has raised; False if the worker must stop."""
+    event: Any = current_event()
+    unit = None if event is None else link.ledger.unit_of(event.message)
+    if unit is None:
+        # A record that was dropped is handled again. Without a record, the batch is unknown.
+        return event is not None
+    policy = link.address.on_error
+    message = event.message
+    agents = len(app.topics._tp_index.get(message.tp, ()))
+    if policy == "fail" or agents > 1 or not link.ledger.undo(unit):
+        unit.interrupted = True
+        return False
+    if policy == "dead_letter":
+        topic = DEAD_LETTER.format(topic=message.topic)
+        info = link.info(message.topic)
+        link.ensure(topic, 1 if info is None else info.partitions)
+        headers = [*(message.headers or ()), *_described(message, error)]
+        when = int(message.timestamp * 1000)
+        link.ledger.send(
+            unit, topic, message.partition, message.key, message.value, when, tuple(headers)
+        )
+    unit.resolved = True
+    return True
+
+
+def _described(message: Any, error: BaseException) -> list[tuple[str, bytes]]:
+    return [
+        ("strandline.error", f"{type(error).__name__}: {error}".encode()),
+        ("strandline.topic", message.topic.encode()),
+        ("strandline.partition", str(message.partition).encode()),
+        ("strandline.offset", str(message.offset).encode()),
+    ]

@@ -1,0 +1,158 @@
+"""An app's connection to its log: one for its consumer, producers and tables.
+
+Calls to the log block, so they run on threads: fetches on one, all others on a few more. What is
+called on the event loop itself only reads cached descriptions of topics, and asks the log about a
+topic that is used for the first time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+from strandline import changelog
+from strandline.changelog.broker import Broker
+from strandline.changelog.client.partitioner import partition_for
+from strandline.changelog.client.producer import Producer
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.errors import InvalidTopic, TopicExists, UnknownTopic
+from strandline.changelog.log import Log
+from strandline.changelog.records import TopicInfo
+from strandline.framework.faust.address import FaustAddress
+from strandline.framework.faust.ledger import Ledger
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_log = logging.getLogger("strandline")
+
+THREADS = 4
+"""Threads for calls other than fetches, such as commits and restores."""
+
+
+class LogLink:
+    """Connection of one app, opened when first used, and closed by its last user."""
+
+    def __init__(self, address: FaustAddress) -> None:
+        self.address = address
+        self.clock: Clock = SystemClock()
+        self.ledger = Ledger()
+        self.log: Log | None = None
+        self._users = 0
+        self._appender: Producer | None = None
+        self._infos: dict[str, TopicInfo] = {}
+        self._calls: ThreadPoolExecutor | None = None
+        self._fetches: ThreadPoolExecutor | None = None
+
+    # Opening and closing --------------------------------------------------------------
+
+    @property
+    def broker(self) -> Broker:
+        """The log, opened if needed."""
+        if self.log is None:
+            self.log = changelog.open(self.address.log)
+            self._calls = ThreadPoolExecutor(THREADS, thread_name_prefix="strandline-faust")
+            self._fetches = ThreadPoolExecutor(1, thread_name_prefix="strandline-faust-fetch")
+        return self.log.broker
+
+    def acquire(self) -> None:
+        """Count one more user."""
+        self._users += 1
+        self.broker  # noqa: B018 - opens the log
+
+    async def release(self) -> None:
+        """Count one user less; the last one closes the log."""
+        self._users -= 1
+        if self._users > 0 or self.log is None:
+            return
+        log, self.log = self.log, None
+        appender, self._appender = self._appender, None
+        calls, fetches = self._calls, self._fetches
+        assert calls is not None
+        assert fetches is not None
+        loop = asyncio.get_running_loop()
+        if appender is not None:
+            await loop.run_in_executor(calls, appender.close)
+        fetches.shutdown(wait=False, cancel_futures=True)
+        await loop.run_in_executor(None, log.close)
+        calls.shutdown(wait=False, cancel_futures=True)
+
+    # Calls on threads -----------------------------------------------------------------
+
+    async def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a function that blocks on a thread."""
+        self.broker  # noqa: B018 - opens the log
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._calls, functools.partial(function, *args, **kwargs))
+
+    async def fetch(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a function on the thread of fetches."""
+        self.broker  # noqa: B018 - opens the log
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._fetches, functools.partial(function, *args, **kwargs)
+        )
+
+    @property
+    def appender(self) -> Producer:
+        """Producer for records that are sent outside of agents."""
+        if self._appender is None:
+            self._appender = Producer(self.broker, clock=self.clock)
+        return self._appender
+
+    # Topics ---------------------------------------------------------------------------
+
+    def info(self, topic: str) -> TopicInfo | None:
+        """Return the description of a topic; None if it does not exist."""
+        known = self._infos.get(topic)
+        if known is None:
+            try:
+                known = self.broker.topic(topic)
+            except UnknownTopic:
+                return None
+            if known.schema is not None:
+                raise InvalidTopic(
+                    f"topic {topic!r} has typed columns, and Faust reads and writes bytes; use a "
+                    "topic without a schema between Faust agents and Strandline tasks"
+                )
+            self._infos[topic] = known
+        return known
+
+    def ensure(self, topic: str, partitions: int, config: Mapping[str, str] | None = None) -> bool:
+        """Create a topic if it does not exist; return True if it was created."""
+        if self.info(topic) is not None:
+            return False
+        try:
+            self.broker.create_topic(topic, partitions, config=config or {})
+        except TopicExists:
+            return False
+        self.info(topic)
+        return True
+
+    def partition_of(self, topic: str, key: bytes | None) -> int | None:
+        """Return the partition of a key; None for no key or an unknown topic."""
+        info = self.info(topic)
+        if info is None or key is None:
+            return None
+        return partition_for(key, info.partitions)
+
+
+_links: weakref.WeakKeyDictionary[Any, LogLink] = weakref.WeakKeyDictionary()
+
+
+def link_of(app: Any, address: FaustAddress) -> LogLink:
+    """Return the connection of a Faust app, which its transports share."""
+    found = _links.get(app)
+    if found is None or found.address.log != address.log:
+        found = _links[app] = LogLink(address)
+    return found
+
+
+def link_for(app: Any) -> LogLink | None:
+    """Return the connection of a Faust app; None if its broker is none of ours."""
+    return _links.get(app)

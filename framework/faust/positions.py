@@ -1,0 +1,108 @@
+"""Positions of a Faust consumer: committed offsets, resets, and the last record of a changelog."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Literal
+
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import CoordinatorLoading, InvalidConfig
+from strandline.changelog.records import TopicPartition
+
+LOADING_S = 30.0
+"""Maximum seconds to wait for transactions that are about to change committed offsets."""
+LOOK_BACK = 256
+"""Offsets before the end at which the search for the last record begins."""
+
+OffsetReset = Literal["earliest", "latest"]
+
+
+def starting_offsets(
+    broker: Broker,
+    group: str | None,
+    partitions: Collection[TopicPartition],
+    reset: str,
+    clock: Clock,
+) -> dict[TopicPartition, int]:
+    """Return the offset at which to begin each partition: the committed one, or by `reset`.
+
+    Raises InvalidConfig for a committed offset of another history of the log.
+    """
+    ends = broker.offsets(partitions) if partitions else {}
+    committed = _committed(broker, group, partitions, clock) if group and partitions else {}
+    found = {}
+    for tp, end in ends.items():
+        at = committed.get(tp)
+        if at is not None and at.topic_id in ("", end.topic_id):
+            if not end.log_start <= at.offset <= end.high_watermark:
+                if reset == "none":
+                    raise InvalidConfig(f"{tp}: offset {at.offset} is not in the log")
+                found[tp] = end.log_start if at.offset < end.log_start else _by(reset, end)
+            else:
+                found[tp] = at.offset
+        else:
+            found[tp] = _by(reset, end)
+    return found
+
+
+def _by(reset: str, end: object) -> int:
+    name = "last_stable_offset" if reset == "latest" else "log_start"
+    return int(getattr(end, name))
+
+
+def _committed(broker: Broker, group: str, partitions: Collection[TopicPartition], clock: Clock):  # type: ignore[no-untyped-def]
+    import threading
+
+    deadline = clock.monotonic() + LOADING_S
+    while True:
+        try:
+            return broker.committed(group, partitions)
+        except CoordinatorLoading:
+            if clock.monotonic() > deadline:
+                raise
+            threading.Event().wait(0.05)
+
+
+def after_last_record(
+    broker: Broker, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, int]:
+    """Return the offset after the last visible record of each partition.
+
+    Faust's recovery ends at a record's offset. After the last record there may be markers, aborted
+    records, and offsets that compaction has removed, none of which a reader ever gets.
+    """
+    found = {}
+    for tp, end in (broker.offsets(partitions) if partitions else {}).items():
+        found[tp] = _after_last_record(broker, tp, end.log_start, end.last_stable_offset)
+    return found
+
+
+def _after_last_record(broker: Broker, tp: TopicPartition, start: int, end: int) -> int:
+    back = LOOK_BACK
+    while True:
+        at = max(start, end - back)
+        last = None
+        position = at
+        while position < end:
+            fetched = broker.fetch({tp: position})[tp]
+            last = next((b.last_offset for b in reversed(fetched.batches) if len(b)), last)
+            if fetched.next_offset <= position:
+                break
+            position = fetched.next_offset
+        if last is not None:
+            return last + 1
+        if at <= start:
+            return start
+        back *= 4
+
+
+def within(
+    broker: Broker, wanted: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
+    """Return the wanted positions, moved into the range of offsets that the log has."""
+    ends = broker.offsets(wanted.keys()) if wanted else {}
+    return {
+        tp: min(max(offset, ends[tp].log_start), ends[tp].high_watermark)
+        for tp, offset in wanted.items()
+    }

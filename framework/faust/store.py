@@ -1,0 +1,220 @@
+"""Tables in our engine: `store="strandline://"`.
+
+A table partition is restored from its changelog to the end of everything committed, by position,
+before its records are handled. So Faust's own recovery has nothing left to read, whether the
+changelog's end was compacted, aborted, or is only a transaction's marker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import faust.stores.base
+from faust.streams import current_event
+from faust.types import TP
+from mode import Service
+
+from strandline.changelog.errors import InvalidConfig, InvalidRequest, RequestTimedOut
+from strandline.changelog.records import TopicPartition
+from strandline.framework.faust.effects import current_unit, reading_unit
+from strandline.framework.faust.log_link import LogLink, link_for
+from strandline.framework.faust.table_partition import TablePartition
+from strandline.statestore.engines.folders import remove_all
+
+UPKEEP_S = 1.0
+"""Seconds between two rounds of checkpoints and of reading changelogs of standby copies."""
+
+
+class FaustStore(faust.stores.base.SerializedStore):
+    """Store of one Faust table."""
+
+    keeps_its_changelog = True
+    """Its changes go to the changelog with the commit, not by Faust's producer."""
+
+    def __init__(self, url: Any, app: Any, table: Any, **options: Any) -> None:
+        super().__init__(url, app, table, **options)
+        if table.is_global or table.use_partitioner:
+            kind = "GlobalTable" if table.is_global else "use_partitioner=True"
+            raise InvalidConfig(
+                f"table {table.name!r}: {kind} is not supported by store='strandline://' yet; use "
+                "a Table whose keys are partitioned as its source topic is"
+            )
+        app.transport  # noqa: B018 - parses the broker's URL
+        link = link_for(app)
+        if link is None:
+            raise InvalidConfig(
+                f"table {table.name!r}: store='strandline://' needs broker='strandline:///path', "
+                f"got {app.conf.broker}"
+            )
+        self.link: LogLink = link
+        self.parts: dict[int, TablePartition] = {}
+
+    # Reads and writes of agents and views ---------------------------------------------
+
+    def _get(self, key: bytes) -> bytes | None:
+        part = self._part_of_event()
+        if part is not None:
+            return part.get(key, reading_unit(self.link.ledger))
+        for part in self._actives():
+            found = part.committed(key)
+            if found is not None:
+                return found
+        return None
+
+    def _set(self, key: bytes, value: bytes | None) -> None:
+        part = self._part_of_event()
+        if part is None:
+            raise InvalidRequest(
+                f"table {self.table_name!r} can only be changed while handling a record of a "
+                "partition that this worker owns"
+            )
+        unit = current_unit(self.link.ledger, self.app.consumer_generation_id)
+        if unit is None:
+            unit = self.link.ledger.loose()
+        if not unit.dead:
+            part.put(key, value, unit)
+
+    def _del(self, key: bytes) -> None:
+        if self._part_of_event() is not None:
+            self._set(key, None)
+            return
+        for part in self._actives():  # an expired window: outside of any record
+            if part.get(key, None) is not None:
+                part.put(key, None, self.link.ledger.loose())
+
+    def _iteritems(self) -> Iterator[tuple[bytes, bytes]]:
+        part = self._part_of_event()
+        if part is not None:
+            yield from part.items(reading_unit(self.link.ledger))
+            return
+        for part in self._actives():
+            yield from part.items(None, committed=True)
+
+    def _iterkeys(self) -> Iterator[bytes]:
+        return (key for key, _ in self._iteritems())
+
+    def _itervalues(self) -> Iterator[bytes | None]:
+        return (value for _, value in self._iteritems())
+
+    def _size(self) -> int:
+        return sum(1 for _ in self._iteritems())
+
+    def _contains(self, key: bytes) -> bool:
+        return self._get(key) is not None
+
+    def _clear(self) -> None:
+        for key in list(self._iterkeys()):
+            self._del(key)
+
+    def _part_of_event(self) -> TablePartition | None:
+        """Return the partition of the record that is handled now; None outside of agents."""
+        event: Any = current_event()
+        if event is None:
+            return None
+        part = self.parts.get(event.message.partition)
+        return None if part is None or part.is_standby else part
+
+    def _actives(self) -> list[TablePartition]:
+        return [part for _, part in sorted(self.parts.items()) if not part.is_standby]
+
+    # Recovery -------------------------------------------------------------------------
+
+    def persisted_offset(self, tp: TP) -> int | None:
+        """Return the last changelog offset that the state has; None if it has none."""
+        part = self.parts.get(tp.partition)
+        return part.end - 1 if part is not None and part.end > 0 else None
+
+    def set_persisted_offset(self, tp: TP, offset: int) -> None:
+        """Do nothing: a commit stores the position with its values."""
+
+    def apply_changelog_batch(
+        self,
+        batch: Iterable[Any],
+        to_key: Callable[[Any], Any],
+        to_value: Callable[[Any], Any],
+    ) -> None:
+        """Do nothing: the store reads the changelog itself, by position."""
+
+    async def on_rebalance(
+        self, assigned: set[TP], revoked: set[TP], newly_assigned: set[TP], generation_id: int = 0
+    ) -> None:
+        """Close partitions that were revoked; open and restore the assigned ones."""
+        topic = self.table.changelog_topic.get_topic_name()
+        assignor = self.app.assignor
+        actives = {tp.partition for tp in assignor.assigned_actives() if tp.topic == topic}
+        standbys = {tp.partition for tp in assignor.assigned_standbys() if tp.topic == topic}
+        standbys -= actives
+        for number, part in list(self.parts.items()):
+            kept = standbys if part.is_standby else actives
+            if number not in kept:
+                del self.parts[number]
+                await self.link.call(part.close)
+        for number in sorted(standbys - self.parts.keys()):
+            self.parts[number] = await self.link.call(self._open, topic, number, standby=True)
+        await asyncio.gather(*(self._activate(topic, number) for number in sorted(actives)))
+
+    async def _activate(self, topic: str, number: int) -> None:
+        part = self.parts.get(number)
+        if part is None:
+            part = await self.link.call(self._open, topic, number, standby=False)
+            self.parts[number] = part
+        restored = await self.link.call(part.restore, self.link.broker)
+        if restored is not None:
+            self.log.info(
+                "%s restored: %d records in %.2f s", part.changelog, restored.records, restored.seconds
+            )
+
+    def _open(self, topic: str, number: int, *, standby: bool) -> TablePartition:
+        self.link.ensure(topic, self.table.partitions or self.app.conf.topic_partitions)
+        folder = Path(self.app.conf.tabledir) / self.table_name / str(number)
+        return TablePartition(
+            TopicPartition(topic, number), folder, self.link.clock, standby=standby
+        )
+
+    async def need_active_standby_for(self, tp: TP) -> bool:
+        """Return True: a standby copy has a folder of its own."""
+        return True
+
+    @Service.task
+    async def _upkeep(self) -> None:
+        """Write checkpoints, and let standby copies follow their changelogs."""
+        async for _ in self.itertimer(UPKEEP_S, name="strandline upkeep"):
+            for part in list(self.parts.values()):
+                if part.is_standby:
+                    try:
+                        await self.link.call(part.restore, self.link.broker, wait=False)
+                    except RequestTimedOut as error:
+                        self.log.warning("a standby copy of %s waits: %s", part.changelog, error)
+                await self.link.call(part.checkpoint_if_due)
+
+    async def on_stop(self) -> None:
+        """Close all partitions."""
+        await super().on_stop()
+        parts, self.parts = list(self.parts.values()), {}
+        for part in parts:
+            await self.link.call(part.close)
+
+    def reset_state(self) -> None:
+        """Remove the table's files. The changelog has everything."""
+        root = Path(self.app.conf.tabledir)
+        if (root / self.table_name).is_dir():
+            remove_all(root)
+
+    async def backup_partition(
+        self, tp: TP | int, flush: bool = True, purge: bool = False, keep: int = 1
+    ) -> None:
+        """Raise InvalidRequest: the log is what is backed up."""
+        raise InvalidRequest(
+            "tables are not backed up one by one: `strandline backup` copies the log with all "
+            "changelogs, and tables are restored from them"
+        )
+
+    def restore_backup(self, tp: TP | int, latest: bool = True, backup_id: int = 0) -> None:
+        """Raise InvalidRequest: the log is what is restored."""
+        raise InvalidRequest(
+            "tables are not restored one by one: `strandline restore` restores the log with all "
+            "changelogs, and tables are restored from them"
+        )
