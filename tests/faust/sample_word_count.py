@@ -1,0 +1,33 @@
+"""Faust's word count: an agent that splits, group_by, a table, and the running counts as output."""
+
+import os
+
+import faust
+
+app = faust.App(
+    "wordcount",
+    broker="strandline://" + os.environ["FAUST_LOG"],
+    store="strandline://",
+    processing_guarantee="exactly_once",
+    topic_partitions=2,
+)
+posts_topic = app.topic("posts", value_type=str)
+running = app.topic("running", value_type=int)
+word_counts = app.Table("word_counts", default=int, help="Keep count of words (str to int).")
+
+
+@app.agent(posts_topic)
+async def shuffle_words(posts):
+    async for post in posts:
+        for word in post.split():
+            await count_words.send(key=word, value=word)
+
+
+last_count = app.Table("last_count", default=int)
+
+
+@app.agent(value_type=str)
+async def count_words(words):
+    async for word in words:
+        word_counts[word] += 1
+        await running.send(key=word, value=word_counts[word])

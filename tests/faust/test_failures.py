@@ -1,0 +1,65 @@
+"""Records whose agent raises: neither their table changes nor their sends remain."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from strandline import changelog
+from strandline.changelog.log import Log
+from tests.faust.faust_workers import eventually, latest, rows, worker
+
+ORDERS = ["a", "bad", "b"]
+CHANGELOG = "failing-totals-changelog"
+
+
+def fill(log: Log) -> None:
+    """Append the orders to one partition."""
+    log.create_topic("orders", 1)
+    log.append("orders", [{"value": json.dumps(order).encode()} for order in ORDERS])
+
+
+def accepted(log: Log) -> list[str]:
+    """Return the outputs."""
+    return [value for _, _, _, value in rows(log, "accepted")]
+
+
+def test_a_skipped_record_leaves_no_trace(tmp_path: Path) -> None:
+    with changelog.open(tmp_path / "log") as log:
+        fill(log)
+        with worker("sample_failing", tmp_path, FAUST_OPTIONS="?on_error=skip") as running:
+            eventually(lambda: len(accepted(log)) == 2)
+            assert running.stop() == 0
+        assert accepted(log) == ["a 1", "b 2"]
+        assert latest(log, CHANGELOG) == {"orders": 2}
+        committed = log.broker.committed("failing")
+        assert [at.offset for tp, at in committed.items() if tp.topic == "orders"] == [3]
+
+
+def test_a_dead_letter_is_kept_with_its_error(tmp_path: Path) -> None:
+    with changelog.open(tmp_path / "log") as log:
+        fill(log)
+        with worker("sample_failing", tmp_path, FAUST_OPTIONS="?on_error=dead_letter") as running:
+            eventually(lambda: len(accepted(log)) == 2)
+            assert running.stop() == 0
+        assert accepted(log) == ["a 1", "b 2"]
+        assert latest(log, CHANGELOG) == {"orders": 2}
+        letters = log.read("orders.dead-letter").to_pylist()
+        assert [letter["value"] for letter in letters] == [b'"bad"']
+        headers = {one["key"]: one["value"] for one in letters[0]["headers"]}
+        assert headers["strandline.error"] == b"ValueError: bad"
+        assert headers["strandline.offset"] == b"1"
+
+
+def test_by_default_the_worker_stops_before_the_record(tmp_path: Path) -> None:
+    with changelog.open(tmp_path / "log") as log:
+        fill(log)
+        for _ in range(2):  # it stops there again, and nothing is counted twice
+            with worker("sample_failing", tmp_path) as running:
+                assert running.process.wait(60) != 0
+            assert accepted(log) == ["a 1"]
+            assert latest(log, CHANGELOG) == {"orders": 1}
+        with worker("sample_failing", tmp_path, FAUST_OPTIONS="?on_error=skip") as running:
+            eventually(lambda: len(accepted(log)) == 2)
+            assert running.stop() == 0
+        assert accepted(log) == ["a 1", "b 2"]
