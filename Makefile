@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wow cast pictures test quick matrix battery chaos lowest lock audit docs api lint format types bench bench-streams bench-offload bench-clean bench-kafka bench-spark wheel clean
+.PHONY: help demo wow cast pictures test quick matrix battery chaos lowest lock faust audit docs api lint format types bench bench-streams bench-offload bench-clean bench-kafka bench-spark wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,16 @@ lock: $(STAMP)  ## Write requirements/dev.lock anew, with the newest versions th
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	    $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS))) pyproject.toml -o requirements/dev.lock \
 	    --custom-compile-command 'make lock'
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
+	    --extra dev --extra faust pyproject.toml -o requirements/faust.lock --custom-compile-command 'make lock'
+
+# Faust needs an older click than the other tools, so it has an environment of its own.
+faust: $(if $(filter .venv-faust,$(VENV)),$(STAMP))  ## The tests of Faust apps
+ifeq ($(VENV),.venv-faust)
+	$(PYTEST) tests/faust $(ARGS)
+else
+	$(MAKE) --no-print-directory faust VENV=.venv-faust LOCK=requirements/faust.lock
+endif
 
 audit: $(STAMP)  ## Look the locked versions up in the databases of known vulnerabilities
 	$(BIN)/uvx pip-audit --requirement requirements/dev.lock --require-hashes --disable-pip --strict

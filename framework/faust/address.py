@@ -1,8 +1,8 @@
 """URLs of Faust's broker and store settings.
 
-    strandline:///data/log          the folder /data/log
-    strandline://host:7070          a served log (`strandline serve`)
-    strandline:///data/log?on_error=skip&commit_ms=50
+strandline:///data/log          the folder /data/log
+strandline://host:7070          a served log (`strandline serve`)
+strandline:///data/log?on_error=skip&commit_ms=50
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ from faust.assignor.client_assignment import ClientAssignment, ClientMetadata
 from strandline.changelog.broker import Broker
 from strandline.changelog.groups import Subscription
 from strandline.changelog.records import TopicPartition
-from strandline.framework.faust.log_link import LogLink
+from strandline.framework.faust.log_link import FaustLink
 
 ByTopic = dict[str, list[int]]
 
 
-def subscription(app: Any, link: LogLink, topics: Iterable[str], session_ms: int) -> Subscription:
+def subscription(app: Any, link: FaustLink, topics: Iterable[str], session_ms: int) -> Subscription:
     """Return the subscription of a worker: topics of equal size are assigned together."""
     sizes: dict[int, list[str]] = {}
     for topic in sorted(topics):
@@ -40,7 +40,7 @@ def subscription(app: Any, link: LogLink, topics: Iterable[str], session_ms: int
 
 def tell_assignor(
     app: Any,
-    link: LogLink,
+    link: FaustLink,
     actives: Iterable[TopicPartition],
     standbys: Iterable[TopicPartition],
     workers: Mapping[str, ByTopic],
@@ -107,6 +107,6 @@ def _only(everyone: Mapping[str, ByTopic], topics: set[str]) -> dict[str, ByTopi
     return {url: {t: n for t, n in of.items() if t in topics} for url, of in everyone.items()}
 
 
-def _partitions(link: LogLink, topic: str) -> int:
+def _partitions(link: FaustLink, topic: str) -> int:
     info = link.info(topic)
     return 0 if info is None else info.partitions

@@ -17,7 +17,7 @@ from strandline.changelog.client.producer import BatchMetadata, Producer
 from strandline.changelog.groups import GroupMember
 from strandline.changelog.records import TopicPartition
 from strandline.framework.faust.ledger import Sent
-from strandline.framework.faust.log_link import LogLink
+from strandline.framework.faust.log_link import FaustLink
 from strandline.statestore.changelogged import ChangelogBatch
 
 Appends = list[tuple[TopicPartition, pa.RecordBatch, int]]
@@ -33,7 +33,7 @@ class FaustCommit(NamedTuple):
 
 
 def commit(
-    work: FaustCommit, link: LogLink, producer: Producer, member: GroupMember
+    work: FaustCommit, link: FaustLink, producer: Producer, member: GroupMember
 ) -> dict[TopicPartition, BatchMetadata]:
     """Commit in one transaction; return the last batch of each partition. Raises broker errors."""
     producer.begin_transaction()
@@ -46,9 +46,9 @@ def commit(
     return {TopicPartition(one.topic, one.partition): one for one in appended}
 
 
-def _outputs(sent: list[Sent], link: LogLink, producer: Producer) -> Iterator[
-    tuple[TopicPartition, pa.RecordBatch, int]
-]:
+def _outputs(
+    sent: list[Sent], link: FaustLink, producer: Producer
+) -> Iterator[tuple[TopicPartition, pa.RecordBatch, int]]:
     """Yield the sent records as batches, in their order within each partition."""
     groups: dict[tuple[str, int | None], list[Sent]] = {}
     for one in sent:

@@ -16,7 +16,6 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import faust.transport.base
 from faust.types import TP
 from faust.types.tuples import ConsumerMessage
 from mode import Service
@@ -35,8 +34,8 @@ from strandline.framework.faust.commit import FaustCommit, commit
 from strandline.framework.faust.failures import Interruptions, settle_failure
 from strandline.framework.faust.group_worker import GroupWorker
 from strandline.framework.faust.ledger import CommitPlan
-from strandline.framework.faust.log_link import LogLink
-from strandline.framework.faust.positions import after_last_record, starting_offsets, within
+from strandline.framework.faust.positioned_consumer import PositionedConsumer
+from strandline.framework.faust.positions import within
 from strandline.statestore.changelogged import ChangelogBatch
 
 POLL_S = 0.25
@@ -53,29 +52,20 @@ FAUSTS_SESSION_S = 60.0
 """Faust's default of broker_session_timeout."""
 
 
-class FaustConsumer(faust.transport.base.Consumer):
+class FaustConsumer(PositionedConsumer):
     """Consumer of a Faust worker, or of a client that only waits for replies."""
 
-    link: LogLink
-
     def __init__(self, transport: Any, callback: Any, *args: Any, **options: Any) -> None:
-        self.link = transport.link
         self._deliver = callback
-        options["commit_interval"] = self.link.address.commit_ms / 1000
+        options["commit_interval"] = transport.link.address.commit_ms / 1000
         super().__init__(transport, self._track, *args, **options)
         self._worker: GroupWorker | None = None
         self._topics: frozenset[str] = frozenset()
         """Topics that the group assigns."""
-        self._private: frozenset[TP] = frozenset()
-        """Partitions that are read by this process alone: replies to it."""
-        self._owned: frozenset[TP] = frozenset()
         self._copies: frozenset[TP] = frozenset()
-        self._positions: dict[TP, int] = {}
-        self._ends: dict[TP, int] = {}
         self._assigned_once = False
         self._must_rewind = False
         self._workers: dict[str, Any] = {}
-        self._committing = asyncio.Lock()
         self.app.sensors.add(Interruptions(self.link))
 
     async def on_start(self) -> None:
@@ -178,7 +168,9 @@ class FaustConsumer(faust.transport.base.Consumer):
         active, copies = worker.assigned()
         owned = {TP(*tp) for tp in active}
         if self._owned - self._private:
-            await self.link.call(worker.report, frozenset(TopicPartition(*tp) for tp in self._owned & owned))
+            await self.link.call(
+                worker.report, frozenset(TopicPartition(*tp) for tp in self._owned & owned)
+            )
         self._owned = frozenset(owned | self._private)
         self._copies = frozenset(TP(*tp) for tp in copies)
         await self.link.call(worker.report, frozenset(TopicPartition(*tp) for tp in owned))
@@ -266,104 +258,6 @@ class FaustConsumer(faust.transport.base.Consumer):
     async def _add_gap(self, tp: TP, offset_from: int, offset_to: int) -> None:
         """Do nothing: the ledger commits the delivered records, whatever lies between them."""
 
-    # Positions ------------------------------------------------------------------------
-
-    async def seek_to_committed(self) -> Mapping[TP, int]:
-        """Read all source partitions from their committed offsets."""
-        async with self._committing:
-            # What was delivered and is not committed is delivered again.
-            self.link.ledger.discard()
-            changelogs = self.app.tables.changelog_topics
-            sources = [tp for tp in self._owned - self._private if tp.topic not in changelogs]
-            found = await self.link.call(
-                starting_offsets,
-                self.link.broker,
-                self.app.conf.id,
-                [TopicPartition(*tp) for tp in sources],
-                self.app.conf.consumer_auto_offset_reset,
-                self.link.clock,
-            )
-            offsets = {TP(*tp): offset for tp, offset in found.items()}
-            self._positions.update(offsets)
-        await self._seek_missing()
-        return offsets
-
-    async def _seek_missing(self) -> None:
-        missing = [TopicPartition(*tp) for tp in self._private if tp not in self._positions]
-        found = await self.link.call(
-            starting_offsets, self.link.broker, None, missing, "earliest", self.link.clock
-        )
-        self._positions.update({TP(*tp): offset for tp, offset in found.items()})
-
-    async def seek_wait(self, partitions: Mapping[TP, int]) -> None:
-        """Read partitions from these offsets, or the nearest that the log has."""
-        found = await self.link.call(
-            within, self.link.broker, {TopicPartition(*tp): at for tp, at in partitions.items()}
-        )
-        for partition, offset in found.items():
-            tp = TP(*partition)
-            self._positions[tp] = offset
-            self._read_offset[tp] = offset or None
-
-    async def _seek(self, partition: TP, offset: int) -> None:
-        self._positions[TP(*partition)] = offset
-
-    async def seek_to_latest(self, *partitions: TP) -> None:
-        """Read partitions from their ends."""
-        await self.seek_wait(await self.highwaters(*partitions))
-
-    async def seek_to_beginning(self, *partitions: TP) -> None:
-        """Read partitions from their first records."""
-        await self.seek_wait(await self.earliest_offsets(*partitions))
-
-    async def position(self, tp: TP) -> int | None:
-        """Return the next offset to read."""
-        return self._positions.get(TP(*tp))
-
-    def highwater(self, tp: TP) -> int:
-        """Return the last stable offset that the latest fetch has seen."""
-        return self._ends.get(tp, 0)
-
-    async def earliest_offsets(self, *partitions: TP) -> Mapping[TP, int]:
-        """Return the first offset of each partition."""
-        asked = [TopicPartition(*tp) for tp in partitions]
-        found = await self.link.call(self.link.broker.offsets, asked) if asked else {}
-        return {TP(*tp): one.log_start for tp, one in found.items()}
-
-    async def highwaters(self, *partitions: TP) -> Mapping[TP, int]:
-        """Return the end of each partition, as Faust's recovery waits for it."""
-        asked = [TopicPartition(*tp) for tp in partitions]
-        restored = {tp: end for tp in asked if (end := self._restored_end(tp)) is not None}
-        rest = [tp for tp in asked if tp not in restored]
-        found = await self.link.call(after_last_record, self.link.broker, rest)
-        return {TP(*tp): end for tp, end in {**restored, **found}.items()}
-
-    def _restored_end(self, tp: TopicPartition) -> int | None:
-        """Return the end to which our store has restored a table partition."""
-        table = self.app.tables._changelogs.get(tp.topic)
-        if table is None or not getattr(table.data, "keeps_its_changelog", False):
-            return None
-        offset = table.data.persisted_offset(TP(*tp))
-        return 0 if offset is None else offset + 1
-
-    def topic_partitions(self, topic: str) -> int | None:
-        """Return the number of partitions of a topic; None if it does not exist."""
-        info = self.link.info(topic)
-        return None if info is None else info.partitions
-
-    def key_partition(
-        self, topic: str, key: bytes | None, partition: int | None = None
-    ) -> int | None:
-        """Return the partition of a key."""
-        return self.link.partition_of(topic, key) if partition is None else partition
-
-    async def create_topic(self, *args: Any, **options: Any) -> None:
-        """Create a topic if it does not exist."""
-        await self.app.producer.create_topic(*args, **options)
-
-    def _new_topicpartition(self, topic: str, partition: int) -> TP:
-        return TP(topic, partition)
-
     # Committing -----------------------------------------------------------------------
 
     async def force_commit(self, topics: Any = None, start_new_transaction: bool = True) -> bool:
@@ -388,9 +282,7 @@ class FaustConsumer(faust.transport.base.Consumer):
         batches = {part.changelog: batch for part, batch in changes.items()}
         work = FaustCommit(plan.offsets, plan.sent, batches)
         try:
-            appended = await self.link.call(
-                commit, work, self.link, worker.producer, worker.member
-            )
+            appended = await self.link.call(commit, work, self.link, worker.producer, worker.member)
         except (TransactionAborted, MemberFenced) as error:
             self.log.warning("a commit was refused, and its records are handled again: %s", error)
             self._must_rewind = True
@@ -433,8 +325,10 @@ class FaustConsumer(faust.transport.base.Consumer):
         A handler that does not finish leaves nothing: its record is handled again.
         """
         deadline = self.link.clock.monotonic() + FINISH_S
-        while self.link.ledger.has_started() and self.link.clock.monotonic() < deadline:
-            await asyncio.sleep(WATCH_S)
+        while self.link.ledger.has_started():
+            if self.link.clock.monotonic() > deadline:
+                break
+            await self.sleep(WATCH_S)
         await self.force_commit(start_new_transaction=False)
 
     async def _commit(self, offsets: Mapping[TP, int]) -> bool:
@@ -444,7 +338,7 @@ class FaustConsumer(faust.transport.base.Consumer):
         """Apply the policy to the record whose agent has raised."""
         if not settle_failure(self.app, self.link, exc):
             self.log.error("the worker stops at a record whose agent raised: %r", exc)
-            await self.app.crash(exc)  # type: ignore[arg-type]
+            await self.app.crash(exc)
 
 
 def _check_store(app: Any) -> None:

@@ -13,10 +13,10 @@ import asyncio
 import sys
 from typing import Any
 
-from faust.streams import current_event
 from faust.sensors.base import Sensor
+from faust.streams import current_event
 
-from strandline.framework.faust.log_link import LogLink
+from strandline.framework.faust.log_link import FaustLink
 
 DEAD_LETTER = "{topic}.dead-letter"
 """Name of the topic of records that could not be handled."""
@@ -25,7 +25,7 @@ DEAD_LETTER = "{topic}.dead-letter"
 class Interruptions(Sensor):
     """Notices records that are acknowledged because their agent's stream is closed."""
 
-    def __init__(self, link: LogLink) -> None:
+    def __init__(self, link: FaustLink) -> None:
         super().__init__()
         self._link = link
 
@@ -40,7 +40,7 @@ class Interruptions(Sensor):
                 unit.interrupted = True
 
 
-def settle_failure(app: Any, link: LogLink, error: BaseException) -> bool:
+def settle_failure(app: Any, link: FaustLink, error: BaseException) -> bool:
     """Apply the policy to the record whose agent has raised; False if the worker must stop."""
     event: Any = current_event()
     unit = None if event is None else link.ledger.unit_of(event.message)

@@ -12,7 +12,7 @@ from strandline.changelog.client.transaction_state import ProducerPhase
 from strandline.changelog.errors import StrandlineError
 from strandline.changelog.groups import GroupMember, Subscription
 from strandline.changelog.records import TopicPartition
-from strandline.framework.faust.log_link import LogLink
+from strandline.framework.faust.log_link import FaustLink
 
 TRANSACTION_TIMEOUT_MS = 10_000
 """Milliseconds that a transaction may stay open; it is open during a commit only."""
@@ -24,7 +24,7 @@ class GroupWorker:
     """Membership and producer from joining to leaving. Its methods block; call them on a thread."""
 
     def __init__(
-        self, link: LogLink, group: str, subscription: Subscription, max_poll_ms: int
+        self, link: FaustLink, group: str, subscription: Subscription, max_poll_ms: int
     ) -> None:
         self._link = link
         self.topics = frozenset(subscription.topics)

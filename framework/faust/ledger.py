@@ -208,7 +208,9 @@ class Ledger:
     def has_started(self) -> bool:
         """Return True if an agent is working on a record."""
         return any(
-            unit.message is not None and unit.message.tracked and not unit.is_done
+            unit.message is not None
+            and unit.message.tracked
+            and not unit.is_done
             and not unit.interrupted
             for unit in self._all()
         )

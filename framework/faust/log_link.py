@@ -35,7 +35,7 @@ THREADS = 4
 """Threads for calls other than fetches, such as commits and restores."""
 
 
-class LogLink:
+class FaustLink:
     """Connection of one app, opened when first used, and closed by its last user."""
 
     def __init__(self, address: FaustAddress) -> None:
@@ -142,17 +142,17 @@ class LogLink:
         return partition_for(key, info.partitions)
 
 
-_links: weakref.WeakKeyDictionary[Any, LogLink] = weakref.WeakKeyDictionary()
+_links: weakref.WeakKeyDictionary[Any, FaustLink] = weakref.WeakKeyDictionary()
 
 
-def link_of(app: Any, address: FaustAddress) -> LogLink:
+def link_of(app: Any, address: FaustAddress) -> FaustLink:
     """Return the connection of a Faust app, which its transports share."""
     found = _links.get(app)
     if found is None or found.address.log != address.log:
-        found = _links[app] = LogLink(address)
+        found = _links[app] = FaustLink(address)
     return found
 
 
-def link_for(app: Any) -> LogLink | None:
+def link_for(app: Any) -> FaustLink | None:
     """Return the connection of a Faust app; None if its broker is none of ours."""
     return _links.get(app)

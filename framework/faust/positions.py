@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Mapping
-from typing import Literal
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
-from strandline.changelog.errors import CoordinatorLoading, InvalidConfig
-from strandline.changelog.records import TopicPartition
+from strandline.changelog.errors import CoordinatorLoading
+from strandline.changelog.records import CommittedOffset, PartitionOffsets, TopicPartition
 
 LOADING_S = 30.0
 """Maximum seconds to wait for transactions that are about to change committed offsets."""
 LOOK_BACK = 256
 """Offsets before the end at which the search for the last record begins."""
-
-OffsetReset = Literal["earliest", "latest"]
 
 
 def starting_offsets(
@@ -25,35 +23,28 @@ def starting_offsets(
     reset: str,
     clock: Clock,
 ) -> dict[TopicPartition, int]:
-    """Return the offset at which to begin each partition: the committed one, or by `reset`.
-
-    Raises InvalidConfig for a committed offset of another history of the log.
-    """
+    """Return the offset at which to begin each partition: the committed one, or by `reset`."""
     ends = broker.offsets(partitions) if partitions else {}
     committed = _committed(broker, group, partitions, clock) if group and partitions else {}
     found = {}
     for tp, end in ends.items():
         at = committed.get(tp)
-        if at is not None and at.topic_id in ("", end.topic_id):
-            if not end.log_start <= at.offset <= end.high_watermark:
-                if reset == "none":
-                    raise InvalidConfig(f"{tp}: offset {at.offset} is not in the log")
-                found[tp] = end.log_start if at.offset < end.log_start else _by(reset, end)
-            else:
-                found[tp] = at.offset
+        is_known = at is not None and at.topic_id in ("", end.topic_id)
+        if at is not None and is_known and end.log_start <= at.offset <= end.high_watermark:
+            found[tp] = at.offset
         else:
             found[tp] = _by(reset, end)
     return found
 
 
-def _by(reset: str, end: object) -> int:
-    name = "last_stable_offset" if reset == "latest" else "log_start"
-    return int(getattr(end, name))
+def _by(reset: str, end: PartitionOffsets) -> int:
+    return end.last_stable_offset if reset == "latest" else end.log_start
 
 
-def _committed(broker: Broker, group: str, partitions: Collection[TopicPartition], clock: Clock):  # type: ignore[no-untyped-def]
-    import threading
-
+def _committed(
+    broker: Broker, group: str, partitions: Collection[TopicPartition], clock: Clock
+) -> dict[TopicPartition, CommittedOffset]:
+    """Return the committed offsets, after the transactions that are about to change them."""
     deadline = clock.monotonic() + LOADING_S
     while True:
         try:
@@ -97,9 +88,7 @@ def _after_last_record(broker: Broker, tp: TopicPartition, start: int, end: int)
         back *= 4
 
 
-def within(
-    broker: Broker, wanted: Mapping[TopicPartition, int]
-) -> dict[TopicPartition, int]:
+def within(broker: Broker, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
     """Return the wanted positions, moved into the range of offsets that the log has."""
     ends = broker.offsets(wanted.keys()) if wanted else {}
     return {

@@ -21,13 +21,13 @@ from strandline.changelog.client.accumulator import RecordMetadata as Acknowledg
 from strandline.changelog.errors import InvalidConfig, InvalidRecord
 from strandline.changelog.records import Headers
 from strandline.framework.faust.effects import current_unit
-from strandline.framework.faust.log_link import LogLink
+from strandline.framework.faust.log_link import FaustLink
 
 
 class FaustProducer(faust.transport.base.Producer):
     """Producer of a Faust app. Used by the thread of the event loop only."""
 
-    link: LogLink
+    link: FaustLink
 
     def __post_init__(self) -> None:
         self.link = self.transport.link

@@ -20,7 +20,7 @@ from mode import Service
 from strandline.changelog.errors import InvalidConfig, InvalidRequest, RequestTimedOut
 from strandline.changelog.records import TopicPartition
 from strandline.framework.faust.effects import current_unit, reading_unit
-from strandline.framework.faust.log_link import LogLink, link_for
+from strandline.framework.faust.log_link import FaustLink, link_for
 from strandline.framework.faust.table_partition import TablePartition
 from strandline.statestore.engines.folders import remove_all
 
@@ -49,7 +49,7 @@ class FaustStore(faust.stores.base.SerializedStore):
                 f"table {table.name!r}: store='strandline://' needs broker='strandline:///path', "
                 f"got {app.conf.broker}"
             )
-        self.link: LogLink = link
+        self.link: FaustLink = link
         self.parts: dict[int, TablePartition] = {}
 
     # Reads and writes of agents and views ---------------------------------------------
@@ -164,7 +164,10 @@ class FaustStore(faust.stores.base.SerializedStore):
         restored = await self.link.call(part.restore, self.link.broker)
         if restored is not None:
             self.log.info(
-                "%s restored: %d records in %.2f s", part.changelog, restored.records, restored.seconds
+                "%s restored: %d records in %.2f s",
+                part.changelog,
+                restored.records,
+                restored.seconds,
             )
 
     def _open(self, topic: str, number: int, *, standby: bool) -> TablePartition:

@@ -95,9 +95,9 @@ class TablePartition:
             )
         self.overlay.write(key, value, writer)
 
-    def items(self, reader: Writer | None, *, committed: bool = False) -> Iterator[
-        tuple[bytes, bytes]
-    ]:
+    def items(
+        self, reader: Writer | None, *, committed: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
         """Return the entries as of now, committed ones only if asked; sorted by key."""
         if self._closed:
             return iter(())

@@ -10,7 +10,7 @@ from yarl import URL
 
 from strandline.framework.faust.address import parse
 from strandline.framework.faust.consumer import FaustConsumer
-from strandline.framework.faust.log_link import LogLink, link_of
+from strandline.framework.faust.log_link import FaustLink, link_of
 from strandline.framework.faust.producer import FaustProducer, OneTransaction
 
 RESUBSCRIBE_S = 0.5
@@ -34,4 +34,4 @@ class FaustTransport(faust.transport.base.Transport):
 
     def __init__(self, url: list[URL], app: Any, loop: Any = None) -> None:
         super().__init__(url, app, loop)
-        self.link: LogLink = link_of(app, parse(url))
+        self.link: FaustLink = link_of(app, parse(url))

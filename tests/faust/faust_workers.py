@@ -24,7 +24,11 @@ class FaustProcess:
 
     def __init__(self, app: str, folder: Path, *, web: int | None = None, **env: str) -> None:
         self.output = folder / f"{app}-{time.monotonic_ns()}.out"
-        web_options = ["--without-web"] if web is None else ["--web-port", str(web), "--web-bind", "127.0.0.1", "--web-host", "127.0.0.1"]
+        web_options = (
+            ["--without-web"]
+            if web is None
+            else ["--web-port", str(web), "--web-bind", "127.0.0.1", "--web-host", "127.0.0.1"]
+        )
         where = {"FAUST_LOG": str(folder / "log"), "PYTHONPATH": str(HERE), "NO_COLOR": "1"}
         with self.output.open("wb") as out:
             self.process = subprocess.Popen(

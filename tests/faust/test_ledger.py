@@ -1,4 +1,4 @@
-"""What a commit takes: records before the first unfinished one, and nothing that depends on one."""
+"""Choice of the records of a commit: before the first unfinished one, without what depends on it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,127 @@
+"""Positions of Faust's consumer: seeking, and the ends that Faust's recovery waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import faust.transport.base
+from faust.types import TP
+
+from strandline.changelog.records import TopicPartition
+from strandline.framework.faust.log_link import FaustLink
+from strandline.framework.faust.positions import after_last_record, starting_offsets, within
+
+
+class PositionedConsumer(faust.transport.base.Consumer):
+    """Part of Faust's consumer that knows where each partition is read."""
+
+    link: FaustLink
+
+    def __init__(self, transport: Any, callback: Any, *args: Any, **options: Any) -> None:
+        self.link = transport.link
+        super().__init__(transport, callback, *args, **options)
+        self._private: frozenset[TP] = frozenset()
+        """Partitions that are read by this process alone: replies to it."""
+        self._owned: frozenset[TP] = frozenset()
+        self._positions: dict[TP, int] = {}
+        self._ends: dict[TP, int] = {}
+        self._committing = asyncio.Lock()
+        """Held during a commit, and while uncommitted work is dropped."""
+
+    async def seek_to_committed(self) -> Mapping[TP, int]:
+        """Read all source partitions from their committed offsets."""
+        async with self._committing:
+            # What was delivered and is not committed is delivered again.
+            self.link.ledger.discard()
+            changelogs = self.app.tables.changelog_topics
+            sources = [tp for tp in self._owned - self._private if tp.topic not in changelogs]
+            found = await self.link.call(
+                starting_offsets,
+                self.link.broker,
+                self.app.conf.id,
+                [TopicPartition(*tp) for tp in sources],
+                self.app.conf.consumer_auto_offset_reset,
+                self.link.clock,
+            )
+            offsets = {TP(*tp): offset for tp, offset in found.items()}
+            self._positions.update(offsets)
+        await self._seek_missing()
+        return offsets
+
+    async def _seek_missing(self) -> None:
+        missing = [TopicPartition(*tp) for tp in self._private if tp not in self._positions]
+        found = await self.link.call(
+            starting_offsets, self.link.broker, None, missing, "earliest", self.link.clock
+        )
+        self._positions.update({TP(*tp): offset for tp, offset in found.items()})
+
+    async def seek_wait(self, partitions: Mapping[TP, int]) -> None:
+        """Read partitions from these offsets, or the nearest that the log has."""
+        found = await self.link.call(
+            within, self.link.broker, {TopicPartition(*tp): at for tp, at in partitions.items()}
+        )
+        for partition, offset in found.items():
+            tp = TP(*partition)
+            self._positions[tp] = offset
+            self._read_offset[tp] = offset or None
+
+    async def _seek(self, partition: TP, offset: int) -> None:
+        self._positions[TP(*partition)] = offset
+
+    async def seek_to_latest(self, *partitions: TP) -> None:
+        """Read partitions from their ends."""
+        await self.seek_wait(await self.highwaters(*partitions))
+
+    async def seek_to_beginning(self, *partitions: TP) -> None:
+        """Read partitions from their first records."""
+        await self.seek_wait(await self.earliest_offsets(*partitions))
+
+    async def position(self, tp: TP) -> int | None:
+        """Return the next offset to read."""
+        return self._positions.get(TP(*tp))
+
+    def highwater(self, tp: TP) -> int:
+        """Return the last stable offset that the latest fetch has seen."""
+        return self._ends.get(tp, 0)
+
+    async def earliest_offsets(self, *partitions: TP) -> Mapping[TP, int]:
+        """Return the first offset of each partition."""
+        asked = [TopicPartition(*tp) for tp in partitions]
+        found = await self.link.call(self.link.broker.offsets, asked) if asked else {}
+        return {TP(*tp): one.log_start for tp, one in found.items()}
+
+    async def highwaters(self, *partitions: TP) -> Mapping[TP, int]:
+        """Return the end of each partition, as Faust's recovery waits for it."""
+        asked = [TopicPartition(*tp) for tp in partitions]
+        restored = {tp: end for tp in asked if (end := self._restored_end(tp)) is not None}
+        rest = [tp for tp in asked if tp not in restored]
+        found = await self.link.call(after_last_record, self.link.broker, rest)
+        return {TP(*tp): end for tp, end in {**restored, **found}.items()}
+
+    def _restored_end(self, tp: TopicPartition) -> int | None:
+        """Return the end to which our store has restored a table partition."""
+        table = self.app.tables._changelogs.get(tp.topic)
+        if table is None or not getattr(table.data, "keeps_its_changelog", False):
+            return None
+        offset = table.data.persisted_offset(TP(*tp))
+        return 0 if offset is None else offset + 1
+
+    def topic_partitions(self, topic: str) -> int | None:
+        """Return the number of partitions of a topic; None if it does not exist."""
+        info = self.link.info(topic)
+        return None if info is None else info.partitions
+
+    def key_partition(
+        self, topic: str, key: bytes | None, partition: int | None = None
+    ) -> int | None:
+        """Return the partition of a key."""
+        return self.link.partition_of(topic, key) if partition is None else partition
+
+    async def create_topic(self, *args: Any, **options: Any) -> None:
+        """Create a topic if it does not exist."""
+        await self.app.producer.create_topic(*args, **options)
+
+    def _new_topicpartition(self, topic: str, partition: int) -> TP:
+        return TP(topic, partition)
