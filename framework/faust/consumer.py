@@ -22,6 +22,7 @@ from mode import Service
 
 from strandline.changelog.errors import (
     InvalidConfig,
+    InvalidRecord,
     MemberFenced,
     OffsetOutOfRange,
     Retriable,
@@ -31,7 +32,11 @@ from strandline.changelog.errors import (
 from strandline.changelog.records import ConsumerRecord, TopicPartition
 from strandline.framework.faust.assignment import subscription, tell_assignor, workers_of
 from strandline.framework.faust.commit import FaustCommit, commit
-from strandline.framework.faust.failures import Interruptions, settle_failure
+from strandline.framework.faust.failures import (
+    Interruptions,
+    settle_failure,
+    settle_undecodable,
+)
 from strandline.framework.faust.group_worker import GroupWorker
 from strandline.framework.faust.ledger import CommitPlan
 from strandline.framework.faust.positioned_consumer import PositionedConsumer
@@ -207,9 +212,21 @@ class FaustConsumer(PositionedConsumer):
 
     async def _track(self, message: Any) -> None:
         """Add the record to the ledger, then hand it to Faust."""
-        if self.app.topics.acks_enabled_for(message.topic) and not self.app.client_only:
-            self.link.ledger.deliver(message)
+        if self.app.client_only or not self.app.topics.acks_enabled_for(message.topic):
+            await self._deliver(message)
+            return
+        unit = self.link.ledger.deliver(message)
+        unit.delivering = True  # and remains so if a rebalance cancels this call
         await self._deliver(message)
+        # Faust acknowledges a record that it cannot decode, before any agent has begun with it.
+        undecodable = message.acked and not message.tracked
+        if undecodable and not settle_undecodable(self.link, unit, message):
+            self.log.error("the worker stops at a record that cannot be decoded: %r", message)
+            await self.app.crash(
+                InvalidRecord(f"{message!r} cannot be decoded: see the agent's error")
+            )
+            return
+        unit.delivering = False
 
     async def _getmany(self, active_partitions: Any, timeout: float) -> Any:
         """Fetch the next records of the active partitions."""

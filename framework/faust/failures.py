@@ -13,9 +13,11 @@ import asyncio
 import sys
 from typing import Any
 
+from faust.exceptions import DecodeError
 from faust.sensors.base import Sensor
 from faust.streams import current_event
 
+from strandline.framework.faust.ledger import Unit
 from strandline.framework.faust.log_link import FaustLink
 
 DEAD_LETTER = "{topic}.dead-letter"
@@ -42,33 +44,44 @@ class Interruptions(Sensor):
 
 def settle_failure(app: Any, link: FaustLink, error: BaseException) -> bool:
     """Apply the policy to the record whose agent has raised; False if the worker must stop."""
+    if isinstance(error, DecodeError):
+        return True  # `settle_undecodable` decides
     event: Any = current_event()
     unit = None if event is None else link.ledger.unit_of(event.message)
-    if unit is None:
+    if unit is None or (unit.message is not None and unit.message.acked):
         # A record that was dropped is handled again. Without a record, the batch is unknown.
-        return event is not None
+        return event is not None and unit is None
+    agents = len(app.topics._tp_index.get(event.message.tp, ()))
     policy = link.address.on_error
-    message = event.message
-    agents = len(app.topics._tp_index.get(message.tp, ()))
     if policy == "fail" or agents > 1 or not link.ledger.undo(unit):
         unit.interrupted = True
         return False
     if policy == "dead_letter":
-        topic = DEAD_LETTER.format(topic=message.topic)
-        info = link.info(message.topic)
-        link.ensure(topic, 1 if info is None else info.partitions)
-        headers = [*(message.headers or ()), *_described(message, error)]
-        when = int(message.timestamp * 1000)
-        link.ledger.send(
-            unit, topic, message.partition, message.key, message.value, when, tuple(headers)
-        )
+        _send_dead_letter(link, unit, event.message, f"{type(error).__name__}: {error}")
     unit.resolved = True
     return True
 
 
-def _described(message: Any, error: BaseException) -> list[tuple[str, bytes]]:
+def settle_undecodable(link: FaustLink, unit: Unit, message: Any) -> bool:
+    """Apply the policy to a record that cannot be decoded; False if the worker must stop."""
+    policy = link.address.on_error
+    if policy == "dead_letter":
+        _send_dead_letter(link, unit, message, "the record cannot be decoded")
+    return policy != "fail"
+
+
+def _send_dead_letter(link: FaustLink, unit: Unit, message: Any, error: str) -> None:
+    topic = DEAD_LETTER.format(topic=message.topic)
+    info = link.info(message.topic)
+    link.ensure(topic, 1 if info is None else info.partitions)
+    headers = (*(message.headers or ()), *_described(message, error))
+    when = int(message.timestamp * 1000)
+    link.ledger.send(unit, topic, message.partition, message.key, message.value, when, headers)
+
+
+def _described(message: Any, error: str) -> list[tuple[str, bytes]]:
     return [
-        ("strandline.error", f"{type(error).__name__}: {error}".encode()),
+        ("strandline.error", error.encode()),
         ("strandline.topic", message.topic.encode()),
         ("strandline.partition", str(message.partition).encode()),
         ("strandline.offset", str(message.offset).encode()),

@@ -59,6 +59,8 @@ class Unit:
     """Table keys that it has written."""
     needs: set[Unit] = field(default_factory=set)
     """Units without which it must not be committed."""
+    delivering: bool = False
+    """True while Faust decodes the record and hands it to its agents."""
     interrupted: bool = False
     """True if an agent ended without finishing the record, although Faust has acknowledged it."""
     resolved: bool = False
@@ -74,7 +76,9 @@ class Unit:
     def is_done(self) -> bool:
         """True if it may be committed."""
         message = self.message
-        return message is None or self.resolved or (message.acked and not self.interrupted)
+        if message is None or self.resolved:
+            return True
+        return message.acked and not self.interrupted and not self.delivering
 
     def depend_on(self, other: Writer) -> None:
         """Note that this unit must not be committed before `other`."""
@@ -111,11 +115,12 @@ class Ledger:
         self._loose: list[Unit] = []
         self._numbers = itertools.count()
 
-    def deliver(self, message: Delivered) -> None:
+    def deliver(self, message: Delivered) -> Unit:
         """Add the unit of a record, before Faust gets the record."""
         unit = Unit(message)
         self._queues.setdefault(message.tp, deque()).append(unit)
         self._units[id(message)] = unit
+        return unit
 
     def unit_of(self, message: object) -> Unit | None:
         """Return the unit of a record; None if it is settled or was never delivered."""

@@ -7,8 +7,8 @@ import faust
 app = faust.App(
     "wordcount",
     broker="strandline://" + os.environ["FAUST_LOG"],
-    store="strandline://",
-    processing_guarantee="exactly_once",
+    store=os.environ.get("FAUST_STORE", "strandline://"),
+    processing_guarantee=os.environ.get("FAUST_GUARANTEE", "exactly_once"),
     topic_partitions=2,
 )
 posts_topic = app.topic("posts", value_type=str)
@@ -21,9 +21,6 @@ async def shuffle_words(posts):
     async for post in posts:
         for word in post.split():
             await count_words.send(key=word, value=word)
-
-
-last_count = app.Table("last_count", default=int)
 
 
 @app.agent(value_type=str)

@@ -63,3 +63,23 @@ def test_windows_group_by_ask_sinks_batches_timers_and_views(tmp_path: Path) -> 
 
             assert page() == {"u1": 15}
             assert running.stop() == 0
+
+
+def test_tables_in_memory_are_recovered_by_faust_itself(tmp_path: Path) -> None:
+    """Faust's default store: at least once, from changelogs whose last offsets are markers."""
+    default = {"FAUST_STORE": "memory://", "FAUST_GUARANTEE": "at_least_once"}
+    with changelog.open(tmp_path / "log") as log:
+        log.create_topic("posts", 2)
+        for round_ in (1, 2):
+            log.append("posts", [{"value": json.dumps(line).encode()} for line in TEXT])
+            expected = {word: n * round_ for word, n in Counter(" ".join(TEXT).split()).items()}
+            with worker("sample_word_count", tmp_path, **default) as running:
+                topic = "wordcount-word_counts-changelog"
+                eventually(lambda of=topic, all_=expected: latest(log, of) == all_)
+                assert running.stop() == 0
+
+
+def test_exactly_once_with_another_store_is_refused(tmp_path: Path) -> None:
+    with worker("sample_word_count", tmp_path, FAUST_STORE="memory://") as running:
+        assert running.process.wait(60) != 0
+        assert "needs store='strandline://', got 'memory:" in running.said()

@@ -72,15 +72,18 @@ def is_alive(log: Log, appended: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2])
-def test_workers_that_are_killed_count_each_record_once(count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("count", "standbys"), [(1, 0), (2, 0), (2, 1)])
+def test_workers_that_are_killed_count_each_record_once(
+    count: int, standbys: int, tmp_path: Path
+) -> None:
     chance = random.Random(7)
     with changelog.open(tmp_path / "log") as log:
         source = Source(log, seed=count)
         source.append(500)
 
         def start(number: int) -> FaustProcess:
-            return FaustProcess("sample_one_to_one", tmp_path, FAUST_DATA=f"data-{number}")
+            settings = {"FAUST_DATA": f"data-{number}", "FAUST_STANDBYS": str(standbys)}
+            return FaustProcess("sample_one_to_one", tmp_path, **settings)
 
         workers = [start(number) for number in range(count)]
         try:

@@ -63,3 +63,18 @@ def test_by_default_the_worker_stops_before_the_record(tmp_path: Path) -> None:
             eventually(lambda: len(accepted(log)) == 2)
             assert running.stop() == 0
         assert accepted(log) == ["a 1", "b 2"]
+
+
+def test_a_record_that_cannot_be_decoded_follows_the_policy(tmp_path: Path) -> None:
+    with changelog.open(tmp_path / "log") as log:
+        log.create_topic("orders", 1)
+        log.append("orders", [{"value": value} for value in (b'"a"', b"{no json", b'"b"')])
+        with worker("sample_failing", tmp_path) as running:
+            assert running.process.wait(60) != 0
+        assert accepted(log) == ["a 1"]
+        with worker("sample_failing", tmp_path, FAUST_OPTIONS="?on_error=dead_letter") as running:
+            eventually(lambda: len(accepted(log)) == 2)
+            assert running.stop() == 0
+        assert accepted(log) == ["a 1", "b 2"]
+        letters = log.read("orders.dead-letter").to_pylist()
+        assert [letter["value"] for letter in letters] == [b"{no json"]
