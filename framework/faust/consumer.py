@@ -51,7 +51,7 @@ WORKERS_S = 2.0
 """Seconds between two looks at what other workers own."""
 SESSION_MS = 10_000
 """Session timeout, unless the app sets broker_session_timeout."""
-FINISH_S = 2.0
+FINISH_S = 3.0
 """Seconds for which a rebalance or a stop waits for running handlers."""
 FAUSTS_SESSION_S = 60.0
 """Faust's default of broker_session_timeout."""
@@ -147,7 +147,8 @@ class FaustConsumer(PositionedConsumer):
             return
         current = (self._owned - self._private, self._copies)
         private_changed = not self._private <= self._owned
-        if (active, copies) != current or private_changed or self._must_rewind:
+        rewind = self._must_rewind or self.link.ledger.must_rewind
+        if (active, copies) != current or private_changed or rewind:
             await self._rebalance(rejoin=False)
 
     def _known(self, topics: Iterable[str]) -> frozenset[str]:
@@ -159,7 +160,7 @@ class FaustConsumer(PositionedConsumer):
         before = self.assignment()
         if self._assigned_once:
             await self.on_partitions_revoked(before)
-            await self.force_commit(start_new_transaction=False)
+            await self.wait_empty()
         async with self._committing:
             if dropped := self.link.ledger.discard():
                 self.log.info("%d records are handled again after the rebalance", dropped)

@@ -113,6 +113,10 @@ class Ledger:
         self._units: dict[int, Unit] = {}
         """Units by the identity of their message, which they keep alive."""
         self._loose: list[Unit] = []
+        self._dropped: list[Delivered] = []
+        """Records that an agent had begun with when they were dropped; it may still have them."""
+        self.must_rewind = False
+        """True if a batch has mixed dropped records with others, so that all must be read again."""
         self._numbers = itertools.count()
 
     def deliver(self, message: Delivered) -> Unit:
@@ -136,14 +140,25 @@ class Ledger:
     def batch(self, belongs: Callable[[TopicPartition], bool]) -> Unit:
         """Return a new unit for work on a batch: all undone records of some partitions.
 
-        The batch and its records are committed together.
+        The batch and its records are committed together. If the agent has records that were dropped
+        meanwhile, the batch may contain them, so its effects are dropped too. All its records are
+        read again.
         """
+        members = [
+            member
+            for partition, queue in self._queues.items()
+            for member in (queue if belongs(partition) else ())
+            if not member.is_done
+        ]
+        if any(belongs(message.tp) and not message.acked for message in self._dropped):
+            for member in members:
+                member.interrupted = True
+            self.must_rewind = True
+            return Unit(dead=True)
         unit = self.loose()
-        for partition, queue in self._queues.items():
-            for member in queue if belongs(partition) else ():
-                if not member.is_done:
-                    unit.needs.add(member)
-                    member.needs.add(unit)
+        for member in members:
+            unit.needs.add(member)
+            member.needs.add(unit)
         return unit
 
     def send(self, unit: Unit, topic: str, partition: int | None, *content: object) -> None:
@@ -205,6 +220,11 @@ class Ledger:
             unit.dead = True
         for unit in dropped:
             _forget_values(unit)
+        begun = (unit.message for unit in dropped if unit.message is not None)
+        self._dropped = [
+            message for message in (*self._dropped, *begun) if message.tracked and not message.acked
+        ]
+        self.must_rewind = False
         self._queues.clear()
         self._units.clear()
         self._loose.clear()

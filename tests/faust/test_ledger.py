@@ -115,3 +115,18 @@ def test_dropped_work_leaves_nothing_and_takes_nothing() -> None:
     assert ledger.unit_of(message) is None
     ledger.send(unit, "out", 0, None, b"1", 0, ())
     assert not ledger.plan()
+
+
+def test_a_batch_with_dropped_records_is_read_again() -> None:
+    ledger = Ledger()
+    old, _ = deliver(ledger, A, 0)
+    ledger.discard()
+    new, unit = deliver(ledger, A, 0)
+    ledger.send(ledger.batch(lambda tp: tp == A), "out", 0, None, b"old and new", 0, ())
+    old.acked = new.acked = True
+    assert ledger.must_rewind
+    assert unit.interrupted
+    assert not ledger.plan()
+    ledger.discard()
+    deliver(ledger, A, 0)[0].acked = True
+    assert ledger.plan().offsets == {A: 1}
