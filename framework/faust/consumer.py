@@ -213,7 +213,8 @@ class FaustConsumer(PositionedConsumer):
 
     async def _track(self, message: Any) -> None:
         """Add the record to the ledger, then hand it to Faust."""
-        if self.app.client_only or not self.app.topics.acks_enabled_for(message.topic):
+        is_committed = self.app.topics.acks_enabled_for(message.topic)
+        if self.app.client_only or not is_committed or message.tp in self._private:
             await self._deliver(message)
             return
         unit = self.link.ledger.deliver(message)

@@ -101,12 +101,12 @@ class PositionedConsumer(faust.transport.base.Consumer):
         return {TP(*tp): end for tp, end in {**restored, **found}.items()}
 
     def _restored_end(self, tp: TopicPartition) -> int | None:
-        """Return the end to which our store has restored a table partition."""
+        """Return the end to which our store has restored a table partition; None for others."""
         table = self.app.tables._changelogs.get(tp.topic)
         if table is None or not getattr(table.data, "keeps_its_changelog", False):
             return None
-        offset = table.data.persisted_offset(TP(*tp))
-        return 0 if offset is None else offset + 1
+        part = table.data.parts.get(tp.partition)  # none while a rebalance closes it
+        return None if part is None or part.is_standby else int(part.end)
 
     def topic_partitions(self, topic: str) -> int | None:
         """Return the number of partitions of a topic; None if it does not exist."""

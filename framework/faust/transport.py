@@ -22,6 +22,17 @@ class PromptConductor(Conductor):
 
     _resubscribe_sleep_lock_seconds: float = RESUBSCRIBE_S
 
+    def add(self, topic: Any) -> None:
+        """Register a channel; it gets records at once if its topic is read already.
+
+        Faust waits for the next rebalance, which for replies to `ask` may be long over.
+        """
+        super().add(topic)
+        if topic.active_partitions is None:
+            for tp, channels in self._tp_index.items():
+                if tp.topic in topic.topics:
+                    channels.add(topic)
+
 
 class FaustTransport(faust.transport.base.Transport):
     """Transport of a Faust app on a Strandline log."""
