@@ -235,7 +235,11 @@ class FaustConsumer(PositionedConsumer):
         if not self.flow_active:
             return {}
         active = self._private if active_partitions is None else active_partitions
-        wanted = {tp: self._positions[tp] for tp in active if tp in self._positions}
+        wanted = {
+            tp: self._positions[tp]
+            for tp in active
+            if tp in self._positions and (tp not in self._private or self._has_reader(tp))
+        }
         if not wanted:
             await asyncio.sleep(WATCH_S)
             return {}
@@ -265,6 +269,10 @@ class FaustConsumer(PositionedConsumer):
             if rows := [record for batch in fetched.batches for record in batch.records()]:
                 records[tp] = rows
         return records
+
+    def _has_reader(self, tp: TP) -> bool:
+        """Return True if something iterates over the topic: replies must not come before that."""
+        return any(channel.is_iterator for channel in self.app.topics._tp_index.get(tp, ()))
 
     def _to_message(self, tp: TP, record: Any) -> ConsumerMessage:
         return ConsumerMessage(

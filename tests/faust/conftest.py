@@ -5,8 +5,6 @@ They are not collected elsewhere, because Faust needs an older click than the ot
 
 from importlib.util import find_spec
 
-collect_ignore = (
-    []
-    if find_spec("faust")
-    else ["test_apps.py", "test_exactly_once.py", "test_failures.py", "test_tables.py"]
-)
+NEED_FAUST = ["apps", "exactly_once", "failures", "refusals", "tables"]
+
+collect_ignore = [] if find_spec("faust") else [f"test_{name}.py" for name in NEED_FAUST]
