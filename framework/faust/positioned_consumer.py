@@ -95,18 +95,28 @@ class PositionedConsumer(faust.transport.base.Consumer):
     async def highwaters(self, *partitions: TP) -> Mapping[TP, int]:
         """Return the end of each partition, as Faust's recovery waits for it."""
         asked = [TopicPartition(*tp) for tp in partitions]
-        restored = {tp: end for tp in asked if (end := self._restored_end(tp)) is not None}
-        rest = [tp for tp in asked if tp not in restored]
-        found = await self.link.call(after_last_record, self.link.broker, rest)
-        return {TP(*tp): end for tp, end in {**restored, **found}.items()}
+        ends = {tp: end for tp in asked if (end := self._restored_end(tp)) is not None}
+        ours = [tp for tp in asked if tp not in ends and self._store_of(tp) is not None]
+        if ours:
+            # Copies of other workers' partitions. Faust compares the end with the position that a
+            # copy has reached, which may be after a marker.
+            bounds = await self.link.call(self.link.broker.offsets, ours)
+            ends |= {tp: bound.high_watermark for tp, bound in bounds.items()}
+        rest = [tp for tp in asked if tp not in ends]
+        ends |= await self.link.call(after_last_record, self.link.broker, rest)
+        return {TP(*tp): end for tp, end in ends.items()}
 
     def _restored_end(self, tp: TopicPartition) -> int | None:
         """Return the end to which our store has restored a table partition; None for others."""
-        table = self.app.tables._changelogs.get(tp.topic)
-        if table is None or not getattr(table.data, "keeps_its_changelog", False):
-            return None
-        part = table.data.parts.get(tp.partition)  # none while a rebalance closes it
+        store = self._store_of(tp)
+        part = None if store is None else store.parts.get(tp.partition)
         return None if part is None or part.is_standby else int(part.end)
+
+    def _store_of(self, tp: TopicPartition) -> Any:
+        """Return our store of a changelog partition; None if it is none of ours."""
+        table = self.app.tables._changelogs.get(tp.topic)
+        ours = table is not None and getattr(table.data, "keeps_its_changelog", False)
+        return table.data if ours else None
 
     def topic_partitions(self, topic: str) -> int | None:
         """Return the number of partitions of a topic; None if it does not exist."""
