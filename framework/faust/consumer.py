@@ -65,6 +65,8 @@ class FaustConsumer(PositionedConsumer):
         options["commit_interval"] = transport.link.address.commit_ms / 1000
         super().__init__(transport, self._track, *args, **options)
         self._worker: GroupWorker | None = None
+        self._joining: asyncio.Future[GroupWorker] | None = None
+        """The last attempt to join the group."""
         self._topics: frozenset[str] = frozenset()
         """Topics that the group assigns."""
         self._copies: frozenset[TP] = frozenset()
@@ -84,11 +86,20 @@ class FaustConsumer(PositionedConsumer):
         try:
             await super().on_stop()
         finally:
-            worker, self._worker = self._worker, None
             self.link.ledger.discard()
+            worker = await self._joined()
             if worker is not None:
                 await self.link.call(worker.leave)
             await self.link.release()
+
+    async def _joined(self) -> GroupWorker | None:
+        """Return the member that must leave the group; a stop may come while it joins."""
+        worker, self._worker = self._worker, None
+        if worker is None and self._joining is not None:
+            with contextlib.suppress(StrandlineError):
+                worker = await self._joining
+        self._joining = None
+        return worker
 
     # Subscribing ----------------------------------------------------------------------
 
@@ -187,7 +198,7 @@ class FaustConsumer(PositionedConsumer):
 
     async def _join(self) -> None:
         conf = self.app.conf
-        worker, self._worker = self._worker, None
+        worker, self._worker, self._joining = self._worker, None, None
         if worker is not None:
             self._owned = frozenset()
             await self.link.call(worker.leave)
@@ -196,7 +207,10 @@ class FaustConsumer(PositionedConsumer):
             session_ms = SESSION_MS
         wanted = await self.link.call(subscription, self.app, self.link, self._topics, session_ms)
         max_poll_ms = int((conf.broker_max_poll_interval or 1000) * 1000)
-        self._worker = await self.link.call(GroupWorker, self.link, conf.id, wanted, max_poll_ms)
+        joining = self.link.call(GroupWorker, self.link, conf.id, wanted, max_poll_ms)
+        self._joining = asyncio.ensure_future(joining)
+        # A stop cancels this task, and not the thread that joins.
+        self._worker = await asyncio.shield(self._joining)
 
     async def _look_at_workers(self) -> None:
         """Learn what other workers own, so that views can send requests on to them."""

@@ -20,7 +20,7 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.client.partitioner import partition_for
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.clock import Clock, SystemClock
-from strandline.changelog.errors import InvalidTopic, TopicExists, UnknownTopic
+from strandline.changelog.errors import InvalidRequest, InvalidTopic, TopicExists, UnknownTopic
 from strandline.changelog.log import Log
 from strandline.changelog.records import TopicInfo
 from strandline.framework.faust.address import FaustAddress
@@ -53,8 +53,10 @@ class FaustLink:
 
     @property
     def broker(self) -> Broker:
-        """The log, opened if needed."""
+        """The log, opened if needed. Raises InvalidRequest if the app does not run."""
         if self.log is None:
+            if not self._users:
+                raise InvalidRequest("the app does not run, so its log is not open; start it first")
             self.log = changelog.open(self.address.log)
             self._calls = ThreadPoolExecutor(THREADS, thread_name_prefix="strandline-faust")
             self._fetches = ThreadPoolExecutor(1, thread_name_prefix="strandline-faust-fetch")
