@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from faust.app import App
 from yarl import URL
 
-from faust.app import App
 from strandline.changelog.errors import InvalidConfig
 from strandline.framework.faust.address import FaustAddress, parse
 
