@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from strandline.changelog.depth import check_json, check_value
+from strandline.changelog.depth import check_value
 from strandline.changelog.errors import InvalidConfig, InvalidRecord, MissingDependency
 from strandline.framework.formats import avro_schema
+from strandline.framework.formats.avro_bounds import SchemaSize, loaded
 from strandline.framework.formats.avro_columns import decode, encode
 from strandline.framework.formats.avro_depth import AvroDepth
 from strandline.framework.formats.avro_schema import (
@@ -209,15 +210,14 @@ class _Datums:
         fastavro = _fastavro()
         self._fastavro = fastavro
         try:
-            check_json(text)
-            self._schema = fastavro.parse_schema(json.loads(text))
+            schema = loaded(text)
+            SchemaSize(schema)
+            self._schema = fastavro.parse_schema(schema)
             own = None if reader in (None, text) else json.loads(str(reader))
             self._reader = None if own is None else fastavro.parse_schema(own)
             self._depth = AvroDepth(self._schema)
         except Exception as error:  # fastavro raises its own errors and Python's
             raise InvalidConfig(f"not an Avro schema: {error!r} in {text:.200}") from error
-        if _has_arrays_of_nothing(json.loads(text)):
-            raise InvalidConfig(f"an array of items without bytes has no bound: {text:.200}")
 
     def dumps(self, value: Any) -> bytes:
         out = io.BytesIO()
@@ -276,23 +276,6 @@ def _reader(text: str, own: str | None = None) -> Callable[[bytes], Any]:
         return _Datums(text, own).loads
     except InvalidConfig as error:
         raise InvalidRecord(str(error)) from error
-
-
-def _has_arrays_of_nothing(schema: Any) -> bool:
-    """Return True if items may take no bytes, so that a few bytes could announce 2**60 items."""
-    if isinstance(schema, list):
-        return any(map(_has_arrays_of_nothing, schema))
-    if not isinstance(schema, dict):
-        return False
-    items = schema.get("items")
-    if schema.get("type") == "array" and (items == "null" or isinstance(items, dict)):
-        nothing = items == "null" or items.get("fields") == [] or items.get("size") == 0
-        if nothing or items.get("type") == "null":
-            return True
-    inner = [field.get("type") for field in schema.get("fields", ())]
-    return any(
-        map(_has_arrays_of_nothing, [schema.get("type"), items, schema.get("values"), *inner])
-    )
 
 
 def _fit(array: pa.Array, node: Node, name: str) -> pa.Array:

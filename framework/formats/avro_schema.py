@@ -17,9 +17,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from strandline.changelog.depth import check_json
 from strandline.changelog.errors import InvalidConfig
+from strandline.framework.formats.avro_bounds import SchemaSize, full_name, loaded
 from strandline.framework.formats.schema import RowType
+
+MAX_COLUMNS = 10_000
+"""Maximum number of columns of a schema. A named type counts at each place that refers to it, so a
+short schema may have 2**100 of them. Values of a larger schema are read one at a time."""
 
 
 class NotColumnarAvro(Exception):
@@ -127,8 +131,10 @@ def parse(text: str) -> Node:
     StructType(struct<n: int64 not null>)
     """
     try:
-        check_json(text)
-        return _parsed(json.loads(text), {}, "")
+        schema = loaded(text)
+        if SchemaSize(schema).fields > MAX_COLUMNS:
+            raise NotColumnarAvro(f"a schema of more than {MAX_COLUMNS:,} fields")
+        return _parsed(schema, {}, "")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidConfig(f"not an Avro schema: {error!r} in {text:.200}") from error
 
@@ -168,7 +174,7 @@ def _parsed(schema: Any, names: dict[str, Node], space: str) -> Node:
     if isinstance(schema, str):
         if schema in _PLAIN:
             return Scalar(schema, _PLAIN[schema])
-        known = names.get(_full(schema, space))
+        known = names.get(full_name(schema, space))
         if known is None:
             raise NotColumnarAvro(f"the type {schema!r}")
         return known
@@ -187,7 +193,7 @@ def _parsed(schema: Any, names: dict[str, Node], space: str) -> Node:
 
 
 def _named(schema: Mapping[str, Any], kind: str, names: dict[str, Node], space: str) -> Node:
-    full = _full(schema["name"], schema.get("namespace", space))
+    full = full_name(schema["name"], schema.get("namespace", space))
     if schema.get("logicalType") == "decimal":
         raise NotColumnarAvro("a decimal")
     made: Node
@@ -208,10 +214,6 @@ def _named(schema: Mapping[str, Any], kind: str, names: dict[str, Node], space: 
         made = AvroRecord(full, fields)
     names[full] = made
     return made
-
-
-def _full(name: str, space: str) -> str:
-    return name if "." in name or not space else f"{space}.{name}"
 
 
 def _of_arrow(kind: pa.DataType, path: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -26,6 +27,7 @@ from strandline.changelog.flight import messages as flight
 from strandline.framework.formats.avro import AvroSerde
 from strandline.framework.formats.choice import value_codec
 from strandline.framework.formats.json import JsonSerde
+from strandline.framework.formats.registry import RegisteredSchema, SchemaRegistry
 from strandline.framework.formats.wire import SerdeUse
 from strandline.framework.offload.progress import from_json
 from strandline.framework.positions import _read
@@ -245,3 +247,71 @@ def test_a_poisoned_record_follows_the_policy(on_error: Any) -> None:
     driver._take([(raw, "k", value) for value in (b"\x81\x01\x02", ARRAYS, b"\x81\x03\x04")])
     driver.settle()
     assert seen == [{1: 2}, {3: 4}]
+
+
+# Avro schemas -------------------------------------------------------------------------
+
+
+def record(name: str, *types: Any) -> dict[str, Any]:
+    fields = [{"name": f"f{n}", "type": kind} for n, kind in enumerate(types)]
+    return {"type": "record", "name": name, "fields": fields}
+
+
+def chained(count: int, times: int, first: str = "long") -> list[Any]:
+    """Return types of which each has the one before it, a number of times."""
+    later = [record(f"R{n}", *[f"R{n - 1}"] * times) for n in range(1, count)]
+    return [record("R0", first), *later]
+
+
+MANY = b"\x80\x80\x80\x80\x80\x80\x80\x80\x20"
+"""2**60 as an int of Avro."""
+BOUNDLESS: dict[str, tuple[Any, bytes]] = {
+    "items of an empty record": (
+        record("T", record("E"), {"type": "array", "items": "E"}),
+        MANY + b"\0",
+    ),
+    "items of records of null": (
+        record("T", {"type": "array", "items": record("E", "null")}),
+        MANY + b"\0",
+    ),
+    "items of a fixed of no bytes": (
+        record("T", {"type": "fixed", "name": "Z", "size": 0}, {"type": "array", "items": "Z"}),
+        MANY + b"\0",
+    ),
+    "items of a type in a namespace": (
+        record("a.T", record("E", record("F")), {"type": "array", "items": "a.E"}),
+        MANY + b"\0",
+    ),
+    "types within each other": (chained(20_000, 1), b"\xbe\xb8\x02" + b"\0"),
+    "records of null": (["long", *chained(40, 2, "null")], b"\x50"),
+}
+DOUBLED = record("T", *[["null", kind] for kind in chained(60, 2)])
+"""A schema of 60 names, which has 2**60 columns."""
+
+
+@pytest.mark.parametrize("name", BOUNDLESS)
+def test_a_schema_of_values_without_bounds_is_refused(name: str) -> None:
+    schema, datum = BOUNDLESS[name]
+    with pytest.raises(sl.InvalidConfig, match="no bound|take no bytes|more than 200 deep"):
+        avro(json.dumps(schema))
+    registry = SchemaRegistry("mock://boundless")
+    registry._schemas[7] = RegisteredSchema("AVRO", json.dumps(schema))
+    maps = json.dumps(record("M", {"type": "map", "values": "long"}))
+    for kind, own in ((Plain, None), (dict, maps)):
+        codec = value_codec(kind, AvroSerde(own, registry=registry), SerdeUse("t", "value", None))
+        with pytest.raises(InvalidRecord, match="no bound|take no bytes|more than 200 deep"):
+            decoded(codec, b"\0\0\0\0\x07" + datum)
+
+
+def test_columns_that_double_with_each_name_take_no_time() -> None:
+    registry = SchemaRegistry("mock://doubled")
+    registry._schemas[7] = RegisteredSchema("AVRO", json.dumps(DOUBLED))
+    codec = value_codec(Plain, AvroSerde(registry=registry), SerdeUse("t", "value", None))
+    with pytest.raises(InvalidRecord, match="missing"):
+        decoded(codec, b"\0\0\0\0\x07" + b"\0" * 60)
+
+
+def test_many_optional_fields_and_a_type_used_often_are_accepted() -> None:
+    kinds = [record("A", *["long"] * 20), *["A"] * 100, *[["null", "A"]] * 100, *["null"] * 10]
+    assert avro(json.dumps(record("T", *kinds)))
+    assert avro(json.dumps(record("T", *[["null", "string"]] * 500)))
