@@ -150,6 +150,7 @@ class MessageCodec:
 
     def __init__(self, message: type[Message], frames: Frames) -> None:
         self._message, self._frames = message, frames
+        self._check_depth = messages.may_be_too_deep(message)
         try:
             self._shape = messages.MessageShape(message)
             self.rows: RowType | None = RowType(pa.schema(list(self._shape.arrow)))
@@ -162,7 +163,7 @@ class MessageCodec:
         if not isinstance(value, self._message):
             name = self._message.DESCRIPTOR.full_name
             raise InvalidRecord(f"expected a {name}, got {value!r:.80} ({type(value).__name__})")
-        return value.SerializeToString()
+        return messages.serialized(value, check_depth=self._check_depth)
 
     def row(self, item: Any) -> Row:
         [fields] = self._shape.decode(pa.array([item], pa.binary())).to_pylist()

@@ -23,7 +23,7 @@ from google.protobuf.descriptor_pb2 import (
     FileDescriptorProto,
 )
 from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.timestamp_pb2 import DESCRIPTOR as TIMESTAMP_FILE
 
@@ -34,8 +34,36 @@ from strandline.framework.formats.wire import conform
 Read = Callable[[Any], Any]
 
 
+MAX_MESSAGE_DEPTH = 100
+"""Maximum number of messages within each other below a value. Protobuf's own decoders, in every
+language, refuse deeper ones, but its encoders write them, and overflow the stack at some depth."""
+
+
 class NotColumnarMessage(Exception):
     """A message that cannot be columns."""
+
+
+def may_be_too_deep(message: type[Message]) -> bool:
+    """Return True if messages of a class may be deeper than MAX_MESSAGE_DEPTH."""
+    return _may_exceed(cast("Descriptor", message.DESCRIPTOR), (), set())
+
+
+def serialized(message: Message, *, check_depth: bool) -> bytes:
+    """Return a message as bytes.
+
+    Args:
+        message: The message.
+        check_depth: True for a class whose messages `may_be_too_deep`.
+
+    Raises:
+        InvalidRecord: A required field has no value, or messages are nested too deep.
+    """
+    if check_depth:
+        _check_depth(message)
+    try:
+        return message.SerializeToString()
+    except EncodeError as error:
+        raise InvalidRecord(f"no {message.DESCRIPTOR.full_name}: {error}") from error
 
 
 class MessageShape:
@@ -59,7 +87,7 @@ class MessageShape:
         make = self._message
         try:
             made = [
-                make(**dict(zip(names, row, strict=True))).SerializeToString()
+                serialized(make(**dict(zip(names, row, strict=True))), check_depth=False)
                 for row in zip(*columns, strict=True)
             ]
         except (TypeError, ValueError, OverflowError) as error:
@@ -128,6 +156,51 @@ def derived(rows: RowType, name: str) -> type[Message]:
         raise InvalidConfig(f"{rows.name} cannot be a Protobuf message: {error}") from error
 
 
+# Depth --------------------------------------------------------------------------------
+
+
+def _may_exceed(descriptor: Descriptor, above: tuple[str, ...], shallow: set[str]) -> bool:
+    name = descriptor.full_name
+    if name in above or len(above) > MAX_MESSAGE_DEPTH:
+        return True
+    if name in shallow:
+        return False
+    inner = [field.message_type for field in descriptor.fields if field.message_type is not None]
+    if any(_may_exceed(one, (*above, name), shallow) for one in inner):
+        return True
+    shallow.add(name)
+    return False
+
+
+def _check_depth(message: Message) -> None:
+    """Refuse a message that is nested too deep, without recursion. Raise InvalidRecord."""
+    level: list[Message | list[Message]] = [message]
+    for _ in range(MAX_MESSAGE_DEPTH + 1):
+        level = [inner for outer in level for inner in _messages_within(outer)]
+        if not level:
+            return
+    raise InvalidRecord(
+        f"a {message.DESCRIPTOR.full_name} is nested more than {MAX_MESSAGE_DEPTH} deep"
+    )
+
+
+def _messages_within(outer: Message | list[Message]) -> list[Message | list[Message]]:
+    """Return the messages in a message; the entry of a map is one too, and a list of its value."""
+    if isinstance(outer, list):
+        return list(outer)
+    found: list[Message | list[Message]] = []
+    for field, value in outer.ListFields():
+        inner = field.message_type
+        if inner is None:
+            continue
+        if inner.GetOptions().map_entry:
+            of_messages = inner.fields_by_name["value"].message_type is not None
+            found += [[one] if of_messages else [] for one in value.values()]
+        else:
+            found += list(value) if field.is_repeated else [value]
+    return found
+
+
 # From descriptors ---------------------------------------------------------------------
 
 _T = FieldDescriptor
@@ -156,6 +229,8 @@ def _fields_of(descriptor: Descriptor, above: tuple[str, ...]) -> list[tuple[pa.
     """Return for each field its column, its reader, and its converter for the constructor."""
     if descriptor.full_name in above:
         raise NotColumnarMessage(f"{descriptor.full_name}, which is within itself,")
+    if len(above) > MAX_MESSAGE_DEPTH:
+        raise NotColumnarMessage(f"a message that is more than {MAX_MESSAGE_DEPTH} deep")
     found = []
     for field in descriptor.fields:
         kind, read, write = _converters(field, (*above, descriptor.full_name))

@@ -14,6 +14,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
+from google.protobuf import descriptor_pb2
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +30,7 @@ from strandline.changelog.flight import messages as flight
 from strandline.framework.formats.avro import AvroSerde
 from strandline.framework.formats.choice import value_codec
 from strandline.framework.formats.json import JsonSerde
+from strandline.framework.formats.protobuf import ProtobufSerde
 from strandline.framework.formats.registry import RegisteredSchema, SchemaRegistry
 from strandline.framework.formats.wire import SerdeUse
 from strandline.framework.offload.progress import from_json
@@ -315,3 +319,85 @@ def test_many_optional_fields_and_a_type_used_often_are_accepted() -> None:
     kinds = [record("A", *["long"] * 20), *["A"] * 100, *[["null", "A"]] * 100, *["null"] * 10]
     assert avro(json.dumps(record("T", *kinds)))
     assert avro(json.dumps(record("T", *[["null", "string"]] * 500)))
+
+
+# Protobuf -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def nest() -> Any:
+    """Return the class of a message within itself: in a field, a group, a list and a map."""
+    kinds = descriptor_pb2.FieldDescriptorProto
+    one, many = kinds.LABEL_OPTIONAL, kinds.LABEL_REPEATED
+    file = descriptor_pb2.FileDescriptorProto(name="nest.proto", syntax="proto2")
+    nest = file.message_type.add(name="Nest")
+    inner = {"type": kinds.TYPE_MESSAGE, "type_name": ".Nest"}
+    nest.field.add(name="own", number=1, label=one, **inner)
+    nest.field.add(name="kids", number=2, label=many, **inner)
+    group = nest.nested_type.add(name="Grouped")
+    group.field.add(name="own", number=1, label=one, **inner)
+    grouped = {"type": kinds.TYPE_GROUP, "type_name": ".Nest.Grouped"}
+    nest.field.add(name="grouped", number=3, label=one, **grouped)
+    for number, (name, value) in enumerate(
+        [("named", inner), ("counts", {"type": kinds.TYPE_INT32})], 4
+    ):
+        entry = nest.nested_type.add(name=f"{name.title()}Entry")
+        entry.options.map_entry = True
+        entry.field.add(name="key", number=1, label=one, type=kinds.TYPE_STRING)
+        entry.field.add(name="value", number=2, label=one, **value)
+        kind = {"type": kinds.TYPE_MESSAGE, "type_name": f".Nest.{entry.name}"}
+        nest.field.add(name=name, number=number, label=many, **kind)
+    needed = file.message_type.add(name="Needed")
+    needed.field.add(name="n", number=1, label=kinds.LABEL_REQUIRED, type=kinds.TYPE_INT32)
+    pool = DescriptorPool()
+    pool.Add(file)
+    return {name: GetMessageClass(pool.FindMessageTypeByName(name)) for name in ("Nest", "Needed")}
+
+
+STEPS: dict[str, tuple[int, Callable[[Any], Any]]] = {
+    "field": (1, lambda message: message.own),
+    "list": (1, lambda message: message.kids.add()),
+    "group": (2, lambda message: message.grouped.own),
+    "map": (2, lambda message: message.named["a"]),
+}
+"""Ways from a message to the next one, and the number of messages that each of them adds."""
+
+
+@pytest.mark.parametrize("way", STEPS)
+@pytest.mark.parametrize("last", ["nothing", "a map of numbers"])
+def test_a_message_that_could_not_be_read_is_not_written(nest: Any, way: str, last: str) -> None:
+    codec = value_codec(nest["Nest"], ProtobufSerde(registry=False), SerdeUse("t", "value", None))
+    adds, step = STEPS[way]
+    for depth in range(90, 112):
+        message = innermost = nest["Nest"]()
+        for _ in range(depth // adds):
+            innermost = step(innermost)
+        innermost.SetInParent()
+        total = depth // adds * adds
+        if last == "a map of numbers":
+            innermost.counts["a"] = 1
+            total += 1
+        if total <= 100:
+            written = codec.encode([codec.item(message)])
+            assert codec.decode(written) == [message]
+            continue
+        with pytest.raises(InvalidRecord, match="Nest is nested more than 100 deep"):
+            codec.item(message)
+        with pytest.raises(InvalidRecord, match="not a Protobuf message"):
+            decoded(codec, message.SerializeToString())
+
+
+def test_a_message_that_would_overflow_the_stack_is_refused(nest: Any) -> None:
+    codec = value_codec(nest["Nest"], ProtobufSerde(registry=False), SerdeUse("t", "value", None))
+    message = innermost = nest["Nest"]()
+    for _ in range(100_000):
+        innermost = innermost.own
+    innermost.SetInParent()
+    with pytest.raises(InvalidRecord, match="more than 100 deep"):
+        codec.item(message)
+
+
+def test_a_message_without_a_required_field_is_refused(nest: Any) -> None:
+    codec = value_codec(nest["Needed"], ProtobufSerde(registry=False), SerdeUse("t", "value", None))
+    with pytest.raises(InvalidRecord, match="Needed"):
+        codec.item(nest["Needed"]())
