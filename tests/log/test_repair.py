@@ -3,7 +3,8 @@ silently."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from itertools import combinations
 
 import pyarrow as pa
@@ -292,6 +293,49 @@ def test_a_segment_that_is_missing_with_the_manifest_is_named(number: int) -> No
     assert after.items() < before.items()
     assert any(loss.startswith(f"t-0: the records from offset {base} to ") for loss in made.losses)
     assert Client(world).append(b"new").base_offset > max(before)
+
+
+def unnamed(made: RepairPlan, tp: TopicPartition, offsets: Iterable[int]) -> set[int]:
+    """Return the offsets that no loss of the plan names."""
+    text = rf"{tp}: the records from offset (\d+) to (?:offset (\d+)|the end)"
+    found = [match for loss in made.losses if (match := re.match(text, loss))]
+    named = [(int(match[1]), int(match[2] or 1 << 62)) for match in found]
+    return {one for one in offsets if not any(first <= one <= last for first, last in named)}
+
+
+@pytest.mark.parametrize("readable", [0, 1])
+@pytest.mark.parametrize("number", [0, 1, -1])
+def test_every_record_of_an_unreadable_segment_without_a_manifest_is_named(
+    number: int, readable: int
+) -> None:
+    world = a_log()
+    before = records_of(world)[T0]
+    world.owner.close()  # after a kill, the end of the last segment may be a torn write
+    path = paths(world, ".log")[number]
+    content = files(world)[path]
+    keep = positions(content)[readable]
+    content[keep:] = b"?" * len(content[keep:])
+    del files(world)[f"{folder_of(world)}/manifest.meta"]
+    made = repair(world)
+    after = records_of(world)[T0]
+    assert after.items() < before.items()
+    assert not unnamed(made, T0, before.keys() - after.keys())
+
+
+def test_partitions_that_changed_places_are_empty_after_a_repair() -> None:
+    """Their records belong to other offsets of the topic, and a group has read some of them."""
+    world = a_log()
+    before = records_of(world)
+    one, other = folder_of(world), folder_of(world).removesuffix("0") + "1"
+    moved = {}
+    for path in [path for path in files(world) if path.startswith((f"{one}/", f"{other}/"))]:
+        folder, _, name = path.rpartition("/")
+        moved[f"{other if folder == one else one}/{name}"] = files(world).pop(path)
+    files(world).update(moved)
+    made = repair(world)
+    assert records_of(world) == {T0: {}, T1: {}}
+    for tp, records in before.items():
+        assert not unnamed(made, tp, records)
 
 
 def test_after_a_lost_manifest_any_record_may_have_been_cleaned() -> None:

@@ -16,7 +16,7 @@ from strandline.changelog.embedded.scanning import WholeFrame, scan
 from strandline.changelog.embedded.segment import Segment
 from strandline.changelog.embedded.topic import TopicMeta
 from strandline.changelog.errors import CorruptLog, FutureFormat, StrandlineError
-from strandline.changelog.history import FIRST, REBUILT, Epochs, HistoryEpoch
+from strandline.changelog.history import REBUILT, Epochs, HistoryEpoch
 from strandline.changelog.layout import (
     SYSTEM_TOPICS,
     TOPICS,
@@ -61,7 +61,7 @@ def rebuilt_manifest(
     if _active_is_missing(spans, files, active_size):
         spans.append(_Span(SegmentName(_next_base(spans, files), next_generation), STILL_OPEN))
         next_generation += 1
-    spans.sort()
+    spans = _with_unreadable_ends(sorted(spans))
     return Manifest(
         topic=meta.name,
         topic_id=meta.topic_id,
@@ -129,6 +129,8 @@ class _Found:
     """
     frames: int = 0
     """Number of readable frames."""
+    broken: bool = False
+    """True if a part of the file is no readable frame."""
     first_of_epoch: list[FrameHeader] = field(default_factory=list)
     """Header of the first frame of each leader epoch."""
 
@@ -172,6 +174,19 @@ def _missing(spans: Sequence[_Span], names: Sequence[SegmentName]) -> list[_Span
     return [_Span(name, following[base]) for base, name in bases.items()]
 
 
+def _with_unreadable_ends(spans: Sequence[_Span]) -> list[_Span]:
+    """Return ascending spans in which a segment with unreadable frames reaches to the next segment.
+
+    Its last frames may be among the unreadable ones, and their records must be named as lost.
+    """
+    ends = [span.name.base_offset for span in spans[1:]]
+    closed = [
+        span._replace(end=max(span.end, end)) if span.found and span.found.broken else span
+        for span, end in zip(spans, ends, strict=False)
+    ]
+    return [*closed, *spans[-1:]]
+
+
 def _active_is_missing(spans: Sequence[_Span], files: Sequence[str], active_size: int) -> bool:
     """Return True if a segment existed after the last one that was found.
 
@@ -210,6 +225,8 @@ def _found(storage: Storage, folder: str, name: SegmentName, files: Sequence[str
             epochs = found.first_of_epoch
             if not epochs or epochs[-1].leader_epoch < header.leader_epoch:
                 epochs.append(header)
+        else:
+            found.broken = True
     segment.let_go()
     return found
 
@@ -239,12 +256,16 @@ def _overlap(earlier: _Found, later: _Found) -> bool:
 
 
 def _epochs(headers: Iterator[FrameHeader]) -> Epochs:
-    """Return the leader epochs in frames; their incarnations were in the lost manifest only."""
+    """Return the leader epochs in frames; their incarnations were in the lost manifest only.
+
+    Without a readable frame the first epoch is a rebuilt one too. Otherwise positions of that epoch
+    would be those of another history, and no repair would ever make them valid.
+    """
     epochs: list[HistoryEpoch] = []
     for header in headers:
         if not epochs or epochs[-1].number < header.leader_epoch:
             epochs.append(HistoryEpoch(header.leader_epoch, header.base_offset, REBUILT))
-    return tuple(epochs) or FIRST
+    return tuple(epochs) or (HistoryEpoch(0, 0, REBUILT),)
 
 
 def _copy(storage: Storage, topic_id: str) -> TopicMeta | None:
