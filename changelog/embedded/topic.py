@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from typing import Annotated
 
 import msgspec
@@ -26,6 +28,7 @@ from strandline.changelog.errors import (
     FutureFormat,
     InvalidConfig,
     SchemaMismatch,
+    StorageFailed,
     TopicExists,
     UnknownPartition,
     UnknownTopic,
@@ -37,6 +40,7 @@ from strandline.changelog.layout import (
     TOPICS,
     is_topic_id,
     partition_folder,
+    segment_of,
     topic_copy,
     topic_folder,
 )
@@ -172,8 +176,14 @@ class TopicCatalog:
             metas = []
             self._save(metas)  # before any topic has a folder, so that its loss is noticed
         known = {meta.topic_id for meta in metas}
+        for folder in forgotten_topics(storage, known):
+            raise CorruptLog(
+                f"{CATALOG} does not list the topic in {folder}, which has records: it is of another "
+                f"log or from an earlier time; put back this log's own if you can; {REPAIR}"
+            )
         for topic_id in storage.list_dir(TOPICS):
-            if topic_id not in known and is_topic_id(topic_id):  # a crash interrupted its deletion
+            # A crash interrupted the creation of this topic, or its deletion.
+            if topic_id not in known and is_topic_id(topic_id):
                 storage.remove_tree(topic_folder(topic_id))
         for meta in metas:
             if _copy_of(storage, meta.topic_id) != meta:
@@ -288,20 +298,59 @@ class TopicCatalog:
     def delete(self, name: str) -> OpenTopic:
         """Remove a topic from the catalog, then delete its files. Raises UnknownTopic."""
         topic = self.get(name)
-        self._save([other.meta for other in self if other is not topic])
+        storage, folder = self._environment.storage, topic_folder(topic.meta.topic_id)
+        # The copy goes first, durably: a folder with records and a copy, which the catalog does not
+        # list, is not that of a deleted topic (`forgotten_topics`), and `repair` restores topics
+        # from their copies. If the catalog cannot be written, the topic stays, with its copy.
+        storage.unlink(topic_copy(topic.meta.topic_id))
+        storage.sync_dir(folder)
+        try:
+            self._save([other.meta for other in self if other is not topic])
+        except StorageFailed:
+            with contextlib.suppress(StorageFailed):  # the next opening writes it
+                topic.meta.save_copy(storage)
+            raise
         del self._topics[name]
         for partition in topic.partitions:
             partition.retire()
         topic.wait_for_cleaning()
-        storage, folder = self._environment.storage, topic_folder(topic.meta.topic_id)
-        # The copy goes first, durably, because `repair` restores topics from their copies.
-        storage.unlink(topic_copy(topic.meta.topic_id))
-        storage.sync_dir(folder)
         storage.remove_tree(folder)
         return topic
 
     def _save(self, metas: list[TopicMeta]) -> None:
         document.save(self._environment.storage, CATALOG, KIND, metas)
+
+
+def forgotten_topics(storage: Storage, known: set[str]) -> list[str]:
+    """Return the folders of topics with records that a catalog does not list.
+
+    No crash leaves one: a topic has no records before the catalog lists it, and no copy of its
+    entry when the catalog no longer does. The catalog is another log's, or an earlier one.
+
+    Args:
+        storage: The log folder.
+        known: Ids of the topics in the catalog.
+    """
+    return [
+        topic_folder(topic_id)
+        for topic_id in storage.list_dir(TOPICS)
+        if topic_id not in known and is_topic_id(topic_id) and _has_records(storage, topic_id)
+    ]
+
+
+def _has_records(storage: Storage, topic_id: str) -> bool:
+    """Return True if a topic's folder has a copy of its entry, and a segment that is not empty."""
+    if not storage.exists(topic_copy(topic_id)):
+        return False
+    for number in storage.list_dir(topic_folder(topic_id)):
+        folder = f"{topic_folder(topic_id)}/{number}"
+        for name in storage.list_dir(folder) if number.isdecimal() else ():
+            if (segment := segment_of(name)) is None or name != segment.log_file:
+                continue
+            with closing(storage.open(f"{folder}/{name}")) as file:
+                if file.size():
+                    return True
+    return False
 
 
 def _copy_of(storage: Storage, topic_id: str) -> TopicMeta | None:

@@ -16,7 +16,8 @@ from strandline.changelog.embedded.folder import save_log_config
 from strandline.changelog.embedded.manifest import Manifest
 from strandline.changelog.embedded.repairing.folder import NOT_REPAIRABLE, plan_of
 from strandline.changelog.embedded.repairing.plan import RepairPlan, carry_out
-from strandline.changelog.errors import CorruptLog, StrandlineError
+from strandline.changelog.embedded.topic import TopicCatalog
+from strandline.changelog.errors import CorruptLog, DiskFull, StrandlineError
 from strandline.changelog.layout import (
     CATALOG,
     CLEAN,
@@ -621,6 +622,44 @@ def test_a_deleted_topic_does_not_reappear() -> None:
     del files(world)[CATALOG]
     repair(world)
     assert [info.name for info in world.owner.topics()] == sorted(["t", *SYSTEM])
+
+
+def test_a_catalog_that_does_not_list_a_topic_with_records_deletes_nothing() -> None:
+    """It is that of another log, or was copied before the topic was created."""
+    world = a_log()
+    earlier = bytes(files(world)[CATALOG])
+    world.owner.create_topic("new")
+    Client(world).append(b"a", topic="new")
+    world.owner.create_topic("empty")
+    world.owner.close()
+    before = {path for path in files(world) if path.endswith(".log")}
+    files(world)[CATALOG][:] = earlier
+    with pytest.raises(CorruptLog, match=r"topics.meta does not list .*strandline repair"):
+        world.reopen()
+    assert {path for path in files(world) if path.endswith(".log")} == before
+    found = check_log(world.storage, clock=world.clock).report.findings
+    assert [one.kind for one in found if one.severity > Severity.NOTE] == ["catalog"]
+    made = repair(world)
+    assert made.losses == []
+    assert world.values("new", 0) == [b"a"]
+    assert {"t", "new"} <= {info.name for info in world.owner.topics()}
+
+
+def test_a_topic_whose_deletion_fails_keeps_its_records_and_its_copy() -> None:
+    world = a_log()
+    copy = topic_copy(world.owner.topic("t").topic_id)
+
+    def refuse(*_: object) -> None:
+        raise DiskFull("no room")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(DiskFull):
+        patch.setattr(TopicCatalog, "_save", refuse)
+        world.owner.delete_topic("t")
+    assert copy in files(world)
+    assert records_of(world)[T1]
+    world.owner.delete_topic("t")
+    world.reopen()
+    assert [info.name for info in world.owner.topics()] == sorted(SYSTEM)
 
 
 def test_two_folders_with_one_topic_name_are_resolved_by_moving_the_emptier_one_aside() -> None:

@@ -35,7 +35,7 @@ from strandline.changelog.embedded.folder import (
 )
 from strandline.changelog.embedded.pins import pins_in, whole_pin
 from strandline.changelog.embedded.topic import KIND as CATALOG_KIND
-from strandline.changelog.embedded.topic import TopicMeta
+from strandline.changelog.embedded.topic import TopicMeta, forgotten_topics
 from strandline.changelog.errors import CorruptLog, FutureFormat, InvalidConfig, cause
 from strandline.changelog.layout import (
     CATALOG,
@@ -200,7 +200,13 @@ def _read_catalog(storage: Storage, checked: CheckedLog) -> list[TopicMeta]:
         for meta in metas:
             TopicConfig.parse(meta.config)
             decode_schemas(meta.schemas, f"topic {meta.name}")
-        return metas
+        forgotten = forgotten_topics(storage, {meta.topic_id for meta in metas})
+        if not forgotten:
+            return metas
+        problem = (
+            f"does not list the topic in {forgotten[0]}, which has records: it is of another log or "
+            f"from an earlier time"
+        )
     except FileNotFoundError:
         if not storage.list_dir(TOPICS):
             return []
