@@ -38,6 +38,13 @@ class Changelog:
         self.producer: ProducerIdentity = self.owner.init_producer("app-0")
         self.sequences: dict[TopicPartition, int] = {}
 
+    def reopened(self) -> None:
+        """Open the log again: another incarnation appends to it from now on."""
+        self.owner.close()
+        self.owner = Owner(self.owner._log.environment.storage, clock=self.clock, background=False)
+        self.producer = self.owner.init_producer("app-0")
+        self.sequences = {}
+
     def append(
         self, changes: list[Change], *, commit: bool = True, partition: TopicPartition | None = None
     ) -> int:

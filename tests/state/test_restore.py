@@ -463,6 +463,18 @@ def test_a_replay_overtaken_by_deletion_starts_over(changelog: Changelog, tmp_pa
     store.close()
 
 
+def test_a_log_that_is_replaced_by_another_history_after_a_replay_is_replayed() -> None:
+    """The last look at the log is of the process that has taken over a restored copy."""
+    ours, theirs = Changelog(), Changelog()
+    theirs.reopened()  # so that another opening of the log writes its records
+    assert ours.append([(b"Qa", b"\x01")]) == theirs.append([(b"Qa", b"\x02")])
+    theirs.append([(b"Qb", b"\x02")])
+    broker = Meanwhile(ours.owner, "offsets", 2, lambda: setattr(broker, "_broker", theirs.owner))
+    store = in_memory()
+    store.restore(broker, ours.partition)
+    assert entries(store) == {"a": 2, "b": 2}
+
+
 def test_a_restore_to_the_end_never_waits_for_records(
     changelog: Changelog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
