@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Protocol
 
 from strandline.changelog.errors import InvalidConfig, NotAuthorized
+from strandline.changelog.sinks import SINKS, STAGING, TRANSACTIONS
 
 RESERVED = "__"
 """Prefix of the log's own topics."""
@@ -182,6 +183,9 @@ class AuthorizedToken:
     def lacks(self, right: str) -> NotAuthorized:
         """Return the error for a missing right."""
         whose = f"{self.name!r} (id {self.token_id})" if self.token_id else repr(self.name)
+        if STAGING in right or SINKS in right:
+            # These topics belong to sinks, so their names say nothing to the user of a token.
+            right = f"transaction:{TRANSACTIONS}ID for the sink's id, or produce for its topic ({right})"
         return NotAuthorized(
             f"the token {whose} lacks the right {right}; use a token that has it, or make one on the "
             "machine of the log with `strandline tokens create`"

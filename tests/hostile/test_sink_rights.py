@@ -132,6 +132,13 @@ def refused_all(served: ServedLog, broker: Broker, topic: str) -> None:
     assert topic not in {one.name for one in broker.topics()}
 
 
+def test_the_error_of_another_sink_id_names_the_right_that_is_missing(
+    served: ServedLog, client: Connect
+) -> None:
+    with pytest.raises(NotAuthorized, match="right transaction:strandline-sink-ID for the sink"):
+        client(OF_S).topic(staging_of(served.broker, "t", "another"))
+
+
 @pytest.mark.parametrize("who", NO_SINKS)
 def test_another_token_may_not_touch_staged_rows(
     served: ServedLog, client: Connect, who: str
