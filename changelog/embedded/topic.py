@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Annotated
@@ -343,14 +344,35 @@ def _has_records(storage: Storage, topic_id: str) -> bool:
     if not storage.exists(topic_copy(topic_id)):
         return False
     for number in storage.list_dir(topic_folder(topic_id)):
-        folder = f"{topic_folder(topic_id)}/{number}"
-        for name in storage.list_dir(folder) if number.isdecimal() else ():
-            if (segment := segment_of(name)) is None or name != segment.log_file:
+        if number.isdecimal() and _holds_bytes(storage, f"{topic_folder(topic_id)}/{number}"):
+            return True
+    return False
+
+
+def _holds_bytes(storage: Storage, folder: str) -> bool:
+    """Return True if a partition's folder has a segment that is not empty.
+
+    No log makes symbolic links, so a link is no folder and no segment of a topic.
+    """
+    with _ignoring_links():
+        for name in storage.list_dir(folder):
+            segment = segment_of(name)
+            if segment is None or name != segment.log_file:
                 continue
-            with closing(storage.open(f"{folder}/{name}")) as file:
+            with _ignoring_links(), closing(storage.open(f"{folder}/{name}")) as file:
                 if file.size():
                     return True
     return False
+
+
+@contextlib.contextmanager
+def _ignoring_links() -> Iterator[None]:
+    """End the block at a symbolic link."""
+    try:
+        yield
+    except StorageFailed as error:
+        if not (isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ELOOP):
+            raise
 
 
 def _copy_of(storage: Storage, topic_id: str) -> TopicMeta | None:

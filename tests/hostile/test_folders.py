@@ -17,8 +17,9 @@ import pytest
 import strandline as sl
 from strandline import changelog
 from strandline.changelog import trust
-from strandline.changelog.errors import StorageFailed, UntrustedFolder
+from strandline.changelog.errors import CorruptLog, StorageFailed, UntrustedFolder
 from strandline.changelog.flight.attach import attach_or_own
+from strandline.changelog.layout import SegmentName
 from strandline.changelog.storage import LocalStorage
 from strandline.framework.querying import sockets
 from strandline.statestore.engines.folders import open_when_free, remove_all
@@ -120,6 +121,20 @@ def test_links_in_a_removed_folder_are_removed_without_their_targets(
     changelog.open(folder).close()
     assert not gone.exists()
     assert content(outside) == before
+
+
+def test_a_link_hides_no_records_of_a_topic_that_the_catalog_does_not_list(
+    folder: Path, outside: Path
+) -> None:
+    forgotten = folder / "topics" / TOPIC / "0"
+    forgotten.mkdir(parents=True)
+    (forgotten.parent / "topic.meta").write_bytes(b"")
+    first, second = SegmentName(0, 0).log_file, SegmentName(9, 1).log_file
+    (forgotten / first).symlink_to(outside / "precious")
+    (forgotten / second).write_bytes(b"records")
+    with pytest.raises(CorruptLog, match="does not list the topic"):
+        changelog.open(folder)
+    assert (forgotten / second).read_bytes() == b"records"
 
 
 def test_a_path_in_owner_json_is_never_removed(folder: Path, outside: Path) -> None:
