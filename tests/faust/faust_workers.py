@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,48 +11,37 @@ from pathlib import Path
 from typing import Any
 
 from strandline.changelog.log import Log
+from tests.workers.processes import Process
 
 HERE = Path(__file__).parent
 WAIT_S = 60.0
 
 
-class FaustProcess:
+class FaustProcess(Process):
     """A worker: `faust -A <app> worker`, in a folder of its own test."""
 
     def __init__(self, app: str, folder: Path, *, web: int | None = None, **env: str) -> None:
-        self.output = folder / f"{app}-{time.monotonic_ns()}.out"
+        output = folder / f"{app}-{time.monotonic_ns()}.out"
         web_options = (
             ["--without-web"]
             if web is None
             else ["--web-port", str(web), "--web-bind", "127.0.0.1", "--web-host", "127.0.0.1"]
         )
         where = {"FAUST_LOG": str(folder / "log"), "PYTHONPATH": str(HERE), "NO_COLOR": "1"}
-        with self.output.open("wb") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "faust", "-A", app, "worker", "-l", "info", *web_options],
-                cwd=folder,
-                env={**os.environ, **where, **env},
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
-
-    def said(self) -> str:
-        """Return the output so far."""
-        return self.output.read_text(errors="replace")
-
-    def kill(self) -> None:
-        """Kill the process as `kill -9` does."""
-        self.process.kill()
-        self.process.wait(30)
+        super().__init__(
+            ["faust", "-A", app, "worker", "-l", "info", *web_options],
+            output,
+            folder=folder,
+            environment={**where, **env},
+        )
 
     def stop(self) -> int:
         """Stop the worker, and return its exit code."""
-        self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(30)
+            return self.end()
         except subprocess.TimeoutExpired:
             self.kill()
-            raise AssertionError(f"the worker did not stop:\n{self.said()[-5000:]}") from None
+            raise AssertionError(f"the worker did not stop:\n{self.text()[-5000:]}") from None
 
 
 @contextmanager
@@ -65,10 +51,10 @@ def worker(app: str, folder: Path, **options: Any) -> Iterator[FaustProcess]:
     try:
         yield running
     except BaseException:
-        print(running.said()[-6000:])
+        print(running.text()[-6000:])
         raise
     finally:
-        if running.process.poll() is None:
+        if running.is_running:
             running.kill()
 
 

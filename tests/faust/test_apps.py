@@ -81,5 +81,5 @@ def test_tables_in_memory_are_recovered_by_faust_itself(tmp_path: Path) -> None:
 
 def test_exactly_once_with_another_store_is_refused(tmp_path: Path) -> None:
     with worker("sample_word_count", tmp_path, FAUST_STORE="memory://") as running:
-        assert running.process.wait(60) != 0
-        assert "needs store='strandline://', got 'memory:" in running.said()
+        assert running.ended(60) != 0
+        assert "needs store='strandline://', got 'memory:" in running.text()

@@ -101,7 +101,7 @@ def test_workers_that_are_killed_count_each_record_once(
                 assert running.stop() in (0, -signal.SIGTERM)  # the last one may still be starting
         except BaseException:
             for running in workers:
-                print(running.said()[-4000:])
+                print(running.text()[-4000:])
             raise
         finally:
             for running in workers:

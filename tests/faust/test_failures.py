@@ -56,7 +56,7 @@ def test_by_default_the_worker_stops_before_the_record(tmp_path: Path) -> None:
         fill(log)
         for _ in range(2):  # it stops there again, and nothing is counted twice
             with worker("sample_failing", tmp_path) as running:
-                assert running.process.wait(60) != 0
+                assert running.ended(60) != 0
             assert accepted(log) == ["a 1"]
             assert latest(log, CHANGELOG) == {"orders": 1}
         with worker("sample_failing", tmp_path, FAUST_OPTIONS="?on_error=skip") as running:
@@ -70,7 +70,7 @@ def test_a_record_that_cannot_be_decoded_follows_the_policy(tmp_path: Path) -> N
         log.create_topic("orders", 1)
         log.append("orders", [{"value": value} for value in (b'"a"', b"{no json", b'"b"')])
         with worker("sample_failing", tmp_path) as running:
-            assert running.process.wait(60) != 0
+            assert running.ended(60) != 0
         assert accepted(log) == ["a 1"]
         with worker("sample_failing", tmp_path, FAUST_OPTIONS="?on_error=dead_letter") as running:
             eventually(lambda: len(accepted(log)) == 2)

@@ -113,6 +113,19 @@ def asking(tmp_path: Path) -> Iterator[Asking]:
         made.gates.open_all()
 
 
+def abort_first_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the first commit of a worker be aborted."""
+    commit, aborted = WorkerSession.commit, threading.Event()
+
+    def abort_once(session: WorkerSession, instances: Any) -> None:
+        if not aborted.is_set():
+            aborted.set()
+            raise sl.TransactionAborted("for this test")
+        commit(session, instances)
+
+    monkeypatch.setattr(WorkerSession, "commit", abort_once)
+
+
 def test_a_partition_has_as_many_running_handlers_as_declared(
     asking: Asking, eventually: Eventually
 ) -> None:
@@ -363,15 +376,7 @@ def test_a_handler_of_a_late_record_sees_the_stream_time_of_an_earlier_run(tmp_p
 def test_a_repeated_handler_does_not_see_the_time_of_a_later_record(
     tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit, aborted = WorkerSession.commit, threading.Event()
-
-    def abort_once(session: WorkerSession, instances: Any) -> None:
-        if not aborted.is_set():
-            aborted.set()
-            raise sl.TransactionAborted("for this test")
-        commit(session, instances)
-
-    monkeypatch.setattr(WorkerSession, "commit", abort_once)
+    abort_first_commit(monkeypatch)
     timed = Timed(tmp_path / "log")
     timed.gates.open(0)
     timed.words.append([("a", 0, 1_000), ("b", 1, 9_000)])
@@ -500,15 +505,7 @@ def test_a_count_limits_the_calls(asking: Asking) -> None:
 def test_running_handlers_are_dropped_when_a_commit_is_aborted(
     asking: Asking, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit, aborted = WorkerSession.commit, threading.Event()
-
-    def abort_once(session: WorkerSession, instances: Any) -> None:
-        if not aborted.is_set():
-            aborted.set()
-            raise sl.TransactionAborted("for this test")
-        commit(session, instances)
-
-    monkeypatch.setattr(WorkerSession, "commit", abort_once)
+    abort_first_commit(monkeypatch)
     asking.gates.open(0, 2)
     asking.words.append([(str(n), n) for n in range(3)])
     with running(asking.app, asking.gates):

@@ -45,10 +45,10 @@ def processes_of(driver: subprocess.Popen[bytes]) -> SparkProcesses:
         if EXECUTOR in words:
             found.executors.append(pid)
         elif WORKER in words:
-            is_forked = WORKER in commands.get(_parent(pid), [])
+            is_forked = WORKER in commands.get(parent_of(pid), [])
             (found.workers if is_forked else found.daemons).append(pid)
         elif b"-m" in words and words[-1].startswith(PLANNER):
-            is_daemon = DAEMON in words and DAEMON not in commands.get(_parent(pid), [])
+            is_daemon = DAEMON in words and DAEMON not in commands.get(parent_of(pid), [])
             if not is_daemon:
                 found.planners.append(pid)
     return found
@@ -66,7 +66,7 @@ def _commands(session: int) -> list[tuple[int, list[bytes]]]:
     return found
 
 
-def _parent(pid: int) -> int:
+def parent_of(pid: int) -> int:
     """Return the parent of a process; 0 if the process has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()

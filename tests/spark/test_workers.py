@@ -17,6 +17,7 @@ import pytest
 
 import strandline as sl
 from tests.spark.conftest import SMALL
+from tests.spark.processes import parent_of
 from tests.systems import System
 from tests.workers.pipeline import judge
 from tests.workers.processes import Process, ending, is_alive
@@ -57,15 +58,6 @@ def on_spark(
     with ending(made.processes):
         yield made
         made.close()
-
-
-def parent_of(pid: int) -> int:
-    """Return the parent of a process; 0 if the process has ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return 0
-    return int(status.partition("PPid:")[2].split()[0])
 
 
 def jvm_of(pid: int) -> int:

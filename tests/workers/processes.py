@@ -29,6 +29,7 @@ class Process:
         said: Path,
         *,
         bound: float = BOUND_SECONDS,
+        folder: Path | None = None,
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.said = said
@@ -38,6 +39,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                cwd=folder,
                 env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
             )
         self.pid = self._process.pid

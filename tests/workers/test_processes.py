@@ -3,7 +3,7 @@ owner."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,32 +11,19 @@ import pytest
 from strandline import changelog
 from strandline.changelog.errors import StrandlineError
 from tests.systems import System
-from tests.workers.pipeline import Pipeline, judge, pipeline, some
+from tests.workers.pipeline import judge
 from tests.workers.processes import Process, ending, worker
+from tests.workers.running import AttachedPipeline, Eventually
 
-Eventually = Callable[..., None]
-Words = list[tuple[str, int]]
 WORKERS = 2
 
 
-class Cluster:
+class Cluster(AttachedPipeline):
     """A log, workers as processes, and a thread that writes input."""
 
     def __init__(self, system: System, folder: Path, eventually: Eventually) -> None:
-        self.system = system
-        self.processes: list[Process] = []
-        self.given: Words = []
+        super().__init__(system, eventually)
         self._folder = folder
-        self._eventually = eventually
-        self._made: Pipeline | None = None
-
-    @property
-    def made(self) -> Pipeline:
-        """The app, opened on this log."""
-        if self._made is None:
-            self._made = pipeline(self.system.url, prefix=self.system.prefix)
-            self._made.app.prepare()
-        return self._made
 
     def start(self, count: int = WORKERS) -> list[Process]:
         new = []
@@ -46,11 +33,6 @@ class Cluster:
             self.processes.append(new[-1])
         return new
 
-    def write(self, count: int) -> None:
-        more = some(count, start=len(self.given))
-        self.made.words.append(more)
-        self.given += more
-
     def shared(self, among: int) -> None:
         """Wait until `among` members own all partitions evenly."""
 
@@ -59,9 +41,6 @@ class Cluster:
             return len(held) == among and sum(held) == 8 and max(held) - min(held) <= 1
 
         self._eventually(is_shared, what=f"sharing among {among}")
-
-    def members(self) -> list[changelog.groups.MemberInfo]:
-        return list(self.made.app.broker().describe_group(self.made.app.name).members)
 
     def handled(self) -> None:
         """Wait until all written records are committed."""
@@ -86,10 +65,6 @@ class Cluster:
 
     def judge(self) -> None:
         assert judge(self.made, self.given) == []
-
-    def close(self) -> None:
-        if self._made is not None:
-            self._made.app.close()
 
 
 @pytest.fixture
