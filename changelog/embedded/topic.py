@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from typing import Annotated
 
 import msgspec
@@ -177,9 +176,9 @@ class TopicCatalog:
             metas = []
             self._save(metas)  # before any topic has a folder, so that its loss is noticed
         known = {meta.topic_id for meta in metas}
-        for folder in forgotten_topics(storage, known):
+        if forgotten := forgotten_topics(storage, known):
             raise CorruptLog(
-                f"{CATALOG} does not list the topic in {folder}, which has records: it is of another "
+                f"{CATALOG} does not list the topic in {forgotten[0]}, which has records: it is of another "
                 f"log or from an earlier time; put back this log's own if you can; {REPAIR}"
             )
         for topic_id in storage.list_dir(TOPICS):
@@ -359,7 +358,7 @@ def _holds_bytes(storage: Storage, folder: str) -> bool:
             segment = segment_of(name)
             if segment is None or name != segment.log_file:
                 continue
-            with _ignoring_links(), closing(storage.open(f"{folder}/{name}")) as file:
+            with _ignoring_links(), contextlib.closing(storage.open(f"{folder}/{name}")) as file:
                 if file.size():
                     return True
     return False

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from strandline.changelog.broker import Broker
+from strandline.changelog.client.asking_again import stable_offsets
 from strandline.changelog.clock import Clock
 from strandline.changelog.errors import (
-    CoordinatorLoading,
     InvalidRequest,
     OffsetOutOfRange,
 )
@@ -60,22 +60,10 @@ def committed_in(
     """Return the committed offsets of groups in topics; groups without any are left out."""
     present = [info for info in broker.topics() if info.name in topics]
     asked = [TopicPartition(info.name, n) for info in present for n in range(info.partitions)]
-    committed = {group: _committed(broker, group, asked, clock) for group in groups}
+    committed = {
+        group: stable_offsets(broker, group, asked, clock, within_s=MAX_WAIT_S) for group in groups
+    }
     return {group: offsets for group, offsets in committed.items() if offsets}
-
-
-def _committed(
-    broker: Broker, group: str, asked: Sequence[TopicPartition], clock: Clock
-) -> dict[TopicPartition, CommittedOffset]:
-    """Return the committed offsets of a group; wait while the coordinator is loading."""
-    deadline = clock.monotonic() + MAX_WAIT_S
-    while True:
-        try:
-            return broker.committed(group, asked)
-        except CoordinatorLoading:
-            if clock.monotonic() > deadline:
-                raise
-        threading.Event().wait(_PAUSE_S)
 
 
 def rounds(

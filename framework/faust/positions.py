@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Mapping
 
 from strandline.changelog.broker import Broker
+from strandline.changelog.client.asking_again import stable_offsets
 from strandline.changelog.clock import Clock
-from strandline.changelog.errors import CoordinatorLoading
-from strandline.changelog.records import CommittedOffset, PartitionOffsets, TopicPartition
+from strandline.changelog.records import PartitionOffsets, TopicPartition
+from strandline.changelog.scan import scan_batches
 
 LOADING_S = 30.0
 """Maximum seconds to wait for transactions that are about to change committed offsets."""
@@ -25,7 +25,11 @@ def starting_offsets(
 ) -> dict[TopicPartition, int]:
     """Return the offset at which to begin each partition: the committed one, or by `reset`."""
     ends = broker.offsets(partitions) if partitions else {}
-    committed = _committed(broker, group, partitions, clock) if group and partitions else {}
+    committed = (
+        stable_offsets(broker, group, partitions, clock, within_s=LOADING_S)
+        if group and partitions
+        else {}
+    )
     found = {}
     for tp, end in ends.items():
         at = committed.get(tp)
@@ -39,20 +43,6 @@ def starting_offsets(
 
 def _by(reset: str, end: PartitionOffsets) -> int:
     return end.last_stable_offset if reset == "latest" else end.log_start
-
-
-def _committed(
-    broker: Broker, group: str, partitions: Collection[TopicPartition], clock: Clock
-) -> dict[TopicPartition, CommittedOffset]:
-    """Return the committed offsets, after the transactions that are about to change them."""
-    deadline = clock.monotonic() + LOADING_S
-    while True:
-        try:
-            return broker.committed(group, partitions)
-        except CoordinatorLoading:
-            if clock.monotonic() > deadline:
-                raise
-            threading.Event().wait(0.05)
 
 
 def after_last_record(
@@ -74,13 +64,8 @@ def _after_last_record(broker: Broker, tp: TopicPartition, start: int, end: int)
     while True:
         at = max(start, end - back)
         last = None
-        position = at
-        while position < end:
-            fetched = broker.fetch({tp: position})[tp]
-            last = next((b.last_offset for b in reversed(fetched.batches) if len(b)), last)
-            if fetched.next_offset <= position:
-                break
-            position = fetched.next_offset
+        for batch in scan_batches(broker, {tp: at}, {tp: end}):
+            last = batch.last_offset
         if last is not None:
             return last + 1
         if at <= start:

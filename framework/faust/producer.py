@@ -63,19 +63,9 @@ class FaustProducer(faust.transport.base.Producer):
         """Send a record, or keep it for the commit; return a future of its metadata."""
         return self._send(topic, key, value, partition, timestamp, headers)
 
-    async def send_and_wait(
-        self,
-        topic: str,
-        key: bytes | None,
-        value: bytes | None,
-        partition: int | None,
-        timestamp: float | None,
-        headers: Any,
-        *,
-        transactional_id: str | None = None,
-    ) -> RecordMetadata:
+    async def send_and_wait(self, *args: Any, **options: Any) -> RecordMetadata:
         """Send a record and wait; a record that is kept for the commit is not waited for."""
-        return await self._send(topic, key, value, partition, timestamp, headers)
+        return await (await self.send(*args, **options))
 
     def send_soon(self, fut: FutureMessage) -> None:
         """Send a record from code that is not async."""

@@ -17,7 +17,6 @@ from strandline.changelog.errors import (
     InvalidRecord,
     InvalidRequest,
 )
-from strandline.framework.aggregates import Counter
 from strandline.framework.parts import Merge, PartitionMerger
 from strandline.framework.querying.messages import StoreDescription
 from strandline.framework.store import Store
@@ -47,7 +46,7 @@ def described(task: TaskSpec, store: Store[Any, Any]) -> StoreDescription:
         _name(serde.declared if isinstance(serde, TypedMessagePack) else type(serde)),
         None if figures is None else dict(figures),
         _default(store, serde),
-        isinstance(store, Counter),
+        store.spec.is_counter,
     )
 
 

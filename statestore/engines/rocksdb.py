@@ -193,13 +193,9 @@ class RocksEngine:
         except BaseException:
             # A batch whose flush has failed is in the memtable, and so is its position.
             with contextlib.suppress(StrandlineError):
-                self._position = self._stored_position()
+                self._position = self._stored_position(self._db)
             raise
         self._position = position
-
-    def _stored_position(self) -> StorePosition | None:
-        found = self._guarded("read", self._db.get, POSITION_KEY)
-        return StorePosition.from_bytes(found) if found is not None else None
 
     def wipe(self) -> None:
         self._discard_database()
@@ -322,15 +318,18 @@ class RocksEngine:
         try:
             self._check_folder()  # RocksDB has opened the path, which may lead elsewhere by now
             db.set_write_options(_write_options())
-            found = self._guarded("read", db.get, POSITION_KEY)
-            position = StorePosition.from_bytes(found) if found is not None else None
-            if found is None and next(iter(db.keys()), None) is not None:
+            position = self._stored_position(db)
+            if position is None and next(iter(db.keys()), None) is not None:
                 raise CorruptLog(f"{database} holds entries but no position")
         except BaseException:
             db.close()
             raise
         # Only now, because readers on other threads use it at once.
         self._db, self._position = db, position
+
+    def _stored_position(self, db: Any) -> StorePosition | None:
+        found = self._guarded("read", db.get, POSITION_KEY)
+        return StorePosition.from_bytes(found) if found is not None else None
 
     def _entries(
         self, items: Iterator[Any], lower: bytes, upper: bytes | None, reverse: bool
