@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -21,6 +21,7 @@ from strandline.changelog.errors import (
     InvalidRecord,
     OffsetOutOfRange,
     ProducerFenced,
+    StrandlineError,
     UnknownTopic,
 )
 from strandline.changelog.records import TopicPartition
@@ -311,6 +312,58 @@ def test_old_times_do_not_make_staged_rows_expire(owner: Owner) -> None:
     assert owner.topic(staged[0].staging).effective.retention_ms == -1
     sink.commit(0, staged)
     assert values(owner) == once(0, 1)
+
+
+class AbortsJob:
+    """A broker of a task whose job is aborted after one of its calls.
+
+    Args:
+        owner: The log.
+        name: Name of the job's sink.
+        call: Number of the call, from 0 on.
+    """
+
+    def __init__(self, owner: Owner, name: SinkName, call: int) -> None:
+        self._owner = owner
+        self._name = name
+        self._left = call
+
+    @property
+    def is_aborted(self) -> bool:
+        """True if the job was aborted."""
+        return self._left < 0
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._owner, name)
+        return self._aborting(attribute) if callable(attribute) else attribute
+
+    def _aborting(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **named: Any) -> Any:
+            found = call(*args, **named)
+            if self._left == 0:
+                SinkCommit(self._owner, "", self._name).abort()
+            self._left -= 1
+            return found
+
+        return counted
+
+
+def test_a_task_that_outlives_its_job_leaves_no_staging_topic() -> None:
+    for call in range(100):
+        with closing(Owner(MemoryStorage(), background=False)) as owner:
+            owner.create_topic("t", 2)
+            job, target = Sink(owner, query=""), owner.topic("t")
+            staging.create(owner, job.name, target)
+            owner.alter_topic("t", {"max.message.bytes": "9999999"}, partitions=3)
+            broker = AbortsJob(owner, job.name, call)
+            stager = staging.Stager(cast("Broker", broker), job.options, job.name, target)
+            with suppress(StrandlineError):
+                stager.write(pa.record_batch({"value": ["v0"]}))
+                stager.finish()
+            if not broker.is_aborted:
+                assert call > 2
+                break
+            assert not [topic for topic in owner.topics() if topic.name.startswith(PREFIX)]
 
 
 def test_what_lost_drivers_have_left_is_deleted_by_later_writes(

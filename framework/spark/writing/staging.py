@@ -170,11 +170,12 @@ class Stager:
     def _staging_topic(self, target: TopicInfo) -> tuple[TopicInfo, bool]:
         """Return the staging topic, and True if it was created.
 
-        For a batch write to one topic the driver has created it. If it is gone, so is the job, and
-        what this task writes must not stay.
+        For a batch write to one topic the driver has created it, and a task never does: a task that
+        outlives its job would leave a topic that nobody reads.
         """
         if self._sink.is_job and self._topic is not None:
-            self._broker.topic(self._sink.topic(self._topic))
+            found = self._broker.topic(self._sink.topic(target))
+            return _extended(self._broker, found, target), False
         return create(self._broker, self._sink, target)
 
     def _target(self, name: str) -> TopicInfo:
@@ -197,13 +198,7 @@ def create(broker: Broker, sink: SinkName, target: TopicInfo) -> tuple[TopicInfo
         except TopicExists:
             is_new = False
         staging = broker.topic(name)
-    if staging.partitions < target.partitions:
-        staging = broker.alter_topic(name, partitions=target.partitions)
-    if target.schema is not None and not _has(staging, target.schema):
-        staging = broker.alter_topic(name, schema=target.schema)
-    if staging.effective.max_message_bytes < target.effective.max_message_bytes:
-        staging = broker.alter_topic(name, _config(target))
-    return staging, is_new
+    return _extended(broker, staging, target), is_new
 
 
 def names(broker: Broker, sink: SinkName) -> list[str]:
@@ -249,6 +244,18 @@ class _TopicWrite(NamedTuple):
     staged: StagedTopic
     layout: RowLayout
     schema_id: int
+
+
+def _extended(broker: Broker, staging: TopicInfo, target: TopicInfo) -> TopicInfo:
+    """Return a staging topic with what its target got after it was created."""
+    name = staging.name
+    if staging.partitions < target.partitions:
+        staging = broker.alter_topic(name, partitions=target.partitions)
+    if target.schema is not None and not _has(staging, target.schema):
+        staging = broker.alter_topic(name, schema=target.schema)
+    if staging.effective.max_message_bytes < target.effective.max_message_bytes:
+        staging = broker.alter_topic(name, _config(target))
+    return staging
 
 
 def _config(target: TopicInfo) -> dict[str, str]:
