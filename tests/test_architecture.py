@@ -80,7 +80,7 @@ ROOMS = {
     },
     "framework/offload": {LOG, "changelog front", APP, "framework/formats"},
     "framework/faust": {
-        *(LOG, "changelog front", "changelog/client", STATE, "statestore/engines"),
+        *(LOG, "changelog front", "changelog/client", STATE, "statestore/engines", APP),
     },
     "framework front": {
         *(LOG, "changelog/client", "changelog/embedded", STATE, "statestore/aggregates"),

@@ -9,6 +9,7 @@ from strandline.changelog.client.asking_again import stable_offsets
 from strandline.changelog.clock import Clock
 from strandline.changelog.records import PartitionOffsets, TopicPartition
 from strandline.changelog.scan import scan_batches
+from strandline.framework.positions import check_history, starting_offset
 
 LOADING_S = 30.0
 """Maximum seconds to wait for transactions that are about to change committed offsets."""
@@ -23,22 +24,27 @@ def starting_offsets(
     reset: str,
     clock: Clock,
 ) -> dict[TopicPartition, int]:
-    """Return the offset at which to begin each partition: the committed one, or by `reset`."""
-    ends = broker.offsets(partitions) if partitions else {}
-    committed = (
-        stable_offsets(broker, group, partitions, clock, within_s=LOADING_S)
-        if group and partitions
-        else {}
-    )
-    found = {}
-    for tp, end in ends.items():
-        at = committed.get(tp)
-        is_known = at is not None and at.topic_id in ("", end.topic_id)
-        if at is not None and is_known and end.log_start <= at.offset <= end.high_watermark:
-            found[tp] = at.offset
-        else:
-            found[tp] = _by(reset, end)
-    return found
+    """Return the offset at which to begin each partition: the committed one, or by `reset`.
+
+    An offset that was committed for a deleted topic of the same name counts for nothing. Records
+    that retention has removed are skipped with a warning, whatever `reset` says.
+
+    Raises OffsetOutOfRange if a committed offset is of another history than its partition.
+    """
+    if not partitions:
+        return {}
+    if group is None:
+        return {tp: _by(reset, end) for tp, end in broker.offsets(partitions).items()}
+    found = stable_offsets(broker, group, partitions, clock, within_s=LOADING_S)
+    ends = broker.offsets(partitions)  # afterwards, because committed offsets follow the ends
+    committed = {tp: at for tp, at in found.items() if at.topic_id in ("", ends[tp].topic_id)}
+    check_history(committed, ends)
+    return {
+        tp: starting_offset(group, tp, committed, end.log_start)
+        if tp in committed
+        else _by(reset, end)
+        for tp, end in ends.items()
+    }
 
 
 def _by(reset: str, end: PartitionOffsets) -> int:

@@ -1,0 +1,77 @@
+"""Offsets at which a Faust consumer begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from strandline.changelog.client.producer import Producer
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import OffsetOutOfRange
+from strandline.changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.storage import MemoryStorage
+from strandline.framework.faust.positions import starting_offsets
+
+T0 = TopicPartition("t", 0)
+
+
+@pytest.fixture
+def owner() -> Iterator[Owner]:
+    with closing(Owner(MemoryStorage(), background=False)) as owner:
+        owner.create_topic("t", 1)
+        with Producer(owner) as producer:
+            for number in range(5):
+                producer.send("t", b"v%d" % number)
+        yield owner
+
+
+def start(owner: Owner, reset: str = "earliest", group: str | None = "g") -> int:
+    """Return the offset at which a consumer begins."""
+    return starting_offsets(owner, group, [T0], reset, SystemClock())[T0]
+
+
+@pytest.mark.parametrize("group", ["g", None])
+def test_without_a_committed_offset_the_policy_decides(owner: Owner, group: str | None) -> None:
+    assert (start(owner, "earliest", group), start(owner, "latest", group)) == (0, 5)
+
+
+def test_the_committed_offset_is_taken(owner: Owner) -> None:
+    owner.commit_offsets("g", {T0: CommittedOffset(3)})
+    assert (start(owner, "earliest"), start(owner, "latest")) == (3, 3)
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_records_that_retention_has_removed_are_skipped_and_no_others(
+    owner: Owner, reset: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner.commit_offsets("g", {T0: CommittedOffset(1)})
+    owner.delete_records(T0, 4)
+    assert start(owner, reset) == 4
+    assert "records from 1 on are gone" in caplog.text
+
+
+def test_the_offset_of_a_deleted_topic_of_the_same_name_counts_for_nothing(owner: Owner) -> None:
+    owner.commit_offsets("g", {T0: CommittedOffset(3)})
+    owner.delete_topic("t")
+    owner.create_topic("t", 1)
+    assert start(owner) == 0
+
+
+@pytest.mark.parametrize("offset", [3, 9])
+def test_an_offset_of_another_history_is_refused(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch, offset: int
+) -> None:
+    other = CommittedOffset(
+        offset, topic_id=owner.topic("t").topic_id, leader_epoch=0, incarnation="another"
+    )
+
+    def committed(*_: Any) -> dict[TopicPartition, CommittedOffset]:
+        return {T0: other}
+
+    monkeypatch.setattr(owner, "committed", committed)
+    with pytest.raises(OffsetOutOfRange, match=f"t-0: the app goes on at offset {offset}, but"):
+        start(owner)
