@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from strandline import changelog
 from strandline.changelog.records import CommittedOffset, TopicPartition
 from strandline.framework.cli.application import WholeCommand
 
+parsed = cache(ast.parse)
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("changelog", "statestore", "framework")
 """Top folders. They are imported only through the links to them in `strandline/`."""
@@ -130,7 +132,7 @@ CONFIGURED_BY_USERS = {"App", "Consumer", "Producer"}
 
 def imported(module: Path) -> Iterator[str]:
     """Yield every module that `module` imports, at its top or in a function, by absolute name."""
-    for node in ast.walk(ast.parse((ROOT / module).read_text())):
+    for node in ast.walk(parsed((ROOT / module).read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -170,7 +172,7 @@ def room_of(module: Path) -> str:
 def modules_imported(module: Path) -> set[Path]:
     """Return the modules of this project that `module` imports, for types only or not."""
     found = set()
-    for node in ast.walk(ast.parse((ROOT / module).read_text())):
+    for node in ast.walk(parsed((ROOT / module).read_text())):
         if isinstance(node, ast.Import):
             found |= {path_of(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -216,7 +218,7 @@ def decoding_by_itself(module: Path) -> set[str]:
     if module == DECODING:
         return set()
     found = set()
-    for node in ast.walk(ast.parse((ROOT / module).read_text())):
+    for node in ast.walk(parsed((ROOT / module).read_text())):
         if isinstance(node, ast.Call):
             text = ast.unparse(node.func)
             typed = text.startswith("msgspec.") and any(
@@ -232,7 +234,7 @@ def decoding_unchecked(module: Path) -> set[str]:
     """Return decoding without a check of the depth, which a nested value would end."""
     if module == DECODING:
         return set()
-    tree = ast.parse((ROOT / module).read_text())
+    tree = parsed((ROOT / module).read_text())
     calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     found = calls & {"msgspec.json.decode", "msgspec.msgpack.decode"}
     taken = {
@@ -310,7 +312,7 @@ def code_lines(node: ast.AST, source: str) -> int:
 def too_large(module: Path) -> set[str]:
     """Return the names of the module and of its classes that have too many lines of code."""
     source = (ROOT / module).read_text()
-    tree = ast.parse(source)
+    tree = parsed(source)
     found = {
         node.name
         for node in ast.walk(tree)
@@ -329,7 +331,7 @@ def long_constructors(module: Path) -> set[str]:
     """Return the classes whose constructor has more than MAX_PARAMETERS parameters."""
     return {
         node.name
-        for node in ast.walk(ast.parse((ROOT / module).read_text()))
+        for node in ast.walk(parsed((ROOT / module).read_text()))
         if isinstance(node, ast.ClassDef) and node.name not in CONFIGURED_BY_USERS
         for method in node.body
         if isinstance(method, ast.FunctionDef) and method.name == "__init__"
@@ -348,7 +350,7 @@ def test_values_that_travel_together_are_one_parameter() -> None:
 
 def class_names(module: Path) -> list[str]:
     """Return the names of the classes of `module`, also of those inside of functions."""
-    tree = ast.parse((ROOT / module).read_text())
+    tree = parsed((ROOT / module).read_text())
     return [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
 
 
@@ -412,7 +414,7 @@ def docstrings_that_continue_a_name(module: Path) -> set[str]:
     attribute or constant before it.
     """
     found = set()
-    for node in ast.walk(ast.parse((ROOT / module).read_text())):
+    for node in ast.walk(parsed((ROOT / module).read_text())):
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):
                 first = re.match(r"\s*([A-Za-z]+)", text)
