@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from strandline.changelog.client.keys import encode_key
 from strandline.changelog.decoding import json_value
-from strandline.changelog.errors import InvalidRecord, StrandlineError
+from strandline.changelog.errors import UNREADABLE, InvalidRecord, StrandlineError
 from strandline.framework.cli.json_values import json_line, plain, unplain
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def show_value(data: Any, form: ValueForm = "auto") -> Any:
         return plain(data)
     try:
         return _shown_value(data, form)
-    except (UnicodeDecodeError, msgspec.DecodeError, InvalidRecord):
+    except (*UNREADABLE, InvalidRecord):
         return plain(data)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 import pytest
 from hypothesis import example, given
@@ -78,3 +80,15 @@ def test_bytes_that_do_not_fit_their_form_are_shown_as_base64() -> None:
     assert forms.show_value(b"\xff", "text") == {"base64": "/w=="}
     assert forms.show_value(b"{", "json") == {"base64": "ew=="}
     assert forms.show_value(b"ab", "msgpack") == {"base64": "YWI="}
+
+
+NESTED = [b"[" * 300 + b"]" * 300, b'{"a":' * 300 + b"1" + b"}" * 300, b"\x91" * 300 + b"\xc0"]
+UNFIT = st.binary(max_size=20) | st.sampled_from([*NESTED, b"1e999", b"9" * 5000])
+
+
+@given(UNFIT, st.sampled_from(get_args(forms.ValueForm)), st.sampled_from(get_args(forms.KeyForm)))
+@example(NESTED[0], "json", "msgpack")
+def test_any_bytes_are_shown_in_any_form(
+    data: bytes, value_form: forms.ValueForm, key_form: forms.KeyForm
+) -> None:
+    json_line([forms.show_value(data, value_form), forms.show_key(data, key_form)])
