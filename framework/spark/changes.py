@@ -32,6 +32,8 @@ from strandline.framework.table_types import INSTANT, fit
 
 CHANGES = ("offset", "timestamp")
 """Columns of each change besides its key and values."""
+COLUMNS = ("key", "old", "new", "partition", *CHANGES)
+"""All columns of a change."""
 
 VALUE = "value"
 

@@ -11,7 +11,8 @@ therefore cast: 32-bit offsets, signed numbers, microseconds in UTC, everything 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from difflib import get_close_matches
 
 import pyarrow as pa
 
@@ -70,6 +71,30 @@ def topic_schema(topic: TopicInfo, *, metadata: bool, headers: bool) -> pa.Schem
             "leave out includeMetadata and includeHeaders"
         )
     return schema
+
+
+def check_columns(topics: list[TopicInfo], target: pa.Schema) -> None:
+    """Raise InvalidConfig if a given schema has columns that none of the topics has.
+
+    A column of the topic that older records lack is null in them. Any other column would be null in
+    all records.
+    """
+    known = {*METADATA, "headers"}
+    for topic in topics:
+        known |= {"value"} if topic.schema is None else {*topic.schema.names}
+    names = ", ".join(topic.name for topic in topics)
+    check_names(f"topic {names}", target, known)
+
+
+def check_names(what: str, target: pa.Schema, known: Collection[str]) -> None:
+    """Raise InvalidConfig if a given schema has columns other than the known ones of `what`."""
+    unknown = [name for name in target.names if name not in known]
+    if unknown:
+        near = get_close_matches(unknown[0], known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"its columns: {', '.join(sorted(known))}"
+        raise InvalidConfig(
+            f"{what} has no column {', '.join(unknown)}, which the schema names; {hint}"
+        )
 
 
 def to_rows(batch: Batch, target: pa.Schema) -> pa.RecordBatch:

@@ -9,9 +9,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from strandline.changelog.broker import Broker
+from strandline.changelog.records import TopicInfo
 from strandline.changelog.selection import ReadSelection
 from strandline.framework.spark import reading, versions
-from strandline.framework.spark.columns import to_rows, to_sized_batches
+from strandline.framework.spark.columns import check_columns, to_rows, to_sized_batches
 from strandline.framework.spark.filters import passing
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.tasks import Task
@@ -37,6 +39,12 @@ class RecordReader:
         self._target = versions.to_arrow(schema)
         self._filters: list[Filter] = []
         """Filters that are evaluated here and not by Spark."""
+
+    def _described(self, broker: Broker) -> list[TopicInfo]:
+        """Return the topics. Raises UnknownTopic, and InvalidConfig for columns that none has."""
+        topics = reading.describe(broker, self._options.topics)
+        check_columns(topics, self._target)
+        return topics
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of a task. Spark requests a partition even if none was planned."""

@@ -106,7 +106,7 @@ class BatchReader(RecordReader, DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         with reading.open_log(options.path) as log:
-            topics = reading.describe(log.broker, options.topics)
+            topics = self._described(log.broker)
             filters = pruning.metadata_filters(self._filters, topics)
 
             def look() -> planning.ReadPlan:

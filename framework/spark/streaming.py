@@ -21,6 +21,7 @@ from strandline.changelog.errors import InvalidConfig, StrandlineError, UnknownP
 from strandline.changelog.pins import PinName, there
 from strandline.changelog.records import TopicInfo
 from strandline.framework.spark import changes, pinning, planning, reading, tables, versions
+from strandline.framework.spark.columns import check_names
 from strandline.framework.spark.offsets import Positions, QueryProgress, from_json, to_json
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.planning import OffsetRange
@@ -202,7 +203,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         return reading.ends_of(self._broker, self._topics())
 
     def _topics(self) -> list[TopicInfo]:
-        return reading.describe(self._broker, self._options.topics)
+        return self._described(self._broker)
 
     @property
     def _broker(self) -> Broker:
@@ -223,6 +224,10 @@ class ChangesPartition(InputPartition):
 
 class ChangesReader(StreamReader):
     """Follows the changes of a store; `changes` explains how old values are found."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        check_names("a change feed", self._target, changes.COLUMNS)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the changes of one partition in a micro-batch."""

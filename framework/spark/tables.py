@@ -34,7 +34,7 @@ from strandline.changelog.records import Batch, TopicInfo
 from strandline.framework.parts import partitions_asked
 from strandline.framework.querying.placement import is_placed
 from strandline.framework.spark import as_of, decoding, groups
-from strandline.framework.spark.columns import METADATA, topic_schema
+from strandline.framework.spark.columns import METADATA, check_names, topic_schema
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.pinning import pin_of_read, planned
 from strandline.framework.spark.planning import (
@@ -99,17 +99,24 @@ def store_schema(broker: Broker, options: SourceOptions) -> pa.Schema:
 
 
 def check_columns(broker: Broker, options: SourceOptions, target: pa.Schema) -> None:
-    """Raise InvalidConfig if rows could be parts of a key's value without naming their partition.
+    """Raise InvalidConfig if a given schema has columns that no store has, or lacks `partition`.
 
-    This is so if a schema without the column `partition` is given for a store that may have a key
+    Rows without the column `partition` could be parts of a key's value, if the store may have a key
     in several partitions.
     """
-    if not options.is_app_store or PARTITION.name in target.names or options.partition is not None:
+    if not options.is_app_store:
         return
     app, _, store = (options.store or "").partition("/")
     topic = table_topic(broker, options)
     aggregation = groups.groups_of(options, stored_values(broker, topic, options))
     if groups.takes_columns(aggregation, target):
+        return
+    check_names(
+        f"store {options.store!r} (fields of a value are named inside it: value struct<n: bigint>)",
+        target,
+        (*BINARY.names, PARTITION.name),
+    )
+    if PARTITION.name in target.names or options.partition is not None:
         return
     count = topic.partitions
     if count > 1 and not is_placed(broker, app, store, count):

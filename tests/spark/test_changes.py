@@ -200,3 +200,10 @@ def test_changes_are_for_streams() -> None:
         StrandlineSource(options | {"endingOffsets": "latest"}).schema()
     with pytest.raises(InvalidConfig, match="changes can be used with store only"):
         StrandlineSource({"path": "/log", "subscribe": "t", "changes": "true"}).schema()
+
+
+def test_columns_that_no_change_has_are_refused() -> None:
+    with pytest.raises(
+        InvalidConfig, match="a change feed has no column value.*its columns: key, new"
+    ):
+        feed({"key": pa.binary(), "value": pa.binary()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import UTC, date, datetime
 
 import pyarrow as pa
@@ -9,7 +10,12 @@ import pytest
 
 from strandline.changelog.errors import InvalidConfig, SchemaMismatch
 from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo, columns_schema
-from strandline.framework.spark.columns import to_rows, to_sized_batches, topics_schema
+from strandline.framework.spark.columns import (
+    check_columns,
+    to_rows,
+    to_sized_batches,
+    topics_schema,
+)
 from strandline.framework.table_types import INSTANT, spark_type
 
 FLIGHT = pa.schema([("carrier", pa.large_string()), ("delay", pa.float32())])
@@ -103,6 +109,28 @@ def test_a_record_from_before_a_column_was_added_has_null_in_it() -> None:
     value = pa.array([{"carrier": "AA"}], pa.struct([("carrier", pa.string())]))
     later = pa.schema([("carrier", pa.string()), ("gate", pa.int32())])
     assert to_rows(typed(value), later).to_pylist() == [{"carrier": "AA", "gate": None}]
+
+
+@pytest.mark.parametrize(
+    ("topics", "names", "problem"),
+    [
+        (
+            [topic("t", FLIGHT)],
+            ["carier"],
+            "topic t has no column carier, .* did you mean 'carrier'",
+        ),
+        ([topic("t", FLIGHT)], ["delay", "value"], "no column value"),
+        ([topic("t"), topic("u")], ["carrier"], "topic t, u has no column carrier.*its columns: "),
+        ([topic("t", FLIGHT)], ["delay", "offset", "key", "headers"], ""),
+        ([topic("t")], ["value", "timestamp"], ""),
+    ],
+)
+def test_columns_that_no_topic_has_are_refused(
+    topics: list[TopicInfo], names: list[str], problem: str
+) -> None:
+    given = pa.schema([(name, pa.string()) for name in names])
+    with pytest.raises(InvalidConfig, match=problem) if problem else nullcontext():
+        check_columns(topics, given)
 
 
 def test_only_requested_columns_are_built() -> None:

@@ -363,6 +363,17 @@ def test_a_schema_without_partition_requires_a_store_placed_by_key(log: Owner) -
 PLACED = '{"placed":{"parts":2}}'
 
 
+def test_a_schema_with_columns_that_no_store_has_is_refused(
+    log: Owner, store: SourceOptions
+) -> None:
+    write(log, str, [("a", {"n": 1})])
+    given = pa.schema([pa.field("key", pa.string()), pa.field("n", pa.int64()), PARTITION])
+    with pytest.raises(
+        InvalidConfig, match="fields of a value are named inside it.* has no column n"
+    ):
+        check_columns(log, store, given)
+
+
 def test_a_compacted_topic_can_be_read_as_a_table(log: Owner) -> None:
     log.alter_topic("t", config={"cleanup.policy": "compact"})
     Writer(log).write([(b"a", b"1"), (b"b", b"2"), (b"a", None)])
