@@ -61,6 +61,11 @@ class KeyCache:
         """Return True if either generation has a value of the key."""
         return key in self.young or key in self._old
 
+    def absent(self, keys: Iterable[Any]) -> list[Any]:
+        """Return the keys that neither generation has a value of, each once."""
+        young, old = self.young, self._old
+        return [key for key in dict.fromkeys(keys) if key not in young and key not in old]
+
     def recall(self, key: Any) -> Any | None:
         """Move a key from the old generation to the young one; return its value, or None."""
         held = self._old.pop(key, None)
@@ -71,6 +76,13 @@ class KeyCache:
     def add(self, key: Any, held: Any, nbytes: int) -> None:
         """Add an entry whose encoded key and value have `nbytes` bytes."""
         self._put(key, held, nbytes + ENTRY_BYTES)
+
+    def add_all(self, entries: Mapping[Any, Any], nbytes: int) -> None:
+        """Add entries whose encoded keys and values have `nbytes` bytes, and which it lacks."""
+        self.young.update(entries)
+        self._young_bytes += nbytes + ENTRY_BYTES * len(entries)
+        self._counted += len(entries)
+        self.additions += len(entries)
 
     def finalize(self, nbytes: int) -> None:
         """Count the entries put into `young` directly, when they are committed.

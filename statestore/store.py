@@ -136,8 +136,7 @@ class PartitionStore(CommittingStore[K, V]):
             The number of keys read, and the bytes that the cache needs for them.
         """
         exact = self._keys.exact
-        has = self._cache.has
-        cold = [key for key in dict.fromkeys(keys) if type(key) is exact and not has(key)]
+        cold = [key for key in self._cache.absent(keys) if type(key) is exact]
         self.lookups.read_ahead(cold)
         return len(cold), self._read_many(cold)
 
@@ -195,19 +194,20 @@ class PartitionStore(CommittingStore[K, V]):
 
     def prepare(self, keys: Sequence[K]) -> None:
         """Read the values of keys that are not in the cache into it, in one call of the engine."""
-        cold = [key for key in keys if not self._cache.has(key)]
+        cold = self._cache.absent(keys)
         self.lookups.missed(len(cold))
         self._read_many(cold)
 
     def _read_many(self, cold: list[Any]) -> int:
         """Read keys that are not in the cache into it. Return the bytes that it needs for them."""
         names = self._keys.encode_all(cold).to_pylist()
-        nbytes = 0
-        for key, name, data in zip(cold, names, self._committed.get_many(names), strict=True):
-            self._remember(key, name, data)
-            nbytes += len(name) + len(data or b"") + ENTRY_BYTES
+        found = self._committed.get_many(names)
+        held = self._values.held
+        values = [DELETED if data is None else held(data) for data in found]
+        nbytes = sum(map(len, names)) + sum(len(data) for data in found if data is not None)
+        self._cache.add_all(dict(zip(cold, values, strict=True)), nbytes)
         self._age()
-        return nbytes
+        return nbytes + ENTRY_BYTES * len(cold)
 
     def _remember(self, key: Any, name: bytes, data: bytes | None) -> Any:
         """Add a value read from the committed state to the cache, and return its held form."""
