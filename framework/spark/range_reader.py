@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from strandline.changelog.broker import Broker
 from strandline.changelog.records import TopicInfo
 from strandline.changelog.selection import ReadSelection
-from strandline.framework.spark import reading, versions
+from strandline.framework.spark import open_logs, reading, versions
 from strandline.framework.spark.columns import check_columns, to_rows, to_sized_batches
 from strandline.framework.spark.filters import passing
 from strandline.framework.spark.options import SourceOptions
@@ -52,7 +52,7 @@ class RecordReader:
             return
         options = self._options
         selection = ReadSelection(frozenset(self._target.names), partition.since_ms)
-        with reading.open_log(options.path) as log:
+        with open_logs.opened(options.path) as log:
             rows = (
                 passing(self._filters, to_rows(batch, self._target))
                 for each in partition.ranges

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from strandline import changelog
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import InvalidConfig, OffsetOutOfRange, UnknownPin
@@ -20,9 +17,6 @@ from strandline.framework.spark.offsets import Position
 from strandline.framework.spark.options import AtTime, StartOrEnd
 from strandline.framework.spark.planning import Ends, OffsetRange
 
-if TYPE_CHECKING:
-    from strandline.changelog.log import Log
-
 FETCH_BYTES = 16 << 20
 """Bytes of a partition requested at a time."""
 
@@ -30,21 +24,6 @@ PIN_USE_INTERVAL_S = 10.0
 """Seconds between two renewals of the pin that a task reads by."""
 
 _log = logging.getLogger(__name__)
-
-
-def open_log(path: str) -> Log:
-    """Open the log at a path or URL; close it, or use it in a `with` statement.
-
-    A folder's log is attached to, through its owner. If it has none, an owner is started in the
-    background that leaves when it is idle, because neither a planner nor a task lives long enough
-    to own a log. Raises InvalidConfig for a folder without a log.
-    """
-    try:
-        return changelog.open(path, role="attach_or_spawn", create=False)
-    except InvalidConfig as error:
-        raise InvalidConfig(
-            f"there is no log at {path} (on {os.uname().nodename}): {error}"
-        ) from None
 
 
 def describe(broker: Broker, topics: tuple[str, ...]) -> list[TopicInfo]:

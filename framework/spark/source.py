@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 from strandline.changelog.errors import InvalidConfig
 from strandline.framework.spark import (
     changes,
+    open_logs,
     pinning,
     planning,
     pruning,
@@ -56,7 +57,7 @@ class StrandlineSource(DataSource):
 
     def schema(self) -> StructType:
         options = self._options
-        with reading.open_log(options.path) as log:
+        with open_logs.opened(options.path) as log:
             if options.changes:
                 return versions.to_spark(changes.changes_schema(log.broker, options))
             if options.store is not None:
@@ -105,7 +106,7 @@ class BatchReader(RecordReader, DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        with reading.open_log(options.path) as log:
+        with open_logs.opened(options.path) as log:
             topics = self._described(log.broker)
             filters = pruning.metadata_filters(self._filters, topics)
 
@@ -143,7 +144,7 @@ class StoreReader(DataSourceReader):
         self._target = versions.to_arrow(schema)
 
     def partitions(self) -> Sequence[InputPartition]:
-        with reading.open_log(self._options.path) as log:
+        with open_logs.opened(self._options.path) as log:
             tables.check_columns(log.broker, self._options, self._target)
             ranges = tables.plan_store(log.broker, self._options)
             return [RangePartition(task) for task in table_tasks(log.broker, self._options, ranges)]
@@ -152,6 +153,6 @@ class StoreReader(DataSourceReader):
         """Yield the latest value of each key of a task's partitions, as of the time of planning."""
         if not isinstance(partition, RangePartition):
             return
-        with reading.open_log(self._options.path) as log:
+        with open_logs.opened(self._options.path) as log:
             for each in partition.ranges:
                 yield from tables.read_store(log.broker, each, self._target, self._options)

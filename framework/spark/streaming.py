@@ -20,7 +20,15 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.errors import InvalidConfig, StrandlineError, UnknownPartition
 from strandline.changelog.pins import PinName, there
 from strandline.changelog.records import TopicInfo
-from strandline.framework.spark import changes, pinning, planning, reading, tables, versions
+from strandline.framework.spark import (
+    changes,
+    open_logs,
+    pinning,
+    planning,
+    reading,
+    tables,
+    versions,
+)
 from strandline.framework.spark.columns import check_names
 from strandline.framework.spark.offsets import Positions, QueryProgress, from_json, to_json
 from strandline.framework.spark.options import SourceOptions
@@ -208,7 +216,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
     @property
     def _broker(self) -> Broker:
         if self._open is None:
-            self._open = reading.open_log(self._options.path)
+            self._open = open_logs.open_log(self._options.path)
         return self._open.broker
 
 
@@ -233,7 +241,7 @@ class ChangesReader(StreamReader):
         """Yield the changes of one partition in a micro-batch."""
         if not isinstance(partition, ChangesPartition):
             return
-        with reading.open_log(self._options.path) as log:
+        with open_logs.opened(self._options.path) as log:
             yield from changes.read_changes(
                 log.broker, partition.range, partition.since, self._target, self._options
             )

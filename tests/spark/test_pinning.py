@@ -18,7 +18,7 @@ from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import OffsetOutOfRange, StrandlineError
 from strandline.changelog.records import TopicPartition
 from strandline.changelog.storage import LocalStorage
-from strandline.framework.spark import reading
+from strandline.framework.spark import open_logs
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.planning import OffsetRange
 from strandline.framework.spark.tables import plan_store, read_store
@@ -70,7 +70,7 @@ class OpenLog:
 def log(tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> Owner:
     owner = Owner(LocalStorage(tmp_path / "log"), clock=clock, background=False)
     owner.create_topic("t", 1, config=SMALL)
-    monkeypatch.setattr(reading, "open_log", lambda _: OpenLog(owner))
+    monkeypatch.setattr(open_logs, "open_log", lambda _: OpenLog(owner))
     return owner
 
 

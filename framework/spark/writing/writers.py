@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.records import TopicInfo
-from strandline.framework.spark import reading, versions
+from strandline.framework.spark import open_logs, versions
 from strandline.framework.spark.columns import to_sized_batches
 from strandline.framework.spark.writing import staging
 from strandline.framework.spark.writing.commit import SinkBatch, SinkCommit
@@ -75,7 +75,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def abort(self, messages: Messages) -> None:
         """Delete the rows that the tasks have staged."""
-        with reading.open_log(self._options.path) as log:
+        with open_logs.opened(self._options.path) as log:
             SinkCommit(log.broker, self._options.path, self._name).abort()
 
 
@@ -110,7 +110,7 @@ def _prepared(
     options: SinkOptions, schema: StructType, job: SinkName | None, *, overwrite: bool
 ) -> TopicInfo | None:
     """Return the topic to write; None if rows name theirs. A job's staging topic is created."""
-    with reading.open_log(options.path) as log:
+    with open_logs.opened(options.path) as log:
         frame = versions.to_arrow(schema)
         topic = prepare(log.broker, options, frame, overwrite=overwrite)
         if job is not None and topic is not None:
@@ -125,7 +125,7 @@ def _staged(
     topic: TopicInfo | None,
     query: str,
 ) -> StagedRows:
-    with reading.open_log(options.path) as log:
+    with open_logs.opened(options.path) as log:
         stager = Stager(log.broker, options, name, topic)
         for batch in to_sized_batches(rows, STAGED_ROWS):
             stager.write(batch)
@@ -135,7 +135,7 @@ def _staged(
 def _commit(
     options: SinkOptions, name: SinkName, batch: SinkBatch, staged: list[StagedTopic]
 ) -> None:
-    with reading.open_log(options.path) as log:
+    with open_logs.opened(options.path) as log:
         commit = SinkCommit(
             log.broker, options.path, name, fail_on_data_loss=options.fail_on_data_loss
         )
