@@ -47,8 +47,21 @@ class StoreDeclarations:
         infos: Mapping[str, TopicInfo],
         broker: Broker,
         clock: Clock,
+        *,
+        can_upgrade: bool = True,
     ) -> None:
+        """Prepare the comparison, which reads nothing yet.
+
+        Args:
+            app: Name of the app.
+            specs: Its stores.
+            infos: Descriptions of their changelog topics.
+            broker: The log.
+            clock: Source of time.
+            can_upgrade: Whether the program can declare an `upgrade` of stored values.
+        """
         self._app = app
+        self._can_upgrade = can_upgrade
         self._specs = {spec.changelog_topic(app): spec for spec in specs}
         self._declared = {topic: declaration_of(spec) for topic, spec in self._specs.items()}
         self._partitions = {topic: infos[topic].partitions for topic in self._specs}
@@ -210,9 +223,12 @@ class StoreDeclarations:
         )
 
     def _ways_out(self, spec: AnySpec) -> str:
+        reset = f"reset the app (`strandline reset {self._app}`)"
+        if not self._can_upgrade:
+            return f"{reset}, or give the store another name"
         return (
-            f"reset the app (`strandline reset {self._app}`), give the store another name, or "
-            "give it a function upgrade= that converts old values (for values, not for keys)"
+            f"{reset}, give the store another name, or give it a function upgrade= that converts "
+            "old values (for values, not for keys)"
         )
 
 

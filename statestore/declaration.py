@@ -23,8 +23,10 @@ import msgspec
 
 from strandline.changelog.decoding import json_decoder, json_value
 from strandline.changelog.errors import UNREADABLE, CorruptLog, FutureFormat, InvalidRequest
+from strandline.statestore.json_values import Json
 from strandline.statestore.key_types import key_accepts, key_from_wire, key_to_wire
-from strandline.statestore.serdes import Bytes, MessagePack, TypedMessagePack, value_serde
+from strandline.statestore.keys import key_codec
+from strandline.statestore.serdes import Bytes, MessagePack, Serde, TypedMessagePack, value_serde
 from strandline.statestore.spec import AnySpec
 from strandline.statestore.value_types import (
     TypeDescription,
@@ -35,23 +37,28 @@ from strandline.statestore.value_types import (
 )
 from strandline.statestore.values import Expiry
 
-FORMAT = 1
-"""Version of the recorded document. Newer versions are refused."""
+FORMAT = 2
+"""Newest version of the recorded document. Later versions are refused.
 
-Form = Literal["messagepack", "typed", "bytes", "serde"]
+Version 2 is written only for the keys and values of another framework, so that versions of
+Strandline that know version 1 alone read all other declarations.
+"""
+
+Form = Literal["messagepack", "typed", "bytes", "json", "serde"]
 Figures = dict[str, tuple[str, str | None]]
 
 
 class Declaration(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Declaration of a store: the current one, or the one with which values were written."""
 
-    format: int = FORMAT
+    format: int = 1
+    """Version of the document."""
     version: int = 1
     """Version of the values, raised by each rewrite. Each partition records the one it has."""
     key: Any
     """Type of the keys; see `statestore.key_types`."""
     form: Form
-    """Encoding of values: MessagePack (typed or not), bytes unchanged, or a serde."""
+    """Encoding of values: MessagePack (typed or not), bytes unchanged, JSON, or a serde."""
     value: TypeDescription | None = None
     """Structure of typed values."""
     serde: str | None = None
@@ -105,9 +112,10 @@ def declaration_of(spec: AnySpec) -> Declaration:
     'always'
     """
     serde = value_serde(spec.value)
-    form = _FORMS.get(type(serde), "serde")
-    opaque = form in ("bytes", "serde")
+    form = form_of_serde(serde)
+    opaque = form not in ("messagepack", "typed")
     declared = Declaration(
+        format=2 if form == "json" or key_codec(spec.key).is_foreign else 1,
         key=key_to_wire(spec.key),
         form=form,
         value=described_type(serde.declared) if isinstance(serde, TypedMessagePack) else None,
@@ -119,6 +127,20 @@ def declaration_of(spec: AnySpec) -> Declaration:
         counter=spec.is_counter,
     )
     return _decode(declared.to_bytes())  # decoded, so that it compares equal to a recorded one
+
+
+def form_of_serde(serde: Serde[Any]) -> Form:
+    """Return the form of the values that a serde writes."""
+    return _FORMS.get(type(serde), "serde")
+
+
+def plain_serde(form: str) -> Serde[Any]:
+    """Return the serde that decodes values of a form as plain data; as bytes if it is unknown.
+
+    >>> plain_serde("json").loads(b"1"), plain_serde("typed").loads(b"1")
+    (1, 49)
+    """
+    return _PLAIN.get(form, _MESSAGEPACK)
 
 
 def undeclared(declared: Declaration) -> Declaration:
@@ -244,12 +266,11 @@ def _shown_form(declaration: Declaration) -> str:
         return shown(declaration.value.root)
     if declaration.form == "serde":
         return f"those of the serde {declaration.serde}"
-    return {"bytes": "bytes", "messagepack": "MessagePack without a type"}[declaration.form]
+    return _SHOWN_FORMS[declaration.form]
 
 
 def _shown_key(key: Any) -> str:
-    kind = key_from_wire(key)
-    return kind.__name__ if isinstance(key, str) else str(kind)
+    return key_codec(key_from_wire(key)).name
 
 
 def _identity(serde: Any) -> str:
@@ -280,5 +301,13 @@ def _format_of(data: bytes) -> int:
     return version if isinstance(version, int) else 0
 
 
-_FORMS: dict[type, Form] = {MessagePack: "messagepack", Bytes: "bytes", TypedMessagePack: "typed"}
+_FORMS: dict[type, Form] = {
+    MessagePack: "messagepack",
+    TypedMessagePack: "typed",
+    Bytes: "bytes",
+    Json: "json",
+}
+_PLAIN: dict[str, Serde[Any]] = {"json": Json(), "bytes": Bytes(), "serde": Bytes()}
+_MESSAGEPACK = MessagePack()
+_SHOWN_FORMS = {"bytes": "bytes", "json": "JSON", "messagepack": "MessagePack without a type"}
 _decode = json_decoder(Declaration).decode

@@ -1,7 +1,8 @@
 """Key types as plain data, for recorded declarations of stores and for the wire of queries.
 
 A scalar is its name. A tuple is `["tuple", [types], variadic]`. An element that may be None is
-`["optional", type]`.
+`["optional", type]`. Keys that another framework writes are `json`, `json-ascii` or `raw`, and
+never elements of a tuple (`statestore.foreign_keys`).
 """
 
 from __future__ import annotations
@@ -11,8 +12,13 @@ from datetime import date, datetime
 from typing import Any, Union, get_args, get_origin
 
 from strandline.changelog.errors import InvalidRequest
+from strandline.statestore.foreign_keys import AsciiJsonKey, JsonKey, RawKey
 
-_SCALARS = {kind.__name__: kind for kind in (str, int, float, bytes, bool, date, datetime)}
+_FOREIGN: dict[str, type] = {"json": JsonKey, "json-ascii": AsciiJsonKey, "raw": RawKey}
+_SCALARS: dict[str, type] = {
+    kind.__name__: kind for kind in (str, int, float, bytes, bool, date, datetime)
+} | _FOREIGN
+_NAMES = {kind: name for name, kind in _SCALARS.items()}
 
 
 def key_to_wire(declared: Any) -> Any:
@@ -30,7 +36,12 @@ def key_to_wire(declared: Any) -> Any:
     if get_origin(declared) in (Union, types.UnionType):
         [inner] = [argument for argument in get_args(declared) if argument is not type(None)]
         return ["optional", key_to_wire(inner)]
-    return declared.__name__
+    return _NAMES[declared]
+
+
+def is_foreign(data: Any) -> bool:
+    """Return True if a plain key type is one of another framework's."""
+    return isinstance(data, str) and data in _FOREIGN
 
 
 def key_from_wire(data: Any) -> Any:
@@ -43,8 +54,8 @@ def key_from_wire(data: Any) -> Any:
         if isinstance(data, str):
             return _SCALARS[data]
         if data[0] == "optional":
-            return key_from_wire(data[1]) | None
-        elements = tuple(map(key_from_wire, data[1]))
+            return _element_from_wire(data[1]) | None
+        elements = tuple(map(_element_from_wire, data[1]))
         return types.GenericAlias(tuple, (*elements, ...) if data[2] else elements)
     except (LookupError, TypeError) as error:
         raise InvalidRequest(f"{data!r:.80} is no known type of keys") from error
@@ -70,6 +81,12 @@ def key_accepts(new: Any, old: Any) -> bool:
     if old[2] or len(new[1]) != len(old[1]):
         return False
     return all(map(key_accepts, new[1], old[1]))
+
+
+def _element_from_wire(data: Any) -> Any:
+    if is_foreign(data):
+        raise LookupError(data)
+    return key_from_wire(data)
 
 
 def _is(data: Any, what: str) -> bool:

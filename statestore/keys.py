@@ -5,7 +5,8 @@ Each declared key type has a `KeyCodec`. Key types are `str`, `int` (of any size
 `tuple[str, ...]`, with `X | None` inside a tuple. Types are checked exactly: `1`, `1.0` and `True`
 are equal in Python, so a store of `int` keys refuses the other two.
 
-`statestore.ordered` describes the bytes.
+`statestore.ordered` describes the bytes. The keys of another framework's tables have its bytes
+instead (`statestore.foreign_keys`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,19 @@ from typing import Any, Generic, TypeVar, Union, get_args, get_origin
 
 import pyarrow as pa
 
-from strandline.changelog.errors import InvalidConfig, InvalidRecord
+from strandline.changelog.errors import InvalidConfig, InvalidRecord, InvalidRequest
+from strandline.statestore.foreign_keys import (
+    FOREIGN_KEYS,
+    JSON_KEYS,
+    AsciiJsonKey,
+    JsonKey,
+    RawKey,
+    admit_json,
+    admit_raw,
+    encode_ascii_json,
+    encode_json,
+    json_decoder_of,
+)
 from strandline.statestore.ordered import (
     BEHIND_ELEMENTS,
     TAG_BYTES,
@@ -63,8 +76,22 @@ class KeyCodec(Generic[K]):
     element_admits: tuple[Callable[[Any], Any], ...] = ()
     """Checks of the elements of a tuple of fixed length; else empty."""
 
+    @property
+    def is_ordered(self) -> bool:
+        """True if the encoded keys sort in the order of the keys."""
+        return self.declared not in JSON_KEYS
+
+    @property
+    def is_foreign(self) -> bool:
+        """True if another framework writes the keys, so that they are not self-describing."""
+        return self.declared in FOREIGN_KEYS
+
     def bound(self, key: Any) -> bytes:
-        """Encode an end of a range; of tuple keys, leading elements are enough."""
+        """Encode an end of a range; of tuple keys, leading elements are enough.
+
+        Raises InvalidRequest for keys without an order.
+        """
+        self._check_ordered()
         return encode_tuple(self._leading(key)) if self.is_tuple else self.encode(self.admit(key))
 
     def prefix(self, prefix: Any) -> tuple[bytes, bytes | None]:
@@ -74,11 +101,14 @@ class KeyCodec(Generic[K]):
         (b'Qab', b'Qac')
         >>> key_codec(tuple[str, int]).prefix(("ab",))
         (b'`Qab\\x00', b'`Qab\\x00\\xff')
+
+        Raises InvalidRequest for keys without an order.
         """
+        self._check_ordered()
         if self.is_tuple:
             lower = encode_tuple(self._leading(prefix))
             return lower, lower + BEHIND_ELEMENTS
-        if self.declared in (str, bytes):
+        if self.declared in (str, bytes, RawKey):
             lower = self.encode(self.admit(prefix))
         else:
             raise InvalidRecord(
@@ -95,7 +125,14 @@ class KeyCodec(Generic[K]):
     @property
     def name(self) -> str:
         """Name of the declared type, as in source code."""
-        return _name(self.declared)
+        return _NAMES.get(self.declared) or _name(self.declared)
+
+    def _check_ordered(self) -> None:
+        if not self.is_ordered:
+            raise InvalidRequest(
+                "keys written as JSON have no order, so there are no ranges and prefixes of them; "
+                "use get, get_many, or all() and a condition"
+            )
 
     def _leading(self, prefix: Any) -> tuple[Any, ...]:
         if type(prefix) is not tuple:
@@ -290,4 +327,14 @@ _SCALARS: dict[Any, _Scalar] = {
     bool: _Scalar(_admits(bool), encode_bool, decode_one(bool)),
     date: _Scalar(_admits(date), encode_date, decode_one(date)),
     datetime: _Scalar(_admit_datetime, encode_datetime, decode_one(datetime), exact=False),
+    JsonKey: _Scalar(admit_json, encode_json, json_decoder_of(encode_json), exact=False),
+    AsciiJsonKey: _Scalar(
+        admit_json, encode_ascii_json, json_decoder_of(encode_ascii_json), exact=False
+    ),
+    RawKey: _Scalar(admit_raw, bytes, bytes, exact=False),
+}
+_NAMES = {
+    JsonKey: "JSON (UTF-8)",
+    AsciiJsonKey: "JSON (ASCII)",
+    RawKey: "raw bytes",
 }

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -30,7 +29,7 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.records import TopicPartition
 from strandline.statestore.compacted_table import records
-from strandline.statestore.declaration import Declaration, compare, declaration_of
+from strandline.statestore.declaration import Declaration, compare, declaration_of, plain_serde
 from strandline.statestore.keys import decode_key
 from strandline.statestore.recorded import (
     DeclarationLog,
@@ -38,7 +37,7 @@ from strandline.statestore.recorded import (
     append_at_once,
     partition_key,
 )
-from strandline.statestore.serdes import MessagePack, value_serde
+from strandline.statestore.serdes import value_serde
 from strandline.statestore.spec import AnySpec
 from strandline.statestore.store import AnyStore
 from strandline.statestore.values import framed, split
@@ -154,8 +153,7 @@ class _Rewriting:
     def _upgraded(self, key: bytes, body: bytes) -> bytes:
         assert self._upgrade is not None
         try:
-            old: Any = MessagePack().loads(body) if self._before.is_messagepack else body
-            new = self._upgrade(old)
+            new = self._upgrade(plain_serde(self._before.form).loads(body))
             if new is None:
                 raise TypeError("upgrade= returned None, which is no value of a store")
             data = self._serde.dumps(new)

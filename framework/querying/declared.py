@@ -22,16 +22,17 @@ from strandline.framework.querying.messages import StoreDescription
 from strandline.framework.store import Store
 from strandline.framework.task import TaskSpec
 from strandline.statestore.aggregates import Aggregates, recorded
-from strandline.statestore.declaration import Declaration, declaration_of, unreadable_as
+from strandline.statestore.declaration import (
+    Declaration,
+    declaration_of,
+    form_of_serde,
+    plain_serde,
+    unreadable_as,
+)
+from strandline.statestore.json_values import Json
 from strandline.statestore.key_types import key_from_wire, key_to_wire
 from strandline.statestore.keys import KeyCodec, codec_of, decode_key, key_codec
-from strandline.statestore.serdes import (
-    Bytes,
-    MessagePack,
-    Serde,
-    TypedMessagePack,
-    value_serde,
-)
+from strandline.statestore.serdes import Bytes, MessagePack, Serde, TypedMessagePack, value_serde
 from strandline.statestore.spec import UNSET, StoreSpec
 
 
@@ -42,7 +43,7 @@ def described(task: TaskSpec, store: Store[Any, Any]) -> StoreDescription:
     return StoreDescription(
         [topic.name for topic in task.inputs],
         key_to_wire(store.spec.key),
-        _FORMS.get(type(serde), "serde"),
+        form_of_serde(serde),
         _name(serde.declared if isinstance(serde, TypedMessagePack) else type(serde)),
         None if figures is None else dict(figures),
         _default(store, serde),
@@ -82,6 +83,11 @@ class StoreCodec:
         except (InvalidRecord, InvalidConfig) as error:
             raise InvalidRecord(f"store {self.name!r}: {error}") from error
 
+    @property
+    def may_be_placed(self) -> bool:
+        """True if the partitioner may have chosen the partition of a key by the key itself."""
+        return self.keys is None or not self.keys.is_foreign
+
     def codec(self, key: Any) -> KeyCodec[Any]:
         """Return the codec of keys: the declared one, else by the type of `key`.
 
@@ -113,15 +119,12 @@ def form_of(name: str, told: StoreDescription | None, key: Any, value: Any) -> S
     """
     if isinstance(value, Store):
         return _form_of_store(name, value)
-    if key is not UNSET:
-        keys: KeyCodec[Any] | None = key_codec(key)
-    else:
-        keys = None if told is None else key_codec(key_from_wire(told.key))
+    keys = keys_of(told) if key is UNSET else key_codec(key)
     default = None if told is None else told.default
     is_counter = told is not None and told.counter
     if value is not UNSET:
         merge = sum if is_counter and value is int else None
-        return StoreCodec(name, keys, value_serde(value), None, default, merge)
+        return StoreCodec(name, keys, _given_serde(told, value), None, default, merge)
     if told is None:
         return StoreCodec(name, keys, MessagePack())
     if told.figures is not None:
@@ -135,7 +138,13 @@ def form_of(name: str, told: StoreDescription | None, key: Any, value: Any) -> S
             f"the values of store {name!r} are written by {told.named}, which is known to the app only; "
             f"give it, or a type: store({name!r}, value=…)"
         )
-    return StoreCodec(name, keys, _serde(told), None, default, sum if is_counter else None)
+    merge = sum if is_counter else None
+    return StoreCodec(name, keys, plain_serde(told.form), None, default, merge)
+
+
+def keys_of(told: StoreDescription | None) -> KeyCodec[Any] | None:
+    """Return the codec of the keys of a described store; None if they describe themselves."""
+    return None if told is None else key_codec(key_from_wire(told.key))
 
 
 def _form_of_store(name: str, store: Store[Any, Any]) -> StoreCodec:
@@ -149,7 +158,7 @@ def parts_of(name: str, told: StoreDescription | None) -> PartitionMerger[bytes]
     try:
         return form_of(name, told, UNSET, UNSET).parts
     except InvalidConfig:
-        return PartitionMerger(name, decode_key)
+        return PartitionMerger(name, StoreCodec(name, keys_of(told), Bytes()).key_of)
 
 
 def as_recorded(declaration: Declaration | None) -> StoreDescription | None:
@@ -194,8 +203,14 @@ def _aggregates(figures: Mapping[str, tuple[str, str | None]]) -> Aggregates:
         raise InvalidRequest(f"unknown aggregates: {figures!r:.200}") from error
 
 
-def _serde(told: StoreDescription) -> Serde[Any]:
-    return Bytes() if told.form == "bytes" else MessagePack()
+def _given_serde(told: StoreDescription | None, value: Any) -> Serde[Any]:
+    """Return the serde of a type that the caller has given; JSON is converted to that type."""
+    serde = value_serde(value)
+    if told is None or told.form != "json":
+        return serde
+    if isinstance(serde, TypedMessagePack):
+        return Json(serde.declared)
+    return Json() if isinstance(serde, MessagePack) else serde
 
 
 def _name(declared: Any) -> str:
@@ -209,6 +224,3 @@ def _default(store: Store[Any, Any], serde: Serde[Any]) -> bytes | None:
     if spec.default_factory is not None:
         return serde.dumps(spec.default_factory())
     return None if spec.default is UNSET else serde.dumps(spec.default)
-
-
-_FORMS: dict[type, str] = {MessagePack: "messagepack", Bytes: "bytes", TypedMessagePack: "typed"}

@@ -14,13 +14,12 @@ from strandline.changelog.embedded.checking.folder import CheckedLog
 from strandline.changelog.embedded.checking.scanned import ScannedPartition
 from strandline.changelog.errors import FutureFormat, StrandlineError
 from strandline.changelog.records import TopicPartition
-from strandline.statestore.declaration import Declaration
+from strandline.statestore.declaration import Declaration, plain_serde
 from strandline.statestore.engine import StorePosition
 from strandline.statestore.fold import FOLD_BYTES, LatestValues
 from strandline.statestore.key_types import key_from_wire
 from strandline.statestore.keys import decode_key, key_codec
 from strandline.statestore.recorded import SUFFIX, RecordedDeclarations
-from strandline.statestore.serdes import MessagePack
 from strandline.statestore.value_types import misfit
 from strandline.statestore.values import split
 
@@ -110,9 +109,8 @@ class _Check:
             return
         reason = _unlike(data, self._declaration_of(key))
         if reason is not None:
-            self._add(
-                f"has a value that is not as declared, under the key {shown_key(key)}: {reason}"
-            )
+            shown = repr(self._keys.decode(key)) if self._keys.is_foreign else shown_key(key)
+            self._add(f"has a value that is not as declared, under the key {shown}: {reason}")
 
     def _declaration_of(self, key: bytes) -> Declaration:
         """Return the declaration of a key's value: the previous one if it is not rewritten yet."""
@@ -135,9 +133,7 @@ def _unlike(data: bytes, declaration: Declaration) -> str | None:
     """Return why stored bytes are no value of the declared type; None if they are one."""
     try:
         body, _ = split(data, declaration.expiry)
-        if not declaration.is_messagepack:
-            return None
-        value = MessagePack().loads(body)
+        value = plain_serde(declaration.form).loads(body)
     except StrandlineError as error:
         return str(error)
     return None if declaration.value is None else misfit(declaration.value, value)

@@ -10,9 +10,11 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 import msgspec
 import pytest
 
-from strandline.changelog.errors import CorruptLog, FutureFormat
-from strandline.statestore import StoreSpec
+from strandline.changelog.errors import CorruptLog, FutureFormat, InvalidRequest
+from strandline.statestore import StoreSpec, declaration
 from strandline.statestore.declaration import Declaration, compare, declaration_of, undeclared
+from strandline.statestore.foreign_keys import AsciiJsonKey, JsonKey, RawKey
+from strandline.statestore.json_values import Json
 from strandline.statestore.key_types import key_accepts, key_from_wire, key_to_wire
 from strandline.statestore.serdes import TypedMessagePack
 from strandline.statestore.value_types import described_type, misfit, unreadable
@@ -334,11 +336,48 @@ def test_a_serde_is_known_by_its_name_or_its_identity() -> None:
 
 
 def test_a_record_of_a_later_format_is_refused_and_a_damaged_one_is_reported() -> None:
-    later = b'{"format":2,"key":["map"],"form":"columns"}'
-    with pytest.raises(FutureFormat, match="format 2"):
+    later = b'{"format":3,"key":["map"],"form":"columns"}'
+    with pytest.raises(FutureFormat, match="format 3"):
         Declaration.from_bytes(later)
     with pytest.raises(CorruptLog, match="damaged"):
         Declaration.from_bytes(b'{"format":1,"key":')
+
+
+FOREIGN = [StoreSpec("x", key=JsonKey, value=Json()), StoreSpec("x", key=RawKey, value=bytes)]
+
+
+@pytest.mark.parametrize("spec", [*FOREIGN, StoreSpec("x", key=str, value=Json())])
+def test_an_older_strandline_refuses_other_frameworks_data_as_newer(
+    monkeypatch: pytest.MonkeyPatch, spec: StoreSpec[Any, Any]
+) -> None:
+    data = declaration_of(spec).to_bytes()
+    assert Declaration.from_bytes(data) == declaration_of(spec)
+    monkeypatch.setattr(declaration, "FORMAT", 1)
+    with pytest.raises(FutureFormat, match="format 2.*reads up to 1; upgrade"):
+        Declaration.from_bytes(data)
+    own = declaration_of(StoreSpec("x", value=int)).to_bytes()
+    assert Declaration.from_bytes(own).format == 1
+
+
+def test_another_serializer_of_keys_or_values_is_refused() -> None:
+    stored = declaration_of(FOREIGN[0])
+    same = declaration_of(StoreSpec("x", key=JsonKey, value=Json()))
+    assert compare(stored, same, can_upgrade=False).kind == "same"
+    for spec, reason in [
+        (FOREIGN[1], "its keys are JSON (UTF-8), and are declared as raw bytes"),
+        (StoreSpec("x", key=AsciiJsonKey, value=Json()), "are declared as JSON (ASCII"),
+        (StoreSpec("x", key=JsonKey, value=Text), "its values are JSON, and are declared as those"),
+        (StoreSpec("x", key=JsonKey, value=int), "its values are JSON, and are declared as int"),
+    ]:
+        change = compare(stored, declaration_of(spec), can_upgrade=False)
+        assert change.kind == "refused"
+        assert reason in change.reasons[0]
+
+
+@pytest.mark.parametrize("key", [["tuple", ["json"], False], ["optional", "raw"]])
+def test_keys_of_another_framework_are_no_elements_of_tuples(key: Any) -> None:
+    with pytest.raises(InvalidRequest, match="no known type of keys"):
+        key_from_wire(key)
 
 
 @pytest.mark.parametrize(
