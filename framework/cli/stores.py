@@ -1,7 +1,8 @@
 """`strandline stores`: committed state of apps, read from their workers or from changelogs.
 
 The app's code is not needed: keys are self-describing, and values are MessagePack unless the app
-has a serde of its own. The state of streams is shown as columns (`stored_rows`).
+has a serde of its own. How the tables of Faust are written is recorded in the log. The state of
+streams is shown as columns (`stored_rows`).
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ from strandline.framework.querying.committed import entries
 from strandline.framework.querying.declared import as_recorded, parts_of
 from strandline.framework.querying.folded import ReplayedSource
 from strandline.framework.querying.workers import Source
-from strandline.statestore.declaration import Declaration
-from strandline.statestore.keys import codec_of, decode_key
+from strandline.statestore.declaration import Declaration, Form, plain_serde
+from strandline.statestore.key_types import key_from_wire
+from strandline.statestore.keys import KeyCodec, codec_of, decode_key, key_codec
 from strandline.statestore.reader import KeyRange
-from strandline.statestore.serdes import MessagePack
+from strandline.statestore.recorded import SUFFIX
 from strandline.statestore.spec import changelog_topic
 
 commands = typer.Typer(help="The stores of apps: list, get, scan.", no_args_is_help=True)
@@ -132,7 +134,7 @@ def get(
         held = _held(connection, where, expired, partition)
         found = [
             _entry(entry, value_format, held)
-            for name, have in held.having(list(encoded_keys(key)))
+            for name, have in held.having(list(encoded_keys(key, held.keys)))
             for entry in ([(name, *one) for one in have] if parts else [held.whole(name, have)])
         ]
     if not found:
@@ -195,16 +197,22 @@ def _connected(log: str | None, *, expired: bool) -> Iterator[Connection]:
 
 def stores_of(broker: Broker) -> list[StoreName]:
     """Return the stores that have a changelog, sorted by name."""
-    groups = sorted(broker.groups(), key=len, reverse=True)
+    topics = broker.topics()
+    declared = [t.name.removesuffix(SUFFIX) for t in topics if t.name.endswith(SUFFIX)]
+    apps = sorted({*broker.groups(), *declared}, key=len, reverse=True)
     return sorted(
-        _name(info.name, groups)
-        for info in broker.topics()
+        _name(info.name, apps)
+        for info in topics
         if info.name.endswith(CHANGELOG) and info.effective.compact
     )
 
 
-def encoded_keys(text: str) -> Iterator[bytes]:
+def encoded_keys(text: str, keys: KeyCodec[Any] | None = None) -> Iterator[bytes]:
     """Yield every key that `text` may mean, as stores encode it.
+
+    Args:
+        text: The key, as a user writes it.
+        keys: Codec of keys that another framework writes; None if they describe themselves.
 
     >>> [decode_key(key) for key in encoded_keys("5")]
     ['5', b'5', 5]
@@ -212,12 +220,12 @@ def encoded_keys(text: str) -> Iterator[bytes]:
     candidates: list[Any] = [text, text.encode(errors="surrogateescape")]
     with contextlib.suppress(msgspec.MsgspecError, RecursionError):
         candidates.append(_tuples(json_value(text)))
+    found: dict[bytes, None] = {}
     for candidate in candidates:
-        try:
-            codec = codec_of(candidate)
-            yield codec.encode(codec.admit(candidate))
-        except StrandlineError:
-            continue
+        with contextlib.suppress(StrandlineError):
+            codec = keys or codec_of(candidate)
+            found[codec.encode(codec.admit(candidate))] = None
+    yield from found
 
 
 def _tuples(value: Any) -> Any:
@@ -234,14 +242,14 @@ def _named(broker: Broker, store: str) -> StoreName:
     return StoreName(app, name)
 
 
-def _name(topic: str, groups: list[str]) -> StoreName:
+def _name(topic: str, apps: list[str]) -> StoreName:
     """Return the store of a changelog topic.
 
-    The app is the longest consumer group that begins the topic's name. Before an app's first commit
-    it is a guess.
+    The app is the longest one that begins the topic's name, of those that have committed offsets or
+    recorded declarations. For another app it is a guess.
     """
     whole = topic.removesuffix(CHANGELOG)
-    app = next((group for group in groups if whole.startswith(group + "-")), None)
+    app = next((app for app in apps if whole.startswith(app + "-")), None)
     app = app or whole.partition("-")[0]
     return StoreName(app, whole[len(app) + 1 :])
 
@@ -252,8 +260,10 @@ class _Held(NamedTuple):
     source: Source
     partitions: range
     merger: PartitionMerger[bytes]
-    is_messagepack: bool = True
-    """True if values are MessagePack; bytes and values of serdes are not decoded as such."""
+    keys: KeyCodec[Any] | None = None
+    """Codec of keys that another framework writes; None if they describe themselves."""
+    form: Form = "messagepack"
+    """Form of the values; bytes and values of serdes are not decoded."""
 
     def having(self, keys: list[bytes]) -> Iterator[tuple[bytes, list[tuple[int, bytes]]]]:
         """Yield those of some keys that exist, each with its partitions and their values."""
@@ -307,12 +317,16 @@ def _held(connection: Connection, name: StoreName, expired: bool, partition: int
         if not expired:
             recorded = committed.recorded()
             parts = parts_of(str(name), description or as_recorded(recorded))
-            return _Held(committed, numbers, parts, _is_messagepack(recorded))
+            return _Held(committed, numbers, parts, *_encoding(recorded))
     return _folded(connection.broker, name, numbers, expired=expired)
 
 
-def _is_messagepack(declaration: Declaration | None) -> bool:
-    return declaration is None or declaration.is_messagepack
+def _encoding(declaration: Declaration | None) -> tuple[KeyCodec[Any] | None, Form]:
+    """Return the codec of keys that do not describe themselves, and the form of the values."""
+    if declaration is None:
+        return None, "messagepack"
+    codec = key_codec(key_from_wire(declaration.key))
+    return codec if codec.is_foreign else None, declaration.form
 
 
 def _folded(broker: Broker, name: StoreName, numbers: range, *, expired: bool) -> _Held:
@@ -321,7 +335,7 @@ def _folded(broker: Broker, name: StoreName, numbers: range, *, expired: bool) -
     folded = ReplayedSource(broker, name.topic, partitions, app=name.app, expired=expired)
     recorded = folded.recorded()
     parts = parts_of(str(name), as_recorded(recorded))
-    return _Held(folded, numbers, parts, _is_messagepack(recorded))
+    return _Held(folded, numbers, parts, *_encoding(recorded))
 
 
 def _summary(broker: Broker, name: StoreName, *, expired: bool) -> dict[str, Any]:
@@ -338,28 +352,41 @@ def _summary(broker: Broker, name: StoreName, *, expired: bool) -> dict[str, Any
 
 def _entry(entry: Row, form: ValueForm, held: _Held) -> dict[str, Any]:
     key, partition, data = entry
+    return {"key": _key(key, held), "value": _value(data, form, held), "partition": partition}
+
+
+def _key(data: bytes, held: _Held) -> Any:
+    if held.keys is not None:
+        key = held.keys.decode(data)
+        return _text_or_bytes(key) if isinstance(key, bytes) else plain(key)
     try:
-        shown_key = plain(decode_key(key))
+        return plain(decode_key(data))
     except StrandlineError:
-        shown_key = plain(key)
-    return {"key": shown_key, "value": _value(data, form, held), "partition": partition}
+        return plain(data)
 
 
 def _value(data: bytes, form: ValueForm, held: _Held) -> Any:
     if form != "auto":
         return show_value(data, form)
-    if not held.is_messagepack:
-        with contextlib.suppress(UnicodeDecodeError):
-            return {"utf8": data.decode()}
-        return plain(data)
+    if held.form in ("bytes", "serde"):
+        return _text_or_bytes(data)
     try:
-        return plain(MessagePack().loads(data))
+        return plain(plain_serde(held.form).loads(data))
     except InvalidRecord:
         return show_value(data)
 
 
+def _text_or_bytes(data: bytes) -> Any:
+    try:
+        return {"utf8": data.decode()}
+    except UnicodeDecodeError:
+        return plain(data)
+
+
 def _begins(key: Any, prefix: str) -> bool:
     first = key[0] if isinstance(key, list) and key else key
+    if isinstance(first, dict):
+        first = first.get("utf8")
     return not prefix or (isinstance(first, str) and first.startswith(prefix))
 
 

@@ -20,7 +20,12 @@ from strandline import changelog
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.credentials import token_of
-from strandline.changelog.errors import InvalidConfig, InvalidRequest, UnknownTopic
+from strandline.changelog.errors import (
+    InvalidConfig,
+    InvalidRecord,
+    InvalidRequest,
+    UnknownTopic,
+)
 from strandline.changelog.location import is_encrypted, is_served
 from strandline.changelog.log import Log
 from strandline.changelog.records import TopicInfo
@@ -376,6 +381,7 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
         Raises:
             KeyInSeveralPartitions: Several partitions have values that cannot be merged.
             InvalidRecord: A key or value has another type than declared.
+            InvalidRequest: A bound is given, and the keys are written as JSON.
         """
         form = self._ask(lambda form, _source: form)
         first = FIRST_KEY if lower is None else form.codec(lower).bound(lower)
@@ -395,6 +401,7 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
         Raises:
             KeyInSeveralPartitions: Several partitions have values that cannot be merged.
             InvalidRecord: A key or value has another type than declared.
+            InvalidRequest: The keys are written as JSON, which have no order.
         """
         form = self._ask(lambda form, _source: form)
         return self._scan(KeyRange(*form.codec(prefix).prefix(prefix), reverse))
@@ -419,9 +426,15 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
 
         Raises:
             KeyInSeveralPartitions: Several partitions have values that cannot be merged.
-            InvalidRecord: A key or value has another type than declared.
+            InvalidRecord: A key or value has another type than declared, or two keys written as
+                JSON are equal in Python, as 1 and 1.0.
         """
-        return dict(self.all())
+        found: dict[K, V] = {}
+        for number, (key, value) in enumerate(self.all(), 1):
+            found[_hashable(self.name, key)] = value
+            if len(found) < number:
+                raise _equal_keys(self.name, key)
+        return found
 
     def fetch(self, key: K | Any, start: Time = None, end: Time = None) -> list[StreamRow]:
         """Return the open windows of one group of a stream, by start.
@@ -548,15 +561,19 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
     def _find(self, form: StoreCodec, source: Source, key: Any) -> bytes | None:
         """Return the stored bytes of a key, merged over partitions; None if it has no value."""
         name = form.key(key)
-        values = source.read(self._candidates(key), [name])
+        values = source.read(self._candidates(form, key), [name])
         found = {number: value for number, [value] in values.items() if value is not None}
         return form.parts.whole(name, found) if found else None
 
     def _get_some(self, form: StoreCodec, source: Source, keys: list[K]) -> dict[K, V]:
-        names = {key: form.key(key) for key in keys}
+        names: dict[K, bytes] = {}
+        for key in keys:
+            name = form.key(key)
+            if names.setdefault(_hashable(self.name, key), name) != name:
+                raise _equal_keys(self.name, key)
         by_partitions: dict[Sequence[int], list[K]] = {}
         for key in names:
-            by_partitions.setdefault(self._candidates(key), []).append(key)
+            by_partitions.setdefault(self._candidates(form, key), []).append(key)
         found: dict[K, V] = {}
         for numbers, some in by_partitions.items():
             values = source.read(numbers, [names[key] for key in some])
@@ -566,9 +583,9 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
                     found[key] = form.value_of(form.parts.whole(names[key], here))
         return {key: found[key] for key in names if key in found}
 
-    def _candidates(self, key: Any) -> Sequence[int]:
+    def _candidates(self, form: StoreCodec, key: Any) -> Sequence[int]:
         """Return the partitions that can have a key."""
-        if len(self._partitions) == 1:
+        if len(self._partitions) == 1 or not form.may_be_placed:
             return self._partitions
         home = self._committed.home(key)
         return self._partitions if home is None else (home,)
@@ -600,6 +617,25 @@ def _plain_keys(keys: list[Any]) -> list[Any]:
     if len(kinds) < 2:
         return keys
     return [{f"_{number}": item for number, item in enumerate(key, 1)} for key in keys]
+
+
+def _hashable(store: str, key: Any) -> Any:
+    """Return a key of a dict. Raises InvalidRecord for one that is an object."""
+    try:
+        hash(key)
+    except TypeError:
+        raise InvalidRecord(
+            f"store {store!r}: the key {key!r:.80} is an object, so it cannot be a key of a dict; "
+            "use all()"
+        ) from None
+    return key
+
+
+def _equal_keys(store: str, key: Any) -> InvalidRecord:
+    return InvalidRecord(
+        f"store {store!r}: keys are different as JSON, and equal in Python ({key!r:.80}); use all(), "
+        "or get for each of them"
+    )
 
 
 def _rows(frame: pl.DataFrame) -> list[StreamRow]:

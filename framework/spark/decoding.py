@@ -6,12 +6,13 @@ value that does not fit the type found, or the one the user gave, is an error an
 null.
 
 The recorded declaration of the store (`statestore.declaration`) tells if values are MessagePack,
-and which begin with an expiry. Without a record it is guessed from the values.
+and which begin with an expiry. Without a record it is guessed from the values. It also tells how
+another framework has written keys and values, as Faust does in JSON.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ import pyarrow as pa
 from strandline.changelog.errors import CorruptLog, InvalidRecord
 from strandline.framework.spark.planning import StoredValues
 from strandline.framework.table_types import spark_type
-from strandline.statestore.keys import decode_key
+from strandline.statestore.declaration import Declaration, plain_serde
+from strandline.statestore.key_types import key_from_wire
+from strandline.statestore.keys import decode_key, key_codec
 from strandline.statestore.values import ValueCodec
 
 UNRECORDED = StoredValues("messagepack", "marked")
@@ -44,7 +47,7 @@ def infer(
     [DataType(string), StructType(struct<n: int64>)]
     """
     found = {
-        "key": _common_type(_decode_keys(keys), "keys", topic),
+        "key": _common_type(_decode_keys(keys, stored), "keys", topic),
         "value": _common_type(_decode_values(values, topic, stored), "values", topic),
     }
     return pa.schema([pa.field(name, spark_type(kind, name)) for name, kind in found.items()])
@@ -82,15 +85,19 @@ def without_expired(
 
 def _decoded(batch: pa.RecordBatch, field: pa.Field, topic: str, stored: StoredValues) -> pa.Array:
     if field.name == "key":
-        return _typed(_decode_keys(batch.column("key").to_pylist()), field, topic)
+        return _typed(_decode_keys(batch.column("key").to_pylist(), stored), field, topic)
     if field.name == "value":
         values = _decode_values(batch.column("value").to_pylist(), topic, stored)
         return _typed(values, field, topic)
     return pa.nulls(len(batch), field.type)
 
 
-def _decode_keys(keys: Iterable[bytes]) -> list[Any]:
-    return [_named(decode_key(key)) for key in keys]
+def _decode_keys(keys: Iterable[bytes], stored: StoredValues) -> list[Any]:
+    decode: Callable[[bytes], Any] = decode_key
+    if stored.declaration is not None:
+        codec = key_codec(key_from_wire(Declaration.from_bytes(stored.declaration).key))
+        decode = codec.decode if codec.is_foreign else decode_key
+    return [_named(decode(key)) for key in keys]
 
 
 def _decode_values(values: Iterable[bytes], topic: str, stored: StoredValues) -> list[Any]:
@@ -99,12 +106,13 @@ def _decode_values(values: Iterable[bytes], topic: str, stored: StoredValues) ->
             f"values of {topic!r} are written by a serde that only the app has; read them as bytes: "
             ".option('decode', 'false')"
         )
-    codec = ValueCodec(bytes if stored.form == "bytes" else None, topic, expiry=stored.expiry)
+    codec = ValueCodec(plain_serde(stored.form), topic, expiry=stored.expiry)
     try:
         return [codec.loads(value) for value in values]
     except CorruptLog as error:
+        named = "JSON" if stored.form == "json" else "MessagePack"
         raise InvalidRecord(
-            f"values of {topic!r} are not MessagePack, so a serde of its own wrote them; read them "
+            f"values of {topic!r} are not {named}, so a serde of its own wrote them; read them "
             f"as bytes: .option('decode', 'false') ({error})"
         ) from error
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.changelog.records import TopicPartition
+from tests import foreign_tables
 from tests.spark.writing import Writer, write_store
 
 if TYPE_CHECKING:
@@ -168,6 +169,26 @@ def test_a_store_is_read_as_its_latest_state(log: Log, read: Read) -> None:
     assert [tuple(r) for r in rows] == [("AA", 2, 0.75), ("B6", 7, None)]
     told = read("value struct<n: int, mean: float>, partition int", store="app/totals").collect()
     assert sorted(r.value.n for r in told) == [2, 7]
+
+
+def test_a_table_of_faust_is_read_in_typed_columns(log: Log, read: Read) -> None:
+    orders = foreign_tables.record(log, "shop", foreign_tables.table("orders"))
+    model = b'{"item":"tea","count":3,"__faust":{"ns":"shop.Order"}}'
+    foreign_tables.write(log, orders, [('"Zürich"'.encode(), model)])
+    frame = read(store="shop/orders")
+    value = "struct<item:string,count:bigint>"
+    assert frame.dtypes == [("key", "string"), ("value", value), ("partition", "int")]
+    assert [tuple(row) for row in frame.select("key", "value.*").collect()] == [
+        ("Zürich", "tea", 3)
+    ]
+
+    hours = foreign_tables.record(log, "shop", foreign_tables.table("hours"))
+    foreign_tables.write(log, hours, [(b'["york",[0.0,3599.9]]', b"5")], partition=1)
+    frame = read(store="shop/hours")
+    columns = frame.selectExpr("key._1", "key._2._1 start", "key._2._2 end", "value", "partition")
+    assert [tuple(row) for row in columns.collect()] == [("york", 0.0, 3599.9, 5, 1)]
+    raw = read(store="shop/hours", decode="false").select("value").collect()
+    assert [bytes(row.value) for row in raw] == [b"5"]
 
 
 # Streams
