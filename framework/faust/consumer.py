@@ -32,6 +32,7 @@ from strandline.changelog.errors import (
 from strandline.changelog.records import ConsumerRecord, TopicPartition
 from strandline.framework.faust.assignment import subscription, tell_assignor, workers_of
 from strandline.framework.faust.commit import FaustCommit, commit
+from strandline.framework.faust.declarations import record_tables, table_specs
 from strandline.framework.faust.failures import (
     Interruptions,
     settle_failure,
@@ -205,6 +206,7 @@ class FaustConsumer(PositionedConsumer):
         session_ms = int(conf.broker_session_timeout * 1000)
         if conf.broker_session_timeout == FAUSTS_SESSION_S:
             session_ms = SESSION_MS
+        await self.link.call(record_tables, conf.id, table_specs(self.app), self.link)
         wanted = await self.link.call(subscription, self.app, self.link, self._topics, session_ms)
         max_poll_ms = int((conf.broker_max_poll_interval or 1000) * 1000)
         joining = self.link.call(GroupWorker, self.link, conf.id, wanted, max_poll_ms)

@@ -25,6 +25,7 @@ from strandline.changelog.log import Log
 from strandline.changelog.records import TopicInfo
 from strandline.framework.faust.address import FaustAddress
 from strandline.framework.faust.ledger import Ledger
+from strandline.framework.store_declarations import StoreDeclarations
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,6 +44,8 @@ class FaustLink:
         self.clock: Clock = SystemClock()
         self.ledger = Ledger()
         self.log: Log | None = None
+        self.declared: Mapping[str, StoreDeclarations] = {}
+        """Declarations with which each changelog of the app's tables was compared."""
         self._users = 0
         self._appender: Producer | None = None
         self._infos: dict[str, TopicInfo] = {}

@@ -172,6 +172,8 @@ class FaustStore(faust.stores.base.SerializedStore):
 
     def _open(self, topic: str, number: int, *, standby: bool) -> TablePartition:
         self.link.ensure(topic, self.table.partitions or self.app.conf.topic_partitions)
+        if topic in self.link.declared:
+            self.link.declared[topic].confirm([topic])
         folder = Path(self.app.conf.tabledir) / self.table_name / str(number)
         return TablePartition(
             TopicPartition(topic, number), folder, self.link.clock, standby=standby

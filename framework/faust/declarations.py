@@ -1,0 +1,94 @@
+"""Declarations of an app's tables, recorded so that every reader of the log can read them as stores.
+
+Faust's serializers write the keys and values of a table. JSON and bytes are recorded as such, so
+others can read them. All other serializers are recorded as a serde that only the app has.
+
+A worker records its tables before it joins its group, so before it changes anything. It compares
+them again before it opens a partition, because another program may have recorded more meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from faust.serializers import codecs
+from faust.tables.objects import ChangeloggedObjectManager
+
+from strandline.framework.faust.log_link import FaustLink
+from strandline.framework.store_declarations import StoreDeclarations
+from strandline.statestore.foreign_keys import AsciiJsonKey, JsonKey, RawKey
+from strandline.statestore.json_values import Json
+from strandline.statestore.serdes import Bytes
+from strandline.statestore.spec import AnySpec, StoreSpec, changelog_topic
+
+
+class AppSerde(Bytes):
+    """Serde that only the app has: its values are bytes to all others."""
+
+    def __init__(self, identity: str) -> None:
+        self.identity = identity
+
+
+def table_specs(app: Any) -> list[tuple[AnySpec, int]]:
+    """Return the declarations of an app's tables, with the number of partitions of new changelogs.
+
+    Tables in other stores than ours, or with a changelog of another name, are left out.
+    """
+    tables = [table for table in app.tables.values() if _is_ours(table, app)]
+    return [(_declared(one, app), one.partitions or app.conf.topic_partitions) for one in tables]
+
+
+def record_tables(app: str, tables: list[tuple[AnySpec, int]], link: FaustLink) -> None:
+    """Record the tables of an app, whose changelogs are created if they do not exist.
+
+    Raises InvalidConfig, with nothing changed, if stored keys or values have been written otherwise
+    than the app writes them now.
+    """
+    infos = {}
+    for spec, partitions in tables:
+        topic = spec.changelog_topic(app)
+        link.ensure(topic, partitions)
+        infos[topic] = link.broker.topic(topic)
+    specs = [spec for spec, _ in tables]
+    declared = StoreDeclarations(app, specs, infos, link.broker, link.clock, can_upgrade=False)
+    declared.record()
+    link.declared = dict.fromkeys(infos, declared)
+
+
+def _is_ours(table: Any, app: Any) -> bool:
+    is_here = (table._store or app.conf.store).scheme == "strandline"
+    return is_here and table.changelog_topic_name == changelog_topic(app.conf.id, table.name)
+
+
+def _declared(table: Any, app: Any) -> AnySpec:
+    if isinstance(table.data, ChangeloggedObjectManager):
+        writer = f"Faust's {type(table).__name__}, whose changelog has operations"
+        return StoreSpec(table.name, key=RawKey, value=AppSerde(writer))
+    return _spec(table.name, table.data, app.serializers)
+
+
+def _spec(name: str, store: Any, defaults: Any) -> AnySpec:
+    """Return the declaration of a table by the serializers of its store."""
+    key = store.key_serializer or defaults.key_serializer or "raw"
+    value = store.value_serializer or defaults.value_serializer or "raw"
+    keys = {codecs.json: _json_key(), codecs.raw: RawKey}.get(_kind(key))
+    values = {codecs.json: Json(), codecs.raw: Bytes()}.get(_kind(value))
+    if keys is None or values is None:
+        identity = f"Faust's serializers {_name(key)} (keys) and {_name(value)} (values)"
+        return StoreSpec(name, key=keys or RawKey, value=AppSerde(identity))
+    return StoreSpec(name, key=keys, value=values)
+
+
+def _kind(serializer: Any) -> type | None:
+    """Return the class of a serializer of one step; None if it has several."""
+    codec = codecs.get_codec(serializer)
+    return type(codec) if len(getattr(codec, "nodes", (codec,))) == 1 else None
+
+
+def _name(serializer: Any) -> str:
+    return serializer if isinstance(serializer, str) else repr(serializer)
+
+
+def _json_key() -> type:
+    """Return the form of JSON that Faust writes here: orjson's if it is installed."""
+    return JsonKey if codecs.dumps("json", "é") == '"é"'.encode() else AsciiJsonKey
