@@ -63,6 +63,10 @@ class Subscription:
     servers: Sequence[str] = ()
     """URLs at which the member answers queries (Kafka Streams' `application.server`), nearest
     first."""
+    topics_differ: bool = False
+    """True: other members may subscribe to other topics, if the topics of each member form one
+    copartition group. A partition whose number belongs to a member without its topic is then
+    assigned to none. Counts on Kafka only, where members with other topics are refused otherwise."""
 
 
 class GroupMember(NamedTuple):

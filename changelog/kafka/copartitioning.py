@@ -64,6 +64,11 @@ class CopartitionedSubscription:
         return not self.together
 
     @property
+    def are_numbers(self) -> bool:
+        """True if each unit is the number of a partition, of whatever topics."""
+        return len(self.together) == 1 and set(self.topics) <= set(self.together[0])
+
+    @property
     def subscribed(self) -> list[str]:
         """Topics that a member subscribes to on Kafka."""
         return list(self.topics) if self.are_partitions else [members_topic(self.group)]

@@ -40,6 +40,8 @@ class MemberEntry(msgspec.Struct, frozen=True):
     servers: tuple[str, ...] = ()
     instance: str | None = None
     """Name of a static member; None for others."""
+    topics_differ: bool = False
+    """True if members with other topics are accepted (`Subscription.topics_differ`)."""
 
 
 _decode = json_decoder(MemberEntry).decode

@@ -179,10 +179,11 @@ class Members:
                 f"check that the brokers keep up, and that the group's other members are alive"
             )
         subscription, mine = member.subscription, member.member_id
+        topics_differ = subscription.topics_differ and units.are_numbers
         while True:
             entries = self._directory.read(member.group)
             alive = self._alive(member.group)
-            _check_same_units(units, entries, alive - {mine})
+            _check_same_units(units, entries, alive - {mine}, topics_differ=topics_differ)
             if mine in entries and is_mine(entries, alive, mine):
                 gone = [other for other in entries if other not in alive]
                 self._directory.write(member.group, dict.fromkeys(gone))
@@ -195,6 +196,7 @@ class Members:
                 subscription.standby_replicas,
                 tuple(subscription.servers),
                 subscription.instance,
+                topics_differ,
             )
             self._directory.write(member.group, {mine: entry})
 
@@ -231,8 +233,9 @@ class Members:
         # The query loads every broker, so it is only made if copies are kept.
         if any(entry.standby_replicas for entry in entries.values()):
             described = self._described(member.group)
-            if described is not None:
-                copies = self._copies(entries, described)[member.member_id]
+            if described is None or described.state != STABLE:
+                return  # a rebalance must not close copies that remain
+            copies = self._copies(entries, described)[member.member_id]
         member.set_standbys(share.partitions(copies))
 
     def _copies(
@@ -288,13 +291,23 @@ def _count(topics: KafkaTopics, name: str) -> int:
 
 
 def _check_same_units(
-    units: CopartitionedSubscription, entries: MemberEntries, others: Collection[str]
+    units: CopartitionedSubscription,
+    entries: MemberEntries,
+    others: Collection[str],
+    *,
+    topics_differ: bool,
 ) -> None:
-    """Raise InvalidConfig unless the other members define the same units."""
+    """Raise InvalidConfig unless the units of the other members mean the same.
+
+    With `topics_differ` units are numbers of partitions, so they mean the same for all members that
+    have it too.
+    """
     mine = units.topics, units.together
     for other in others:
         entry = entries.get(other)
-        if entry is not None and (entry.topics, entry.together) != mine:
+        if entry is None or (topics_differ and entry.topics_differ):
+            continue
+        if (entry.topics, entry.together) != mine:
             raise InvalidConfig(
                 f"group {units.group!r}: a member has the copartition groups "
                 f"{list(map(list, entry.together))}, this one {list(map(list, units.together))}; on "

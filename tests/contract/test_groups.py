@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -238,6 +239,41 @@ def test_members_must_agree_on_the_assignor(
     eventually(lambda: one.look() == all_of(topic), timeout=PATIENCE_S)
     with pytest.raises(InvalidConfig):
         Worker(log, name, topic, together=(), assignor="range")
+
+
+def test_members_may_read_other_topics_if_all_of_them_allow_it(
+    log: Log, name: str, topic: str, twin: str, closing: ExitStack, eventually: Eventually
+) -> None:
+    one = Worker(log, name, topic, topics_differ=True)
+    closing.callback(one.membership.leave)
+    eventually(lambda: one.look() == all_of(topic), timeout=PATIENCE_S)
+    # A thread, because on Kafka a member joins only when the others have released partitions.
+    joining = ThreadPoolExecutor(1).submit(Worker, log, name, topic, twin, topics_differ=True)
+    eventually(lambda: one.look() and joining.done(), timeout=PATIENCE_S)
+    other = joining.result()
+    closing.callback(other.membership.leave)
+
+    def shared() -> bool:
+        assert one.look().isdisjoint(other.look())
+        held = one.holds | other.holds
+        return all_of(topic) <= held and bool(other.holds - all_of(topic)) and bool(one.holds)
+
+    eventually(shared, timeout=PATIENCE_S)
+    one.membership.leave()
+    eventually(lambda: other.look() == all_of(topic, twin), timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("system", ["kafka"], indirect=True)
+def test_on_kafka_members_with_other_topics_are_refused_otherwise(
+    log: Log, name: str, topic: str, twin: str, closing: ExitStack, eventually: Eventually
+) -> None:
+    one = Worker(log, name, topic)
+    closing.callback(one.membership.leave)
+    eventually(lambda: one.look() == all_of(topic), timeout=PATIENCE_S)
+    joining = ThreadPoolExecutor(1).submit(Worker, log, name, topic, twin, topics_differ=True)
+    eventually(lambda: one.look() is not None and joining.done(), timeout=PATIENCE_S)
+    with pytest.raises(InvalidConfig, match="must have the same tasks"):
+        joining.result()
 
 
 @pytest.mark.parametrize("assignor", ["cooperative-sticky", "range", "roundrobin"])
