@@ -1,9 +1,11 @@
 """Faust apps on a Strandline log: `faust.App("orders", broker="strandline:///data/log")`.
 
+The log is a folder, a served log, or a Kafka cluster (`strandline+kafka://host:9092`).
+
 Faust finds this package by the entry points `faust.transports` and `faust.stores`. The parts:
 
     transport.py      the classes that Faust creates for the URL
-    consumer.py       fetches records, joins the group, commits
+    consumer.py       fetches records, joins the group; commits by committing_consumer.py
     producer.py       sends records, or keeps them until the commit of their source record
     store.py          tables: our engine, restored by position
     declarations.py   how tables are written, recorded for other readers
@@ -11,6 +13,7 @@ Faust finds this package by the entry points `faust.transports` and `faust.store
     overlay.py        uncommitted values of a table partition
     commit.py         outputs, changelogs and offsets in one transaction
     failures.py       records whose agent raised
+    patience.py       waits for a log that does not answer
 
 A record's effects (sends and table writes) are kept in memory under the record until it is
 acknowledged. A commit takes acknowledged records, none of which depends on one that is not, and

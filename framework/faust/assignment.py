@@ -23,18 +23,19 @@ ByTopic = dict[str, list[int]]
 
 
 def subscription(app: Any, link: FaustLink, topics: Iterable[str], session_ms: int) -> Subscription:
-    """Return the subscription of a worker: topics of equal size are assigned together."""
-    sizes: dict[int, list[str]] = {}
-    for topic in sorted(topics):
-        info = link.info(topic)
-        if info is not None:
-            sizes.setdefault(info.partitions, []).append(topic)
+    """Return the subscription of a worker: equal partitions of all topics are assigned together.
+
+    So each number of a partition belongs to one worker, whatever topics the others read. A worker
+    reads more topics than another one for a moment whenever topics are added while they run.
+    """
+    present = sorted(topic for topic in topics if link.info(topic) is not None)
     return Subscription(
-        [topic for group in sizes.values() for topic in group],
+        present,
         session_timeout_ms=session_ms,
         client=_client(str(app.conf.canonical_url)),
-        together=[group for group in sizes.values() if len(group) > 1],
+        together=[present],
         standby_replicas=app.conf.table_standby_replicas,
+        topics_differ=True,
     )
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from strandline.changelog.client.asking_again import commit_until_known
 from strandline.changelog.client.columns import batch_of
 from strandline.changelog.client.producer import BatchMetadata, Producer
+from strandline.changelog.errors import UnknownTopic
 from strandline.changelog.groups import GroupMember
 from strandline.changelog.records import TopicPartition
 from strandline.framework.faust.ledger import Sent
@@ -54,7 +55,9 @@ def _outputs(
     for one in sent:
         groups.setdefault((one.topic, one.partition), []).append(one)
     for (topic, partition), records in groups.items():
-        info = link.broker.topic(topic)
+        info = link.info(topic)
+        if info is None:
+            raise UnknownTopic(f"topic {topic!r}, to which an agent has sent, does not exist")
         columns = batch_of(
             info,
             [one.key for one in records],

@@ -6,14 +6,16 @@ A rebalance runs in a task of its own, in the order in which Faust expects it:
     → report to the group → tell Faust's assignor → on_partitions_assigned
 
 Afterwards all partitions are read from their committed offsets. The same cycle follows a commit
-that the log has refused because the worker's partitions had moved.
+that the log has refused because the worker's partitions had moved, and one that it did not answer.
+A cycle that fails is begun again, because Faust stands still until its end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable
 from typing import Any
 
 from faust.types import TP
@@ -27,11 +29,10 @@ from strandline.changelog.errors import (
     OffsetOutOfRange,
     Retriable,
     StrandlineError,
-    TransactionAborted,
 )
 from strandline.changelog.records import ConsumerRecord, TopicPartition
 from strandline.framework.faust.assignment import subscription, tell_assignor, workers_of
-from strandline.framework.faust.commit import FaustCommit, commit
+from strandline.framework.faust.committing_consumer import CommittingConsumer
 from strandline.framework.faust.declarations import record_tables, table_specs
 from strandline.framework.faust.failures import (
     Interruptions,
@@ -39,10 +40,8 @@ from strandline.framework.faust.failures import (
     settle_undecodable,
 )
 from strandline.framework.faust.group_worker import GroupWorker
-from strandline.framework.faust.ledger import CommitPlan
-from strandline.framework.faust.positioned_consumer import PositionedConsumer
+from strandline.framework.faust.patience import PATIENCE_S, Patience
 from strandline.framework.faust.positions import within
-from strandline.statestore.changelogged import ChangelogBatch
 
 POLL_S = 0.25
 """Maximum seconds of one fetch; a rebalance waits for it."""
@@ -52,35 +51,40 @@ WORKERS_S = 2.0
 """Seconds between two looks at what other workers own."""
 SESSION_MS = 10_000
 """Session timeout, unless the app sets broker_session_timeout."""
-FINISH_S = 3.0
-"""Seconds for which a rebalance or a stop waits for running handlers."""
+RECOVERY_S = PATIENCE_S + 100.0
+"""Minimum of broker_request_timeout, which Faust allows for a step of its recovery. After it, Faust
+ends the recovery for good and logs nothing. So it is longer than any step waits for the log."""
 FAUSTS_SESSION_S = 60.0
 """Faust's default of broker_session_timeout."""
 
 
-class FaustConsumer(PositionedConsumer):
+class FaustConsumer(CommittingConsumer):
     """Consumer of a Faust worker, or of a client that only waits for replies."""
 
     def __init__(self, transport: Any, callback: Any, *args: Any, **options: Any) -> None:
         self._deliver = callback
         options["commit_interval"] = transport.link.address.commit_ms / 1000
         super().__init__(transport, self._track, *args, **options)
-        self._worker: GroupWorker | None = None
         self._joining: asyncio.Future[GroupWorker] | None = None
         """The last attempt to join the group."""
         self._topics: frozenset[str] = frozenset()
         """Topics that the group assigns."""
         self._copies: frozenset[TP] = frozenset()
         self._assigned_once = False
-        self._must_rewind = False
+        self._rebalancing = False
+        """True from the begin of a rebalance until it has succeeded."""
         self._workers: dict[str, Any] = {}
+        clock = self.link.clock
+        _allow_waits(self.app.conf)
+        self._group_patience = Patience(clock)
+        self._fetch_patience = Patience(clock)
         self.app.sensors.add(Interruptions(self.link))
 
     async def on_start(self) -> None:
         """Open the log."""
         _check_store(self.app)
         await super().on_start()
-        self.link.acquire()
+        await self.link.acquire()
 
     async def on_stop(self) -> None:
         """Commit, leave the group, and close the log."""
@@ -110,8 +114,8 @@ class FaustConsumer(PositionedConsumer):
         conf = self.app.conf
         for topic in sorted(wanted):
             if conf.topic_allow_declare:
-                await self.link.call(self.link.ensure, topic, conf.topic_partitions)
-            elif await self.link.call(self.link.info, topic) is None:
+                await self.link.call_patiently(self.link.ensure, topic, conf.topic_partitions)
+            elif await self.link.call_patiently(self.link.info, topic) is None:
                 self.log.warning("topic %r does not exist, and is not read", topic)
                 wanted.discard(topic)
         alone = {t for t in wanted if self.app.client_only or t.startswith(conf.reply_to_prefix)}
@@ -132,23 +136,31 @@ class FaustConsumer(PositionedConsumer):
         looked = 0.0
         while not self.should_stop:
             await self.sleep(WATCH_S)
-            if self.app.client_only or not (self._topics or self._private):
+            if self.app.client_only or self.should_stop or not (self._topics or self._private):
                 continue
+            self._group_patience.ask()
             try:
                 await self._follow_once()
+                self._group_patience.answered()
+                self.app.topics.catch_up()
                 now = self.link.clock.monotonic()
                 if self._worker is not None and now - looked > WORKERS_S:
                     looked = now
                     await self._look_at_workers()
+            except MemberFenced as error:
+                self.log.warning("this worker lost its partitions in a rebalance: %s", error)
+                self._must_rejoin = True
             except Retriable as error:
-                self.log.warning("the group does not answer: %s", error)
+                if not self._group_patience.failed(error):
+                    await self.app.crash(error)
+                    return
             except StrandlineError as error:
                 await self.app.crash(error)
                 return
 
     async def _follow_once(self) -> None:
         worker = self._worker
-        if worker is None or worker.topics != self._known(self._topics):
+        if worker is None or self._must_rejoin or worker.topics != self._known(self._topics):
             await self._rebalance(rejoin=True)
             return
         try:
@@ -160,7 +172,7 @@ class FaustConsumer(PositionedConsumer):
         current = (self._owned - self._private, self._copies)
         private_changed = not self._private <= self._owned
         rewind = self._must_rewind or self.link.ledger.must_rewind
-        if (active, copies) != current or private_changed or rewind:
+        if (active, copies) != current or private_changed or rewind or self._rebalancing:
             await self._rebalance(rejoin=False)
 
     def _known(self, topics: Iterable[str]) -> frozenset[str]:
@@ -168,6 +180,7 @@ class FaustConsumer(PositionedConsumer):
 
     async def _rebalance(self, *, rejoin: bool) -> None:
         app = self.app
+        self._rebalancing = True
         app.on_rebalance_start()
         before = self.assignment()
         if self._assigned_once:
@@ -182,7 +195,10 @@ class FaustConsumer(PositionedConsumer):
         if rejoin:
             await self._join()
         worker = self._worker
-        assert worker is not None
+        if worker is None:
+            return  # the app stops
+        if not worker.is_ready:
+            await self.link.call(worker.renew)
         active, copies = worker.assigned()
         owned = {TP(*tp) for tp in active}
         if self._owned - self._private:
@@ -192,10 +208,12 @@ class FaustConsumer(PositionedConsumer):
         self._owned = frozenset(owned | self._private)
         self._copies = frozenset(TP(*tp) for tp in copies)
         await self.link.call(worker.report, frozenset(TopicPartition(*tp) for tp in owned))
-        self._workers = await self.link.call(workers_of, self.link.broker, app.conf.id)
+        with contextlib.suppress(Retriable):  # looked up again in a moment
+            self._workers = await self.link.call(workers_of, self.link.broker, app.conf.id)
         tell_assignor(app, self.link, self._owned, self._copies, self._workers)
         self._assigned_once = True
         await self.on_partitions_assigned(self.assignment(), app.consumer_generation_id)
+        self._rebalancing = False
 
     async def _join(self) -> None:
         conf = self.app.conf
@@ -206,13 +224,16 @@ class FaustConsumer(PositionedConsumer):
         session_ms = int(conf.broker_session_timeout * 1000)
         if conf.broker_session_timeout == FAUSTS_SESSION_S:
             session_ms = SESSION_MS
-        await self.link.call(record_tables, conf.id, table_specs(self.app), self.link)
+        await self.link.call_patiently(record_tables, conf.id, table_specs(self.app), self.link)
         wanted = await self.link.call(subscription, self.app, self.link, self._topics, session_ms)
         max_poll_ms = int((conf.broker_max_poll_interval or 1000) * 1000)
+        if self.should_stop:
+            return
         joining = self.link.call(GroupWorker, self.link, conf.id, wanted, max_poll_ms)
         self._joining = asyncio.ensure_future(joining)
         # A stop cancels this task, and not the thread that joins.
         self._worker = await asyncio.shield(self._joining)
+        self._must_rejoin = False
 
     async def _look_at_workers(self) -> None:
         """Learn what other workers own, so that views can send requests on to them."""
@@ -260,6 +281,7 @@ class FaustConsumer(PositionedConsumer):
             await asyncio.sleep(WATCH_S)
             return {}
         size = self.app.conf.consumer_max_fetch_size
+        self._fetch_patience.ask()
         try:
             found = await self.link.fetch(
                 self.link.broker.fetch,
@@ -267,14 +289,17 @@ class FaustConsumer(PositionedConsumer):
                 max_bytes=size,
                 timeout=min(timeout, POLL_S),
             )
-        except OffsetOutOfRange:
-            moved = await self.link.call(within, self.link.broker, wanted)
+        except OffsetOutOfRange as error:
+            self.log.warning("records are gone, and those after them are read: %s", error)
+            moved = await self.link.call_patiently(within, self.link.broker, wanted)
             self._positions.update({TP(*tp): at for tp, at in moved.items() if tp in wanted})
             return {}
         except Retriable as error:
-            self.log.warning("the log does not answer: %s", error)
+            if not self._fetch_patience.failed(error):
+                raise
             await self.sleep(WATCH_S)
             return {}
+        self._fetch_patience.answered()
         records: dict[TP, list[ConsumerRecord]] = {}
         for partition, fetched in found.items():
             tp = TP(*partition)
@@ -301,87 +326,18 @@ class FaustConsumer(PositionedConsumer):
     async def _add_gap(self, tp: TP, offset_from: int, offset_to: int) -> None:
         """Do nothing: the ledger commits the delivered records, whatever lies between them."""
 
-    # Committing -----------------------------------------------------------------------
-
-    async def force_commit(self, topics: Any = None, start_new_transaction: bool = True) -> bool:
-        """Commit all work that may be committed, in one transaction.
-
-        Faust may ask for some topics only. Their work can depend on that of others, so all is taken.
-        """
-        sensor_state = self.app.sensors.on_commit_initiated(self)
-        async with self._committing:
-            done = await self._commit_once()
-        self.app.sensors.on_commit_completed(self, sensor_state)
-        return done
-
-    async def _commit_once(self) -> bool:
-        worker = self._worker
-        if worker is None or self._must_rewind:
-            return False
-        plan = self.link.ledger.plan()
-        if not plan:
-            return False
-        changes = self._changes(plan)
-        batches = {part.changelog: batch for part, batch in changes.items()}
-        work = FaustCommit(plan.offsets, plan.sent, batches)
-        try:
-            appended = await self.link.call(commit, work, self.link, worker.producer, worker.member)
-        except (TransactionAborted, MemberFenced) as error:
-            self.log.warning("a commit was refused, and its records are handled again: %s", error)
-            self._must_rewind = True
-            with contextlib.suppress(StrandlineError):
-                await self.link.call(worker.abort)
-            return False
-        except StrandlineError as error:
-            self._must_rewind = True
-            await self.app.crash(error)
-            return False
-        for part, batch in changes.items():
-            part.apply(batch, appended[part.changelog])
-        self.link.ledger.settle(plan)
-        self._note(plan.offsets)
-        return True
-
-    def _changes(self, plan: CommitPlan) -> dict[Any, ChangelogBatch]:
-        parts = {
-            part.overlay: part
-            for table in self.app.tables.values()
-            for part in getattr(table.data, "parts", {}).values()
-        }
-        return {
-            parts[overlay]: parts[overlay].committing(changes)
-            for overlay, changes in plan.changes.items()
-            if overlay in parts
-        }
-
-    def _note(self, offsets: Mapping[TopicPartition, int]) -> None:
-        committed = {TP(*tp): offset for tp, offset in offsets.items()}
-        for tp in committed:
-            self._acked.pop(tp, None)
-            self._acked_index.pop(tp, None)
-        self._committed_offset.update(committed)
-        self.app.monitor.on_tp_commit(committed)
-
-    async def wait_empty(self) -> None:
-        """Let running handlers finish, for a limited time, then commit.
-
-        A handler that does not finish leaves nothing: its record is handled again.
-        """
-        deadline = self.link.clock.monotonic() + FINISH_S
-        while self.link.ledger.has_started():
-            if self.link.clock.monotonic() > deadline:
-                break
-            await self.sleep(WATCH_S)
-        await self.force_commit(start_new_transaction=False)
-
-    async def _commit(self, offsets: Mapping[TP, int]) -> bool:
-        return await self.force_commit()
-
     async def on_task_error(self, exc: BaseException) -> None:
         """Apply the policy to the record whose agent has raised."""
         if not settle_failure(self.app, self.link, exc):
             self.log.error("the worker stops at a record whose agent raised: %r", exc)
             await self.app.crash(exc)
+
+
+def _allow_waits(conf: Any) -> None:
+    """Let Faust's recovery wait for the log."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it was read already: nothing has used it
+        conf.broker_request_timeout = max(conf.broker_request_timeout, RECOVERY_S)
 
 
 def _check_store(app: Any) -> None:

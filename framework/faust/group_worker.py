@@ -6,6 +6,8 @@ dead one with the same slot has left open.
 
 from __future__ import annotations
 
+import contextlib
+
 from strandline.changelog.client.membership import Membership
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.client.transaction_state import ProducerPhase
@@ -27,18 +29,13 @@ class GroupWorker:
         self, link: FaustLink, group: str, subscription: Subscription, max_poll_ms: int
     ) -> None:
         self._link = link
+        self._group = group
         self.topics = frozenset(subscription.topics)
         self._membership = Membership(
             link.broker, group, subscription, link.clock, max_poll_interval_ms=max_poll_ms
         )
         try:
-            self.producer = Producer(
-                link.broker,
-                transactional_id=f"{group}-{self.member.slot}",
-                transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
-                batch_bytes=BATCH_BYTES,
-                clock=link.clock,
-            )
+            self.producer = self._new_producer()
         except BaseException:
             self._membership.leave()
             raise
@@ -60,6 +57,26 @@ class GroupWorker:
         """Abort the transaction that has failed."""
         if self.producer.state in (ProducerPhase.OPEN, ProducerPhase.ABORTABLE):
             self.producer.abort_transaction()
+
+    @property
+    def is_ready(self) -> bool:
+        """True if the producer can begin a transaction; False after one with unknown outcome."""
+        return self.producer.state is ProducerPhase.READY
+
+    def renew(self) -> None:
+        """Replace the producer; the log ends the old one's transaction first, whatever its state."""
+        old, self.producer = self.producer, self._new_producer()
+        with contextlib.suppress(StrandlineError):
+            old.close()  # fenced by now
+
+    def _new_producer(self) -> Producer:
+        return Producer(
+            self._link.broker,
+            transactional_id=f"{self._group}-{self.member.slot}",
+            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            batch_bytes=BATCH_BYTES,
+            clock=self._link.clock,
+        )
 
     def leave(self) -> None:
         """Close the producer, which aborts its transaction, and leave the group."""

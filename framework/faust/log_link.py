@@ -3,6 +3,9 @@
 Calls to the log block, so they run on threads: fetches on one, all others on a few more. What is
 called on the event loop itself only reads cached descriptions of topics, and asks the log about a
 topic that is used for the first time.
+
+A Kafka cluster may be without a leader or a coordinator for seconds. Calls that can be repeated
+without harm are repeated then (`call_patiently`), as long as a Strandline app would wait.
 """
 
 from __future__ import annotations
@@ -20,11 +23,18 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.client.partitioner import partition_for
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.clock import Clock, SystemClock
-from strandline.changelog.errors import InvalidRequest, InvalidTopic, TopicExists, UnknownTopic
+from strandline.changelog.errors import (
+    InvalidRequest,
+    InvalidTopic,
+    Retriable,
+    TopicExists,
+    UnknownTopic,
+)
 from strandline.changelog.log import Log
 from strandline.changelog.records import TopicInfo
 from strandline.framework.faust.address import FaustAddress
 from strandline.framework.faust.ledger import Ledger
+from strandline.framework.faust.patience import Patience
 from strandline.framework.store_declarations import StoreDeclarations
 
 P = ParamSpec("P")
@@ -34,6 +44,10 @@ _log = logging.getLogger("strandline")
 
 THREADS = 4
 """Threads for calls other than fetches, such as commits and restores."""
+FIRST_PAUSE_S = 0.05
+"""Seconds between the first two attempts of a call; each further pause is twice as long."""
+LONGEST_PAUSE_S = 1.0
+"""Maximum seconds between two attempts of a call."""
 
 
 class FaustLink:
@@ -47,6 +61,7 @@ class FaustLink:
         self.declared: Mapping[str, StoreDeclarations] = {}
         """Declarations with which each changelog of the app's tables was compared."""
         self._users = 0
+        self._opening = asyncio.Lock()
         self._appender: Producer | None = None
         self._infos: dict[str, TopicInfo] = {}
         self._calls: ThreadPoolExecutor | None = None
@@ -56,19 +71,21 @@ class FaustLink:
 
     @property
     def broker(self) -> Broker:
-        """The log, opened if needed. Raises InvalidRequest if the app does not run."""
+        """The open log. Raises InvalidRequest if the app does not run."""
         if self.log is None:
-            if not self._users:
-                raise InvalidRequest("the app does not run, so its log is not open; start it first")
-            self.log = changelog.open(self.address.log)
-            self._calls = ThreadPoolExecutor(THREADS, thread_name_prefix="strandline-faust")
-            self._fetches = ThreadPoolExecutor(1, thread_name_prefix="strandline-faust-fetch")
+            raise InvalidRequest("the app does not run, so its log is not open; start it first")
         return self.log.broker
 
-    def acquire(self) -> None:
-        """Count one more user."""
+    async def acquire(self) -> None:
+        """Count one more user; the first one opens the log. Raises the errors of opening a log."""
         self._users += 1
-        self.broker  # noqa: B018 - opens the log
+        async with self._opening:
+            if self.log is None:
+                # On a thread, because a cluster whose brokers do not answer takes seconds.
+                loop = asyncio.get_running_loop()
+                self.log = await loop.run_in_executor(None, changelog.open, self.address.log)
+                self._calls = ThreadPoolExecutor(THREADS, thread_name_prefix="strandline-faust")
+                self._fetches = ThreadPoolExecutor(1, thread_name_prefix="strandline-faust-fetch")
 
     async def release(self) -> None:
         """Count one user less; the last one closes the log."""
@@ -91,13 +108,31 @@ class FaustLink:
 
     async def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a function that blocks on a thread."""
-        self.broker  # noqa: B018 - opens the log
+        self.broker  # noqa: B018 - raises if the app does not run
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._calls, functools.partial(function, *args, **kwargs))
 
+    async def call_patiently(
+        self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Call a function on a thread, and again while it raises Retriable (`Patience`)."""
+        patience, pause = Patience(self.clock), FIRST_PAUSE_S
+        while True:
+            patience.ask()
+            try:
+                result = await self.call(function, *args, **kwargs)
+            except Retriable as error:
+                if not patience.failed(error):
+                    raise
+            else:
+                patience.answered()
+                return result
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
     async def fetch(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a function on the thread of fetches."""
-        self.broker  # noqa: B018 - opens the log
+        self.broker  # noqa: B018 - raises if the app does not run
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
             self._fetches, functools.partial(function, *args, **kwargs)
@@ -111,6 +146,10 @@ class FaustLink:
         return self._appender
 
     # Topics ---------------------------------------------------------------------------
+
+    def is_known(self, topic: str) -> bool:
+        """Return True if `info` answers without asking the log."""
+        return topic in self._infos
 
     def info(self, topic: str) -> TopicInfo | None:
         """Return the description of a topic; None if it does not exist."""

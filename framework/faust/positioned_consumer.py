@@ -27,6 +27,8 @@ class PositionedConsumer(faust.transport.base.Consumer):
         self._owned: frozenset[TP] = frozenset()
         self._positions: dict[TP, int] = {}
         self._ends: dict[TP, int] = {}
+        self._begun_at: dict[TP, int] = {}
+        """Offset of each source partition that is committed, or would be if nothing was handled."""
         self._committing = asyncio.Lock()
         """Held during a commit, and while uncommitted work is dropped."""
 
@@ -37,7 +39,7 @@ class PositionedConsumer(faust.transport.base.Consumer):
             self.link.ledger.discard()
             changelogs = self.app.tables.changelog_topics
             sources = [tp for tp in self._owned - self._private if tp.topic not in changelogs]
-            found = await self.link.call(
+            found = await self.link.call_patiently(
                 starting_offsets,
                 self.link.broker,
                 self.app.conf.id,
@@ -47,19 +49,20 @@ class PositionedConsumer(faust.transport.base.Consumer):
             )
             offsets = {TP(*tp): offset for tp, offset in found.items()}
             self._positions.update(offsets)
+            self._begun_at = dict(offsets)
         await self._seek_missing()
         return offsets
 
     async def _seek_missing(self) -> None:
         missing = [TopicPartition(*tp) for tp in self._private if tp not in self._positions]
-        found = await self.link.call(
+        found = await self.link.call_patiently(
             starting_offsets, self.link.broker, None, missing, "earliest", self.link.clock
         )
         self._positions.update({TP(*tp): offset for tp, offset in found.items()})
 
     async def seek_wait(self, partitions: Mapping[TP, int]) -> None:
         """Read partitions from these offsets, or the nearest that the log has."""
-        found = await self.link.call(
+        found = await self.link.call_patiently(
             within, self.link.broker, {TopicPartition(*tp): at for tp, at in partitions.items()}
         )
         for partition, offset in found.items():
@@ -89,7 +92,7 @@ class PositionedConsumer(faust.transport.base.Consumer):
     async def earliest_offsets(self, *partitions: TP) -> Mapping[TP, int]:
         """Return the first offset of each partition."""
         asked = [TopicPartition(*tp) for tp in partitions]
-        found = await self.link.call(self.link.broker.offsets, asked) if asked else {}
+        found = await self.link.call_patiently(self.link.broker.offsets, asked) if asked else {}
         return {TP(*tp): one.log_start for tp, one in found.items()}
 
     async def highwaters(self, *partitions: TP) -> Mapping[TP, int]:
@@ -100,10 +103,10 @@ class PositionedConsumer(faust.transport.base.Consumer):
         if ours:
             # Copies of other workers' partitions. Faust compares the end with the position that a
             # copy has reached, which may be after a marker.
-            bounds = await self.link.call(self.link.broker.offsets, ours)
+            bounds = await self.link.call_patiently(self.link.broker.offsets, ours)
             ends |= {tp: bound.high_watermark for tp, bound in bounds.items()}
         rest = [tp for tp in asked if tp not in ends]
-        ends |= await self.link.call(after_last_record, self.link.broker, rest)
+        ends |= await self.link.call_patiently(after_last_record, self.link.broker, rest)
         return {TP(*tp): end for tp, end in ends.items()}
 
     def _restored_end(self, tp: TopicPartition) -> int | None:

@@ -34,13 +34,13 @@ class FaustProducer(faust.transport.base.Producer):
         if self.app.conf.producer_threaded:
             raise InvalidConfig(
                 "producer_threaded=True sends from another thread, outside of the commit of the "
-                "record; leave it off with a strandline:// broker"
+                "record; leave it off with a Strandline broker"
             )
 
     async def on_start(self) -> None:
         """Open the log."""
         await super().on_start()
-        self.link.acquire()
+        await self.link.acquire()
 
     async def on_stop(self) -> None:
         """Close the log, if nothing else of the app uses it."""
@@ -61,6 +61,8 @@ class FaustProducer(faust.transport.base.Producer):
         transactional_id: str | None = None,
     ) -> asyncio.Future[RecordMetadata]:
         """Send a record, or keep it for the commit; return a future of its metadata."""
+        if not self.link.is_known(topic):
+            await self.link.call_patiently(self._declare, topic)  # not on the event loop
         return self._send(topic, key, value, partition, timestamp, headers)
 
     async def send_and_wait(self, *args: Any, **options: Any) -> RecordMetadata:
@@ -106,13 +108,7 @@ class FaustProducer(faust.transport.base.Producer):
     ) -> asyncio.Future[RecordMetadata]:
         loop = asyncio.get_running_loop()
         link = self.link
-        if link.info(topic) is None:
-            if not self.app.conf.topic_allow_declare:
-                raise InvalidConfig(
-                    f"topic {topic!r} does not exist, and topic_allow_declare=False forbids to "
-                    "create it; create it with `strandline topics create`"
-                )
-            link.ensure(topic, self.app.conf.topic_partitions)
+        self._declare(topic)
         key, value = _as_bytes(key, topic), _as_bytes(value, topic)
         pairs = _pairs(headers)
         when = int(timestamp * 1000) if timestamp else link.clock.now_ms()
@@ -141,6 +137,16 @@ class FaustProducer(faust.transport.base.Producer):
 
         asyncio.wrap_future(pending, loop=loop).add_done_callback(acknowledge)
         return future
+
+    def _declare(self, topic: str) -> None:
+        """Create a topic if it does not exist. Raises InvalidConfig if the app may not."""
+        if self.link.info(topic) is None:
+            if not self.app.conf.topic_allow_declare:
+                raise InvalidConfig(
+                    f"topic {topic!r} does not exist, and topic_allow_declare=False forbids to "
+                    "create it; create it with `strandline topics create`"
+                )
+            self.link.ensure(topic, self.app.conf.topic_partitions)
 
     def _partition(self, topic: str, key: bytes | None) -> int | None:
         """Return the partition of a key by the app's partitioner, or by Kafka's."""
@@ -180,7 +186,7 @@ class FaustProducer(faust.transport.base.Producer):
             settings.setdefault("cleanup.policy", ",".join(policies))
         if retention:
             settings.setdefault("retention.ms", str(int(want_seconds(retention) * 1000)))
-        await self.link.call(self.link.ensure, topic, partitions, settings)
+        await self.link.call_patiently(self.link.ensure, topic, partitions, settings)
 
     def key_partition(self, topic: str, key: bytes) -> TP:
         """Return the partition of a key."""

@@ -17,7 +17,8 @@ from faust.streams import current_event
 from faust.types import TP
 from mode import Service
 
-from strandline.changelog.errors import InvalidConfig, InvalidRequest, RequestTimedOut
+from strandline.changelog.errors import InvalidConfig, InvalidRequest, Retriable
+from strandline.changelog.location import shown
 from strandline.changelog.records import TopicPartition
 from strandline.framework.faust.effects import current_unit, reading_unit
 from strandline.framework.faust.log_link import FaustLink, link_for
@@ -46,8 +47,8 @@ class FaustStore(faust.stores.base.SerializedStore):
         link = link_for(app)
         if link is None:
             raise InvalidConfig(
-                f"table {table.name!r}: store='strandline://' needs broker='strandline:///path', "
-                f"got {app.conf.broker}"
+                f"table {table.name!r}: store='strandline://' needs broker='strandline:///path' "
+                f"or 'strandline+kafka://host:9092', got {', '.join(shown(str(one)) for one in app.conf.broker)}"
             )
         self.link: FaustLink = link
         self.parts: dict[int, TablePartition] = {}
@@ -153,15 +154,17 @@ class FaustStore(faust.stores.base.SerializedStore):
                 del self.parts[number]
                 await self.link.call(part.close)
         for number in sorted(standbys - self.parts.keys()):
-            self.parts[number] = await self.link.call(self._open, topic, number, standby=True)
+            self.parts[number] = await self.link.call_patiently(
+                self._open, topic, number, standby=True
+            )
         await asyncio.gather(*(self._activate(topic, number) for number in sorted(actives)))
 
     async def _activate(self, topic: str, number: int) -> None:
         part = self.parts.get(number)
         if part is None:
-            part = await self.link.call(self._open, topic, number, standby=False)
+            part = await self.link.call_patiently(self._open, topic, number, standby=False)
             self.parts[number] = part
-        restored = await self.link.call(part.restore, self.link.broker)
+        restored = await self.link.call_patiently(part.restore, self.link.broker)
         if restored is not None:
             self.log.info(
                 "%s restored: %d records in %.2f s",
@@ -191,7 +194,7 @@ class FaustStore(faust.stores.base.SerializedStore):
                 if part.is_standby:
                     try:
                         await self.link.call(part.restore, self.link.broker, wait=False)
-                    except RequestTimedOut as error:
+                    except Retriable as error:
                         self.log.warning("a standby copy of %s waits: %s", part.changelog, error)
                 await self.link.call(part.checkpoint_if_due)
 

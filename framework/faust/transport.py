@@ -1,4 +1,7 @@
-"""The classes that Faust creates for `broker="strandline:///path"` (entry point `faust.transports`)."""
+"""The classes that Faust creates for a broker of ours (entry point `faust.transports`).
+
+Both schemes, `strandline://` and `strandline+kafka://`, lead to them: only the log is another one.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import faust.transport.base
 from faust.transport.conductor import Conductor
 from yarl import URL
 
+from strandline.changelog.errors import InvalidConfig
 from strandline.framework.faust.address import parse
 from strandline.framework.faust.consumer import FaustConsumer
 from strandline.framework.faust.log_link import FaustLink, link_of
@@ -33,6 +37,15 @@ class PromptConductor(Conductor):
                 if tp.topic in topic.topics:
                     channels.add(topic)
 
+    def catch_up(self) -> None:
+        """Subscribe to topics that were added during a rebalance, when Faust forgets them."""
+        changed = self._subscription_changed
+        if changed is None or self.app.rebalancing:
+            return
+        known = self._topic_name_index
+        if any(topic not in known for channel in self._topics for topic in channel.topics):
+            changed.set()
+
 
 class FaustTransport(faust.transport.base.Transport):
     """Transport of a Faust app on a Strandline log."""
@@ -45,4 +58,11 @@ class FaustTransport(faust.transport.base.Transport):
 
     def __init__(self, url: list[URL], app: Any, loop: Any = None) -> None:
         super().__init__(url, app, loop)
-        self.link: FaustLink = link_of(app, parse(url))
+        address = parse(url)
+        if address.is_kafka and app.conf.broker_credentials is not None:
+            raise InvalidConfig(
+                "broker_credentials= is for Faust's own kafka://; with strandline+kafka:// write "
+                "security.protocol=…, sasl.… and ssl.… into the URL or into the environment "
+                "variable STRANDLINE_KAFKA"
+            )
+        self.link: FaustLink = link_of(app, address)
