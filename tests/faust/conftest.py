@@ -5,6 +5,17 @@ They are not collected elsewhere, because Faust needs an older click than the ot
 
 from importlib.util import find_spec
 
-NEED_FAUST = ["apps", "exactly_once", "failures", "refusals", "stores", "tables"]
+import pytest
+
+from tests.faust.faust_workers import FaustLog
+from tests.systems import System
+
+NEED_FAUST = ["apps", "exactly_once", "failures", "outages", "refusals", "stores", "tables"]
 
 collect_ignore = [] if find_spec("faust") else [f"test_{name}.py" for name in NEED_FAUST]
+
+
+@pytest.fixture
+def log(system: System) -> FaustLog:
+    """The log, opened by the test, so that it owns a folder and workers attach to it."""
+    return FaustLog(system.open(), system.prefix)

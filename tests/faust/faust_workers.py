@@ -5,29 +5,42 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from strandline.changelog.errors import UnknownTopic
 from strandline.changelog.log import Log
+from tests.systems import System
 from tests.workers.processes import Process
 
 HERE = Path(__file__).parent
 WAIT_S = 60.0
+SESSION_S = 4.0
+"""Seconds. Session timeout of workers, so that a Kafka cluster soon considers them dead."""
 
 
 class FaustProcess(Process):
     """A worker: `faust -A <app> worker`, in a folder of its own test."""
 
-    def __init__(self, app: str, folder: Path, *, web: int | None = None, **env: str) -> None:
+    def __init__(
+        self, app: str, system: System, folder: Path, *, web: int | None = None, **env: str
+    ) -> None:
         output = folder / f"{app}-{time.monotonic_ns()}.out"
         web_options = (
             ["--without-web"]
             if web is None
             else ["--web-port", str(web), "--web-bind", "127.0.0.1", "--web-host", "127.0.0.1"]
         )
-        where = {"FAUST_LOG": str(folder / "log"), "PYTHONPATH": str(HERE), "NO_COLOR": "1"}
+        where = {
+            "FAUST_BROKER": broker_url(system),
+            "FAUST_PREFIX": system.prefix,
+            "FAUST_SESSION_S": str(SESSION_S),
+            "PYTHONPATH": str(HERE),
+            "NO_COLOR": "1",
+        }
         super().__init__(
             ["faust", "-A", app, "worker", "-l", "info", *web_options],
             output,
@@ -44,10 +57,15 @@ class FaustProcess(Process):
             raise AssertionError(f"the worker did not stop:\n{self.text()[-5000:]}") from None
 
 
+def broker_url(system: System) -> str:
+    """Return the URL of a system's log for Faust."""
+    return f"strandline+{system.url}" if system.is_kafka else f"strandline://{system.url}"
+
+
 @contextmanager
-def worker(app: str, folder: Path, **options: Any) -> Iterator[FaustProcess]:
+def worker(app: str, system: System, folder: Path, **options: Any) -> Iterator[FaustProcess]:
     """Run a worker during the block, and stop it if it still runs."""
-    running = FaustProcess(app, folder, **options)
+    running = FaustProcess(app, system, folder, **options)
     try:
         yield running
     except BaseException:
@@ -69,25 +87,56 @@ def eventually(found: Callable[[], Any], *, within: float = WAIT_S) -> Any:
         time.sleep(0.1)
 
 
-def rows(log: Log, topic: str) -> list[tuple[int, int, Any, Any]]:
-    """Return partition, offset, key and value of a topic's committed records; empty if missing."""
-    if topic not in {info.name for info in log.topics(internal=True)}:
-        return []
-    table = log.read(topic)
-    names = ("partition", "offset", "key", "value")
-    columns = (table.column(name).to_pylist() for name in names)
-    return [(p, o, _plain(k), _plain(v)) for p, o, k, v in zip(*columns, strict=True)]
+@dataclass(frozen=True)
+class FaustLog:
+    """The log of a test. Names of apps and topics get the test's prefix, as in `sample_settings`."""
 
+    log: Log
+    prefix: str
 
-def latest(log: Log, changelog: str) -> dict[Any, Any]:
-    """Return the state that a changelog describes."""
-    state: dict[Any, Any] = {}
-    for _, _, key, value in rows(log, changelog):
-        if value is None:
-            state.pop(str(key), None)
-        else:
-            state[str(key)] = value
-    return state
+    def create(self, topic: str, partitions: int, **options: Any) -> None:
+        """Create a topic."""
+        self.log.create_topic(self.prefix + topic, partitions, **options)
+
+    def append(self, topic: str, rows: Sequence[Mapping[str, Any]], **options: Any) -> None:
+        """Append records to a topic."""
+        self.log.append(self.prefix + topic, rows, **options)
+
+    def read(self, topic: str) -> list[dict[str, Any]]:
+        """Return a topic's committed records; empty if it does not exist."""
+        try:
+            return self.log.read(self.prefix + topic).to_pylist()
+        except UnknownTopic:
+            return []
+
+    def rows(self, topic: str) -> list[tuple[int, int, Any, Any]]:
+        """Return partition, offset, key and value of a topic's committed records."""
+        return [
+            (one["partition"], one["offset"], _plain(one["key"]), _plain(one["value"]))
+            for one in self.read(topic)
+        ]
+
+    def latest(self, changelog: str) -> dict[Any, Any]:
+        """Return the state that a changelog describes."""
+        state: dict[Any, Any] = {}
+        for _, _, key, value in self.rows(changelog):
+            if value is None:
+                state.pop(str(key), None)
+            else:
+                state[str(key)] = value
+        return state
+
+    def owned(self, app: str, topic: str) -> list[int]:
+        """Return the numbers of partitions of a topic that the workers of an app own, sorted."""
+        members = self.log.broker.describe_group(self.prefix + app).members
+        return sorted(sum(tp.topic == self.prefix + topic for tp in one.held) for one in members)
+
+    def committed(self, app: str, topic: str) -> dict[int, int]:
+        """Return an app's committed offset of each partition of a topic."""
+        found = self.log.broker.committed(self.prefix + app)
+        return {
+            tp.partition: at.offset for tp, at in found.items() if tp.topic == self.prefix + topic
+        }
 
 
 def _plain(data: bytes | None) -> Any:

@@ -1,19 +1,19 @@
 """An agent that changes a table, sends, and then raises at each record that says so."""
 
-import os
-
 import faust
+from sample_settings import BROKER, SESSION_S, named
 
 app = faust.App(
-    "failing",
-    broker="strandline://" + os.environ["FAUST_LOG"] + os.environ.get("FAUST_OPTIONS", ""),
+    named("failing"),
+    broker=BROKER,
+    broker_session_timeout=SESSION_S,
     store="strandline://",
     processing_guarantee="exactly_once",
     topic_partitions=1,
 )
-orders = app.topic("orders", value_type=str)
+orders = app.topic(named("orders"), value_type=str)
 totals = app.Table("totals", default=int)
-accepted = app.topic("accepted", value_type=str)
+accepted = app.topic(named("accepted"), value_type=str)
 
 
 @app.agent(orders)

@@ -4,6 +4,7 @@ import os
 from datetime import timedelta
 
 import faust
+from sample_settings import BROKER, SESSION_S, named
 
 
 class PageView(faust.Record):
@@ -12,15 +13,17 @@ class PageView(faust.Record):
 
 
 app = faust.App(
-    "features",
-    broker="strandline://" + os.environ["FAUST_LOG"],
+    named("features"),
+    broker=BROKER,
+    broker_session_timeout=SESSION_S,
     store="strandline://",
     processing_guarantee="exactly_once",
     topic_partitions=2,
+    consumer_auto_offset_reset=os.environ.get("FAUST_RESET", "earliest"),
 )
-page_views_topic = app.topic("page_views", value_type=PageView)
-by_user = app.topic("by_user_seen", value_type=int)
-said = app.topic("said", key_type=str, value_type=str)
+page_views_topic = app.topic(named("page_views"), value_type=PageView)
+by_user = app.topic(named("by_user_seen"), value_type=int)
+said = app.topic(named("said"), key_type=str, value_type=str)
 hits = app.Table("hits", default=int).tumbling(timedelta(hours=1), expires=timedelta(days=1))
 users = app.Table("users", default=int)
 
@@ -39,19 +42,19 @@ async def per_user(views):
         await by_user.send(key=view.user, value=users[view.user])
 
 
-@app.agent(app.topic("numbers", value_type=int), sink=[said])
+@app.agent(app.topic(named("numbers"), value_type=int), sink=[said])
 async def double(numbers):
     async for number in numbers:
         yield str(number * 2)
 
 
-@app.agent(app.topic("questions", value_type=int))
+@app.agent(app.topic(named("questions"), value_type=int))
 async def square(numbers):
     async for number in numbers:
         yield number * number
 
 
-@app.agent(app.topic("batches", value_type=int))
+@app.agent(app.topic(named("batches"), value_type=int))
 async def in_batches(numbers):
     async for batch in numbers.take(10, within=1.0):
         await said.send(key="batch", value=str(sum(batch)))

@@ -1,22 +1,23 @@
 """Tables that are changed, deleted from, listed, windowed, and written by two agents at a time."""
 
 import asyncio
-import os
 from datetime import timedelta
 
 import faust
+from sample_settings import BROKER, SESSION_S, named
 
 app = faust.App(
-    "tables",
-    broker="strandline://" + os.environ["FAUST_LOG"],
+    named("tables"),
+    broker=BROKER,
+    broker_session_timeout=SESSION_S,
     store="strandline://",
     processing_guarantee="exactly_once",
     topic_partitions=2,
     table_cleanup_interval=0.5,
 )
-commands = app.topic("commands", key_serializer="json", value_type=str)
-additions = app.topic("additions", key_serializer="json", value_type=int)
-listed = app.topic("listed", value_type=list)
+commands = app.topic(named("commands"), key_serializer="json", value_type=str)
+additions = app.topic(named("additions"), key_serializer="json", value_type=int)
+listed = app.topic(named("listed"), value_type=list)
 stock = app.Table("stock", default=int)
 recent = app.Table("recent", default=int).tumbling(
     timedelta(seconds=1), expires=timedelta(seconds=2)

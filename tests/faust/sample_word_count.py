@@ -3,16 +3,18 @@
 import os
 
 import faust
+from sample_settings import BROKER, SESSION_S, named
 
 app = faust.App(
-    "wordcount",
-    broker="strandline://" + os.environ["FAUST_LOG"],
+    named("wordcount"),
+    broker=BROKER,
+    broker_session_timeout=SESSION_S,
     store=os.environ.get("FAUST_STORE", "strandline://"),
     processing_guarantee=os.environ.get("FAUST_GUARANTEE", "exactly_once"),
     topic_partitions=2,
 )
-posts_topic = app.topic("posts", value_type=str)
-running = app.topic("running", value_type=int)
+posts_topic = app.topic(named("posts"), value_type=str)
+running = app.topic(named("running"), value_type=int)
 word_counts = app.Table("word_counts", default=int, help="Keep count of words (str to int).")
 
 

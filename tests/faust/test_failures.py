@@ -5,76 +5,80 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from strandline import changelog
-from strandline.changelog.log import Log
-from tests.faust.faust_workers import eventually, latest, rows, worker
+from tests.faust.faust_workers import FaustLog, eventually, worker
+from tests.systems import System
 
 ORDERS = ["a", "bad", "b"]
 CHANGELOG = "failing-totals-changelog"
 
 
-def fill(log: Log) -> None:
+def fill(log: FaustLog) -> None:
     """Append the orders to one partition."""
-    log.create_topic("orders", 1)
+    log.create("orders", 1)
     log.append("orders", [{"value": json.dumps(order).encode()} for order in ORDERS])
 
 
-def accepted(log: Log) -> list[str]:
+def accepted(log: FaustLog) -> list[str]:
     """Return the outputs."""
-    return [value for _, _, _, value in rows(log, "accepted")]
+    return [value for _, _, _, value in log.rows("accepted")]
 
 
-def test_a_skipped_record_leaves_no_trace(tmp_path: Path) -> None:
-    with changelog.open(tmp_path / "log") as log:
-        fill(log)
-        with worker("sample_failing", tmp_path, FAUST_OPTIONS="?on_error=skip") as running:
-            eventually(lambda: len(accepted(log)) == 2)
-            assert running.stop() == 0
-        assert accepted(log) == ["a 1", "b 2"]
-        assert latest(log, CHANGELOG) == {"orders": 2}
-        committed = log.broker.committed("failing")
-        assert [at.offset for tp, at in committed.items() if tp.topic == "orders"] == [3]
+def test_a_skipped_record_leaves_no_trace(system: System, log: FaustLog, tmp_path: Path) -> None:
+    fill(log)
+    with worker("sample_failing", system, tmp_path, FAUST_OPTIONS="?on_error=skip") as running:
+        eventually(lambda: len(accepted(log)) == 2)
+        assert running.stop() == 0
+    assert accepted(log) == ["a 1", "b 2"]
+    assert log.latest(CHANGELOG) == {"orders": 2}
+    assert log.committed("failing", "orders") == {0: 3}
 
 
-def test_a_dead_letter_is_kept_with_its_error(tmp_path: Path) -> None:
-    with changelog.open(tmp_path / "log") as log:
-        fill(log)
-        with worker("sample_failing", tmp_path, FAUST_OPTIONS="?on_error=dead_letter") as running:
-            eventually(lambda: len(accepted(log)) == 2)
-            assert running.stop() == 0
-        assert accepted(log) == ["a 1", "b 2"]
-        assert latest(log, CHANGELOG) == {"orders": 2}
-        letters = log.read("orders.dead-letter").to_pylist()
-        assert [letter["value"] for letter in letters] == [b'"bad"']
-        headers = {one["key"]: one["value"] for one in letters[0]["headers"]}
-        assert headers["strandline.error"] == b"ValueError: bad"
-        assert headers["strandline.offset"] == b"1"
+def test_a_dead_letter_is_kept_with_its_error(
+    system: System, log: FaustLog, tmp_path: Path
+) -> None:
+    fill(log)
+    with worker(
+        "sample_failing", system, tmp_path, FAUST_OPTIONS="?on_error=dead_letter"
+    ) as running:
+        eventually(lambda: len(accepted(log)) == 2)
+        assert running.stop() == 0
+    assert accepted(log) == ["a 1", "b 2"]
+    assert log.latest(CHANGELOG) == {"orders": 2}
+    letters = log.read("orders.dead-letter")
+    assert [letter["value"] for letter in letters] == [b'"bad"']
+    headers = {one["key"]: one["value"] for one in letters[0]["headers"]}
+    assert headers["strandline.error"] == b"ValueError: bad"
+    assert headers["strandline.offset"] == b"1"
 
 
-def test_by_default_the_worker_stops_before_the_record(tmp_path: Path) -> None:
-    with changelog.open(tmp_path / "log") as log:
-        fill(log)
-        for _ in range(2):  # it stops there again, and nothing is counted twice
-            with worker("sample_failing", tmp_path) as running:
-                assert running.ended(60) != 0
-            assert accepted(log) == ["a 1"]
-            assert latest(log, CHANGELOG) == {"orders": 1}
-        with worker("sample_failing", tmp_path, FAUST_OPTIONS="?on_error=skip") as running:
-            eventually(lambda: len(accepted(log)) == 2)
-            assert running.stop() == 0
-        assert accepted(log) == ["a 1", "b 2"]
-
-
-def test_a_record_that_cannot_be_decoded_follows_the_policy(tmp_path: Path) -> None:
-    with changelog.open(tmp_path / "log") as log:
-        log.create_topic("orders", 1)
-        log.append("orders", [{"value": value} for value in (b'"a"', b"{no json", b'"b"')])
-        with worker("sample_failing", tmp_path) as running:
+def test_by_default_the_worker_stops_before_the_record(
+    system: System, log: FaustLog, tmp_path: Path
+) -> None:
+    fill(log)
+    for _ in range(2):  # it stops there again, and nothing is counted twice
+        with worker("sample_failing", system, tmp_path) as running:
             assert running.ended(60) != 0
         assert accepted(log) == ["a 1"]
-        with worker("sample_failing", tmp_path, FAUST_OPTIONS="?on_error=dead_letter") as running:
-            eventually(lambda: len(accepted(log)) == 2)
-            assert running.stop() == 0
-        assert accepted(log) == ["a 1", "b 2"]
-        letters = log.read("orders.dead-letter").to_pylist()
-        assert [letter["value"] for letter in letters] == [b"{no json"]
+        assert log.latest(CHANGELOG) == {"orders": 1}
+    with worker("sample_failing", system, tmp_path, FAUST_OPTIONS="?on_error=skip") as running:
+        eventually(lambda: len(accepted(log)) == 2)
+        assert running.stop() == 0
+    assert accepted(log) == ["a 1", "b 2"]
+
+
+def test_a_record_that_cannot_be_decoded_follows_the_policy(
+    system: System, log: FaustLog, tmp_path: Path
+) -> None:
+    log.create("orders", 1)
+    log.append("orders", [{"value": value} for value in (b'"a"', b"{no json", b'"b"')])
+    with worker("sample_failing", system, tmp_path) as running:
+        assert running.ended(60) != 0
+    assert accepted(log) == ["a 1"]
+    with worker(
+        "sample_failing", system, tmp_path, FAUST_OPTIONS="?on_error=dead_letter"
+    ) as running:
+        eventually(lambda: len(accepted(log)) == 2)
+        assert running.stop() == 0
+    assert accepted(log) == ["a 1", "b 2"]
+    letters = log.read("orders.dead-letter")
+    assert [letter["value"] for letter in letters] == [b"{no json"]

@@ -9,18 +9,17 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
-from strandline import changelog
-from strandline.changelog.log import Log
-from tests.faust.faust_workers import eventually, latest, rows, worker
+from tests.faust.faust_workers import FaustLog, eventually, worker
+from tests.systems import System
 
 NAMES = [f"n{number}" for number in range(12)]
 STOCK, RECENT = "tables-stock-changelog", "tables-recent-changelog"
 
 
-def add(log: Log, rounds: int) -> Counter[str]:
+def add(log: FaustLog, rounds: int) -> Counter[str]:
     """Append additions, and return the stock that they make."""
-    log.create_topic("additions", 2)
-    log.create_topic("commands", 2)
+    log.create("additions", 2)
+    log.create("commands", 2)
     added = [(name, n + 1) for n in range(rounds) for name in NAMES]
     log.append(
         "additions",
@@ -33,39 +32,44 @@ def add(log: Log, rounds: int) -> Counter[str]:
     return stock
 
 
-def test_tables_are_listed_deleted_from_and_expire(tmp_path: Path) -> None:
-    with changelog.open(tmp_path / "log") as log:
-        stock = add(log, 5)
-        with worker("sample_tables", tmp_path) as running:
-            eventually(lambda: latest(log, STOCK) == stock)
-            assert rows(log, RECENT)
-            eventually(lambda: latest(log, RECENT) == {})  # after its windows have expired
-            for command in ("delete", "add"):
-                order = {"key": b'"n0"', "value": json.dumps(command).encode()}
-                log.append("commands", [order], key="key")
-            answers = eventually(lambda: len(rows(log, "listed")) == 2 and rows(log, "listed"))
-            assert running.stop() == 0
-        deleted, added = (value for *_, value in answers)
-        assert deleted[0] is False
-        assert added[0] is True
-        assert added[1] == deleted[1] + 1
-        assert dict(added[2])["n0"] == 1000
-        del stock["n0"]
-        assert dict(deleted[2]).items() <= stock.items()
-        assert latest(log, STOCK) == {**stock, "n0": 1000}
+def test_tables_are_listed_deleted_from_and_expire(
+    system: System, log: FaustLog, tmp_path: Path
+) -> None:
+    stock = add(log, 5)
+    with worker("sample_tables", system, tmp_path) as running:
+        eventually(lambda: log.latest(STOCK) == stock)
+        assert log.rows(RECENT)
+        eventually(lambda: log.latest(RECENT) == {})  # after its windows have expired
+        for command in ("delete", "add"):
+            order = {"key": b'"n0"', "value": json.dumps(command).encode()}
+            log.append("commands", [order], key="key")
+        answers = eventually(lambda: len(log.rows("listed")) == 2 and log.rows("listed"))
+        assert running.stop() == 0
+    deleted, added = (value for *_, value in answers)
+    assert deleted[0] is False
+    assert added[0] is True
+    assert added[1] == deleted[1] + 1
+    assert dict(added[2])["n0"] == 1000
+    del stock["n0"]
+    assert dict(deleted[2]).items() <= stock.items()
+    assert log.latest(STOCK) == {**stock, "n0": 1000}
 
 
-def test_a_view_finds_the_worker_that_has_the_key(tmp_path: Path) -> None:
-    with changelog.open(tmp_path / "log") as log, ExitStack() as stack:
+def test_a_view_finds_the_worker_that_has_the_key(
+    system: System, log: FaustLog, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
         stock = add(log, 2)
         ports = []
         for number in range(2):
             with socket.create_server(("127.0.0.1", 0)) as free:
                 ports.append(free.getsockname()[1])
             folder = {"FAUST_DATADIR": str(tmp_path / f"data-{number}")}
-            stack.enter_context(worker("sample_tables", tmp_path, web=ports[number], **folder))
-        eventually(lambda: latest(log, STOCK) == stock)
-        eventually(lambda: len(log.broker.describe_group("tables").members) == 2)
+            stack.enter_context(
+                worker("sample_tables", system, tmp_path, web=ports[number], **folder)
+            )
+        eventually(lambda: log.latest(STOCK) == stock)
+        eventually(lambda: log.owned("tables", "additions") == [1, 1])
         for port in ports:
             eventually(lambda port=port: all(view(port, n) == stock[n] for n in NAMES), within=30)
 
