@@ -10,7 +10,9 @@ import pytest
 from tests.faust.faust_workers import FaustLog
 from tests.systems import System
 
-NEED_FAUST = ["apps", "exactly_once", "failures", "outages", "refusals", "stores", "tables"]
+NEED_FAUST = (
+    "apps exactly_once failures group_worker outages refusals stores tables topics"
+).split()
 
 collect_ignore = [] if find_spec("faust") else [f"test_{name}.py" for name in NEED_FAUST]
 

@@ -8,6 +8,8 @@ import urllib.request
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.faust.faust_workers import FaustLog, eventually, worker
 from tests.systems import System
 
@@ -65,6 +67,7 @@ def test_windows_group_by_ask_sinks_batches_timers_and_views(
         assert running.stop() == 0
 
 
+@pytest.mark.long_on_kafka
 def test_tables_in_memory_are_recovered_by_faust_itself(
     system: System, log: FaustLog, tmp_path: Path
 ) -> None:

@@ -76,7 +76,8 @@ def is_alive(log: FaustLog, appended: int) -> bool:
     ("system", "count", "standbys"),
     [
         *(("embedded", 1, 0), ("embedded", 2, 0), ("embedded", 2, 1)),
-        *(("kafka", 1, 0), ("kafka", 2, 1)),
+        pytest.param("kafka", 1, 0, marks=pytest.mark.long_on_kafka),
+        ("kafka", 2, 1),
     ],
     indirect=["system"],
 )
@@ -115,6 +116,7 @@ def test_workers_that_are_killed_count_each_record_once(
     source.check()
 
 
+@pytest.mark.long_on_kafka
 def test_lost_state_is_restored_from_the_changelog(
     system: System, log: FaustLog, tmp_path: Path
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.faust.faust_workers import FaustLog, eventually, worker
 from tests.systems import System
 
@@ -23,6 +25,7 @@ def accepted(log: FaustLog) -> list[str]:
     return [value for _, _, _, value in log.rows("accepted")]
 
 
+@pytest.mark.long_on_kafka
 def test_a_skipped_record_leaves_no_trace(system: System, log: FaustLog, tmp_path: Path) -> None:
     fill(log)
     with worker("sample_failing", system, tmp_path, FAUST_OPTIONS="?on_error=skip") as running:
@@ -66,6 +69,7 @@ def test_by_default_the_worker_stops_before_the_record(
     assert accepted(log) == ["a 1", "b 2"]
 
 
+@pytest.mark.long_on_kafka
 def test_a_record_that_cannot_be_decoded_follows_the_policy(
     system: System, log: FaustLog, tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ def test_a_worker_without_a_broker_ends_and_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long_on_kafka
 @pytest.mark.parametrize("system", ["kafka"], indirect=True)
 def test_a_worker_waits_for_a_cluster_that_does_not_answer(
     system: System, log: FaustLog, running: Running, tmp_path: Path

@@ -9,6 +9,8 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from tests.faust.faust_workers import FaustLog, eventually, worker
 from tests.systems import System
 
@@ -32,6 +34,7 @@ def add(log: FaustLog, rounds: int) -> Counter[str]:
     return stock
 
 
+@pytest.mark.long_on_kafka
 def test_tables_are_listed_deleted_from_and_expire(
     system: System, log: FaustLog, tmp_path: Path
 ) -> None:
