@@ -10,9 +10,7 @@ import pytest
 from tests.faust.faust_workers import FaustLog
 from tests.systems import System
 
-NEED_FAUST = (
-    "apps exactly_once failures group_worker outages refusals stores tables topics"
-).split()
+NEED_FAUST = ["apps", "exactly_once", "failures", "group_worker", "outages", "refusals", "stores", "tables", "topics"]
 
 collect_ignore = [] if find_spec("faust") else [f"test_{name}.py" for name in NEED_FAUST]
 

@@ -57,6 +57,11 @@ class FaustProcess(Process):
             raise AssertionError(f"the worker did not stop:\n{self.text()[-5000:]}") from None
 
 
+def in_folder(folder: Path) -> System:
+    """Return the log of a test that runs in a folder only: its names have no prefix."""
+    return System("embedded", str(folder / "log"), folder / "log" / "state", "")
+
+
 def broker_url(system: System) -> str:
     """Return the URL of a system's log for Faust."""
     return f"strandline+{system.url}" if system.is_kafka else f"strandline://{system.url}"

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import faust
 import faust.utils.json
+from sample_settings import BROKER
 
 if os.environ.get("JSON") == "utf-8":  # as with orjson
 
@@ -31,7 +32,7 @@ class Sealed(faust.Record, serializer="pickle"):
 
 app = faust.App(
     "orders",
-    broker="strandline://" + os.environ["FAUST_LOG"],
+    broker=BROKER,
     store="strandline://",
     processing_guarantee="exactly_once",
     topic_partitions=2,

@@ -17,7 +17,7 @@ import strandline as sl
 from strandline import changelog
 from strandline.changelog.errors import InvalidConfig, InvalidRequest
 from strandline.changelog.log import Log
-from tests.faust.faust_workers import eventually, rows, worker
+from tests.faust.faust_workers import FaustLog, eventually, in_folder, worker
 from tests.workers.threads import InThread
 
 HOUR_S = 3600
@@ -41,7 +41,7 @@ def create(log: Log) -> None:
 
 def counts(log: Log, city: str) -> list[int]:
     """Return the committed outputs of a city."""
-    return [value for _, _, key, value in rows(log, "outgoing") if key == city]
+    return [value for _, _, key, value in FaustLog(log, "").rows("outgoing") if key == city]
 
 
 def command(log: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -57,7 +57,10 @@ def command(log: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_what_was_committed_a_moment_ago_is_read_from_a_running_worker(tmp_path: Path) -> None:
-    with changelog.open(tmp_path / "log") as log, worker("sample_stores", tmp_path):
+    with (
+        changelog.open(tmp_path / "log") as log,
+        worker("sample_stores", in_folder(tmp_path), tmp_path),
+    ):
         create(log)
         with sl.connect(log, deadline=5.0) as connection:
             order(log, "york", "tea", 1)
@@ -82,7 +85,7 @@ def test_tables_are_read_by_their_recorded_forms(tmp_path: Path, style: str) -> 
         total = {city: 11 * number for number, city in enumerate(CITIES)}
         is_ascii = style == "ascii"
         with (
-            worker("sample_stores", tmp_path, JSON=style) as running,
+            worker("sample_stores", in_folder(tmp_path), tmp_path, JSON=style) as running,
             sl.connect(log) as connection,
         ):
             eventually(lambda: {c: counts(log, c)[-1:] for c in CITIES} == listed(total))
@@ -164,7 +167,10 @@ def scanned(log: Path, store: str) -> list[tuple[Any, Any]]:
 
 def test_a_table_is_read_while_a_strandline_task_takes_what_its_agent_sends(tmp_path: Path) -> None:
     expected: Counter[str] = Counter()
-    with changelog.open(tmp_path / "log") as log, worker("sample_stores", tmp_path) as running:
+    with (
+        changelog.open(tmp_path / "log") as log,
+        worker("sample_stores", in_folder(tmp_path), tmp_path) as running,
+    ):
         create(log)
         app = sl.App("reports", log=log)
         outgoing = app.topic("outgoing", key=str, value=int, serde="json", partitions=2)
@@ -195,28 +201,28 @@ def test_a_changed_serializer_is_refused_and_leaves_the_table_as_it_is(tmp_path:
     with changelog.open(tmp_path / "log") as log:
         create(log)
         order(log, "york", "tea", 3)
-        with worker("sample_stores", tmp_path) as running:
+        with worker("sample_stores", in_folder(tmp_path), tmp_path) as running:
             eventually(lambda: counts(log, "york") == [3])
             assert running.stop() == 0
-        before = rows(log, "orders-totals-changelog")
-        with worker("sample_stores", tmp_path, TOTALS="pickle") as running:
+        before = FaustLog(log, "").rows("orders-totals-changelog")
+        with worker("sample_stores", in_folder(tmp_path), tmp_path, TOTALS="pickle") as running:
             assert running.ended(60) != 0
             assert "store 'totals' is declared otherwise than it is stored" in running.text()
             assert "its values are JSON" in running.text()
             assert "strandline reset orders" in running.text()
             assert "upgrade" not in running.text()
-        with worker("sample_stores", tmp_path, JSON="utf-8") as running:
+        with worker("sample_stores", in_folder(tmp_path), tmp_path, JSON="utf-8") as running:
             assert running.ended(60) != 0
             assert "its keys are JSON (ASCII), and are declared as JSON (UTF-8)" in running.text()
         order(log, "york", "tea", 4)
-        with worker("sample_stores", tmp_path) as running:
+        with worker("sample_stores", in_folder(tmp_path), tmp_path) as running:
             eventually(lambda: counts(log, "york") == [3, 7])
             assert running.stop() == 0
-        assert rows(log, "orders-totals-changelog")[: len(before)] == before
-        with worker("sample_stores", tmp_path, TOTALS="bytes") as running:
+        assert FaustLog(log, "").rows("orders-totals-changelog")[: len(before)] == before
+        with worker("sample_stores", in_folder(tmp_path), tmp_path, TOTALS="bytes") as running:
             assert running.ended(60) != 0
         assert command(tmp_path / "log", "reset", "orders", "--yes").returncode == 0
-        with worker("sample_stores", tmp_path, TOTALS="bytes") as running:
+        with worker("sample_stores", in_folder(tmp_path), tmp_path, TOTALS="bytes") as running:
             with sl.connect(log) as connection:
                 eventually(lambda: "orders-totals-changelog" in {i.name for i in log.topics()})
                 eventually(lambda: connection.store("orders/totals").to_dict() == {"york": b"1"})
