@@ -136,7 +136,9 @@ class FaustConsumer(CommittingConsumer):
         looked = 0.0
         while not self.should_stop:
             await self.sleep(WATCH_S)
-            if self.app.client_only or self.should_stop or not (self._topics or self._private):
+            if self.should_stop:
+                return  # `on_stop` leaves the group, and nothing may join it again
+            if self.app.client_only or not (self._topics or self._private):
                 continue
             self._group_patience.ask()
             try:
@@ -342,10 +344,13 @@ def _allow_waits(conf: Any) -> None:
 
 def _check_store(app: Any) -> None:
     """Raise InvalidConfig for exactly-once with tables that are changed before the commit."""
-    exactly_once = getattr(app.conf.processing_guarantee, "value", "") == "exactly_once"
-    if exactly_once and app.tables and app.conf.store.scheme != "strandline":
-        raise InvalidConfig(
-            f"processing_guarantee='exactly_once' needs store='strandline://', got "
-            f"{str(app.conf.store)!r}: other stores are changed before the commit, and keep the "
-            "changes of a record that fails"
-        )
+    if getattr(app.conf.processing_guarantee, "value", "") != "exactly_once":
+        return
+    for table in app.tables.values():
+        store = str(table._store or app.conf.store)
+        if not store.startswith("strandline:"):
+            raise InvalidConfig(
+                f"processing_guarantee='exactly_once' needs store='strandline://', got {store!r} "
+                f"for table {table.name!r}: other stores are changed before the commit, and keep "
+                "the changes of a record that fails"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 from faust.agents.agent import current_agent
@@ -13,27 +14,55 @@ from strandline.framework.faust.ledger import Ledger, Unit
 DISCARDED = Unit(dead=True)
 """Unit of records that were dropped: its effects go nowhere."""
 
+_expiring: ContextVar[Unit | None] = ContextVar("expiring", default=None)
+"""Unit of the window that Faust's cleaning task has removed last."""
 
-def current_unit(ledger: Ledger, generation: int) -> Unit | None:
-    """Return the unit of the record that is handled now; None outside of agents.
+
+def current_unit(ledger: Ledger, app: Any) -> Unit | None:
+    """Return the unit of the record that is handled now; None outside of the app's agents.
+
+    An agent may send by another app, as to LiveCheck. The commit of its record does not reach that
+    app's producer.
 
     Args:
         ledger: Work of this app.
-        generation: Number of the current assignment. A record of an earlier one is read again.
+        app: The app. A record of an earlier generation of its assignment is read again.
     """
     event: Any = current_event()
     agent: Any = current_agent()
     if event is None:
-        return None if agent is None else ledger.batch(_topics_of(agent))
+        if agent is None:
+            return _closing_unit()
+        return ledger.batch(_topics_of(agent)) if agent.app is app else None
+    if event.app is not app:
+        return None
     message = event.message
     unit = ledger.unit_of(message)
     if unit is not None and not unit.sealed:
         return unit
     if message.offset >= 0 and unit is None and not message.acked:
         return DISCARDED
-    if message.offset >= 0 and message.generation_id != generation:
+    if message.offset >= 0 and message.generation_id != app.consumer_generation_id:
         return DISCARDED
     return ledger.loose()  # from an in-memory channel, or work that outlives its record
+
+
+def expiring_unit(ledger: Ledger) -> Unit:
+    """Return a new unit for the removal of an expired window.
+
+    Faust calls `on_window_close` next, in the same task. What it sends before it waits for anything
+    is committed together with the removal.
+    """
+    unit = ledger.loose()
+    _expiring.set(unit)
+    return unit
+
+
+def _closing_unit() -> Unit | None:
+    unit = _expiring.get()
+    if unit is None or unit.sealed:
+        return None
+    return DISCARDED if unit.dead else unit
 
 
 def reading_unit(ledger: Ledger) -> Unit | None:

@@ -23,6 +23,9 @@ from strandline.changelog.records import Headers
 from strandline.framework.faust.effects import current_unit
 from strandline.framework.faust.log_link import FaustLink
 
+REPLY_TO = "Faust-Ag-ReplyTo"
+"""Faust's header with the topic of the replies to a request."""
+
 
 class FaustProducer(faust.transport.base.Producer):
     """Producer of a Faust app. Used by the thread of the event loop only."""
@@ -110,9 +113,9 @@ class FaustProducer(faust.transport.base.Producer):
         link = self.link
         self._declare(topic)
         key, value = _as_bytes(key, topic), _as_bytes(value, topic)
-        pairs = _pairs(headers)
+        pairs = self._announced(key, value, partition, timestamp, headers)
         when = int(timestamp * 1000) if timestamp else link.clock.now_ms()
-        unit = current_unit(link.ledger, self.app.consumer_generation_id)
+        unit = None if self._is_request(pairs) else current_unit(link.ledger, self.app)
         if partition is None:
             partition = self._partition(topic, key)
         future: asyncio.Future[RecordMetadata] = loop.create_future()
@@ -147,6 +150,26 @@ class FaustProducer(faust.transport.base.Producer):
                     "create it; create it with `strandline topics create`"
                 )
             self.link.ensure(topic, self.app.conf.topic_partitions)
+
+    def _announced(
+        self, key: Any, value: Any, partition: int | None, timestamp: float | None, headers: Any
+    ) -> Headers:
+        """Return the headers, to which receivers of Faust's signal may have added some."""
+        listed = list(_pairs(headers))
+        self.app.on_produce_message.send(
+            key=key, value=value, partition=partition, timestamp=timestamp, headers=listed
+        )
+        return _pairs(listed)
+
+    def _is_request(self, headers: Headers) -> bool:
+        """Return True for a request of this process (`ask`), whose agent waits for the reply.
+
+        The record that is handled is not done before the reply has come, so the request must not
+        wait for the commit of the record.
+        """
+        return any(
+            name == REPLY_TO and value == self.app.conf.reply_to.encode() for name, value in headers
+        )
 
     def _partition(self, topic: str, key: bytes | None) -> int | None:
         """Return the partition of a key by the app's partitioner, or by Kafka's."""

@@ -14,13 +14,14 @@ from typing import Any
 
 import faust.stores.base
 from faust.streams import current_event
+from faust.tables.sets import SetTable
 from faust.types import TP
 from mode import Service
 
 from strandline.changelog.errors import InvalidConfig, InvalidRequest, Retriable
 from strandline.changelog.location import shown
 from strandline.changelog.records import TopicPartition
-from strandline.framework.faust.effects import current_unit, reading_unit
+from strandline.framework.faust.effects import current_unit, expiring_unit, reading_unit
 from strandline.framework.faust.log_link import FaustLink, link_for
 from strandline.framework.faust.table_partition import TablePartition
 from strandline.statestore.engines.folders import remove_all
@@ -37,6 +38,12 @@ class FaustStore(faust.stores.base.SerializedStore):
 
     def __init__(self, url: Any, app: Any, table: Any, **options: Any) -> None:
         super().__init__(url, app, table, **options)
+        if isinstance(table, SetTable):
+            raise InvalidConfig(
+                f"table {table.name!r}: SetTable is not supported by store='strandline://', because "
+                "Faust changes its sets in memory before the commit; use a Table with lists as "
+                "values, and set them again after a change"
+            )
         if table.is_global or table.use_partitioner:
             kind = "GlobalTable" if table.is_global else "use_partitioner=True"
             raise InvalidConfig(
@@ -72,7 +79,7 @@ class FaustStore(faust.stores.base.SerializedStore):
                 f"table {self.table_name!r} can only be changed while handling a record of a "
                 "partition that this worker owns"
             )
-        unit = current_unit(self.link.ledger, self.app.consumer_generation_id)
+        unit = current_unit(self.link.ledger, self.app)
         if unit is None:
             unit = self.link.ledger.loose()
         if not unit.dead:
@@ -82,9 +89,10 @@ class FaustStore(faust.stores.base.SerializedStore):
         if self._part_of_event() is not None:
             self._set(key, None)
             return
-        for part in self._actives():  # an expired window: outside of any record
+        unit = expiring_unit(self.link.ledger)  # of a window, outside of any record
+        for part in self._actives():
             if part.get(key, None) is not None:
-                part.put(key, None, self.link.ledger.loose())
+                part.put(key, None, unit)
 
     def _iteritems(self) -> Iterator[tuple[bytes, bytes]]:
         part = self._part_of_event()
@@ -158,6 +166,7 @@ class FaustStore(faust.stores.base.SerializedStore):
                 self._open, topic, number, standby=True
             )
         await asyncio.gather(*(self._activate(topic, number) for number in sorted(actives)))
+        await self._schedule_expiry()
 
     async def _activate(self, topic: str, number: int) -> None:
         part = self.parts.get(number)
@@ -172,6 +181,25 @@ class FaustStore(faust.stores.base.SerializedStore):
                 restored.records,
                 restored.seconds,
             )
+
+    async def _schedule_expiry(self) -> None:
+        """Schedule the removal of all windows that the worker has now, and of no others.
+
+        Faust does this only for windows that are written, so those that are restored would stay.
+        """
+        table = self.table
+        if not table._should_expire_keys():
+            return
+        table._partition_timestamps.clear()
+        table._partition_timestamp_keys.clear()
+        for part in self._actives():
+            for key in await self.link.call(self._keys_of, part):
+                table._maybe_set_key_ttl(key, part.changelog.partition)
+
+    def _keys_of(self, part: TablePartition) -> list[Any]:
+        """Return the committed keys of a partition, decoded."""
+        items = part.items(None, committed=True)
+        return [self.table._to_key(self._decode_key(key)) for key, _ in items]
 
     def _open(self, topic: str, number: int, *, standby: bool) -> TablePartition:
         self.link.ensure(topic, self.table.partitions or self.app.conf.topic_partitions)

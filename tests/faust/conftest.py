@@ -10,7 +10,22 @@ import pytest
 from tests.faust.faust_workers import FaustLog
 from tests.systems import System
 
-NEED_FAUST = ["apps", "exactly_once", "failures", "group_worker", "outages", "refusals", "stores", "tables", "topics"]
+NEED_FAUST = [
+    "apps",
+    "exactly_once",
+    "failures",
+    "group_worker",
+    "leader",
+    "livecheck",
+    "outages",
+    "refusals",
+    "requests",
+    "stores",
+    "streams",
+    "tables",
+    "topics",
+    "windows",
+]
 
 collect_ignore = [] if find_spec("faust") else [f"test_{name}.py" for name in NEED_FAUST]
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +17,7 @@ from typing import Any
 from strandline.changelog.errors import UnknownTopic
 from strandline.changelog.log import Log
 from tests.systems import System
-from tests.workers.processes import Process
+from tests.workers.processes import BOUND_SECONDS, ROOT, Process
 
 HERE = Path(__file__).parent
 WAIT_S = 60.0
@@ -26,7 +29,15 @@ class FaustProcess(Process):
     """A worker: `faust -A <app> worker`, in a folder of its own test."""
 
     def __init__(
-        self, app: str, system: System, folder: Path, *, web: int | None = None, **env: str
+        self,
+        app: str,
+        system: System,
+        folder: Path,
+        *,
+        web: int | None = None,
+        command: str = "worker",
+        bound: float = BOUND_SECONDS,
+        **env: str,
     ) -> None:
         output = folder / f"{app}-{time.monotonic_ns()}.out"
         web_options = (
@@ -38,13 +49,14 @@ class FaustProcess(Process):
             "FAUST_BROKER": broker_url(system),
             "FAUST_PREFIX": system.prefix,
             "FAUST_SESSION_S": str(SESSION_S),
-            "PYTHONPATH": str(HERE),
+            "PYTHONPATH": f"{HERE}{os.pathsep}{ROOT}",
             "NO_COLOR": "1",
         }
         super().__init__(
-            ["faust", "-A", app, "worker", "-l", "info", *web_options],
+            ["faust", "-A", app, command, "-l", "info", *web_options],
             output,
             folder=folder,
+            bound=bound,
             environment={**where, **env},
         )
 
@@ -79,6 +91,50 @@ def worker(app: str, system: System, folder: Path, **options: Any) -> Iterator[F
     finally:
         if running.is_running:
             running.kill()
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+def page(port: int, path: str) -> Any:
+    """Return what a worker's view shows; None if it does not answer."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return json.loads(answer.read())
+    except OSError:
+        return None
+
+
+def append(log: Log, topic: str, values: list[Any], keys: list[Any] | None = None) -> None:
+    """Append values as JSON, with plain text as keys."""
+    records = [{"value": json.dumps(value).encode()} for value in values]
+    if keys is None:
+        log.append(topic, records)
+    else:
+        pairs = zip(records, keys, strict=True)
+        log.append(topic, [{**one, "key": key.encode()} for one, key in pairs], key="key")
+
+
+def rows(log: Log, topic: str) -> list[tuple[int, int, Any, Any]]:
+    """Return partition, offset, key and value of a topic's committed records."""
+    return FaustLog(log, "").rows(topic)
+
+
+def latest(log: Log, changelog: str) -> dict[Any, Any]:
+    """Return the state that a changelog describes."""
+    return FaustLog(log, "").latest(changelog)
+
+
+def by_key(log: Log, topic: str) -> dict[Any, list[Any]]:
+    """Return the committed values of each key of a topic."""
+    found: dict[Any, list[Any]] = {}
+    for _, _, key, value in rows(log, topic):
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def eventually(found: Callable[[], Any], *, within: float = WAIT_S) -> Any:

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import pytest
+from faust import Record
 from faust.app import App
 from faust.auth import SASLCredentials
 from faust.types.auth import SASLMechanism
@@ -14,7 +15,14 @@ from faust.utils.urls import urllist
 from strandline.changelog.errors import InvalidConfig, MissingDependency
 from strandline.changelog.kafka.address import parse_url
 from strandline.framework.faust.address import FaustAddress, parse
+from strandline.framework.faust.consumer import _check_store
 from strandline.framework.faust.log_link import FaustLink
+
+
+class Pair(Record):
+    """A value with a key."""
+
+    key: str
 
 
 @pytest.mark.parametrize(
@@ -80,6 +88,30 @@ def test_tables_without_a_partition_of_their_records_are_refused() -> None:
         _ = app().GlobalTable("everywhere").data
     with pytest.raises(InvalidConfig, match="use_partitioner=True is not supported"):
         _ = app().Table("anywhere", use_partitioner=True).data
+
+
+def test_a_table_of_sets_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match="SetTable is not supported"):
+        _ = app().SetTable("people").data.storage
+
+
+def test_exactly_once_refuses_one_table_in_another_store() -> None:
+    careless = app(processing_guarantee="exactly_once")
+    careless.Table("safe")
+    _check_store(careless)
+    careless.Table("unsafe", store="rocksdb://?driver=rocksdict")
+    with pytest.raises(InvalidConfig, match="got 'rocksdb:.*' for table 'unsafe'"):
+        _check_store(careless)
+
+
+async def test_joins_are_refused_by_faust_itself() -> None:
+    """The guide says so: Faust has the methods, and no join behind them."""
+    topic = app().topic("left", value_type=Pair)
+    joined = topic.stream().join(Pair.key)
+    with pytest.raises(NotImplementedError):
+        await joined.join_strategy.process(None)
+    with pytest.raises(NotImplementedError):
+        app().Table("right").inner_join(Pair.key)
 
 
 def test_our_store_on_another_broker_is_refused() -> None:
