@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wow cast pictures test quick matrix battery chaos lowest lock faust audit docs api lint format types bench bench-streams bench-offload bench-clean bench-kafka bench-spark wheel clean
+.PHONY: help demo wow cast pictures test quick matrix battery chaos lowest lock faust faust-chaos audit docs api lint format types bench bench-streams bench-offload bench-clean bench-kafka bench-spark wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +87,13 @@ else
 	$(MAKE) --no-print-directory faust VENV=.venv-faust LOCK=requirements/faust.lock
 endif
 
+faust-chaos: $(if $(filter .venv-faust,$(VENV)),$(STAMP))  ## Faust workers and their log struck at random for MINUTES (default 5), and everything compared
+ifeq ($(VENV),.venv-faust)
+	$(BIN)/python -m tests.faust.chaos --minutes $(MINUTES) $(ARGS)
+else
+	$(MAKE) --no-print-directory faust-chaos VENV=.venv-faust LOCK=requirements/faust.lock
+endif
+
 audit: $(STAMP)  ## Look the locked versions up in the databases of known vulnerabilities
 	$(BIN)/uvx pip-audit --requirement requirements/dev.lock --require-hashes --disable-pip --strict
 
@@ -132,7 +139,7 @@ wheel: $(STAMP)  ## Build dist/strandline-*.whl
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:  ## Remove environments, caches and what the demo left
-	rm -rf $(VENV) .venv-docs site $(addprefix .venv-,$(VERSIONS)) .cache build dist data/flights data/hello .hypothesis .mypy_cache .pytest_cache .ruff_cache spark-warehouse
+	rm -rf $(VENV) .venv-docs .venv-faust site $(addprefix .venv-,$(VERSIONS)) .cache build dist data/flights data/hello .hypothesis .mypy_cache .pytest_cache .ruff_cache spark-warehouse
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment ---------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import faulthandler
 import os
 import signal
 import sys
+from types import ModuleType
 from typing import Any
 
 from strandline.changelog.records import PartitionOffsets
@@ -27,13 +28,14 @@ def main() -> None:
     log, state, guarantee, *care = sys.argv[1:]
     if care == ["careless"]:
         PartitionOffsets.must_start_over = lambda *_: False  # type: ignore[method-assign]
-    die_before("commit_until_known" if guarantee == "exactly_once" else "_commit_offsets")
+    step = "commit_until_known" if guarantee == "exactly_once" else "_commit_offsets"
+    die_before(commit, step)
     work(log, guarantee, recent=True, windows=True, state_dir=state)
 
 
-def die_before(step: str) -> None:
-    """Kill the process before this step of its next commit, once SIGUSR1 has arrived."""
-    take = getattr(commit, step)
+def die_before(module: ModuleType, step: str, on: signal.Signals = signal.SIGUSR1) -> None:
+    """Kill the process before this step of its next commit, once a signal has arrived."""
+    take = getattr(module, step)
     armed = False
 
     def arm(*_: Any) -> None:
@@ -45,8 +47,8 @@ def die_before(step: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         take(*arguments, **named)
 
-    setattr(commit, step, taken)
-    signal.signal(signal.SIGUSR1, arm)
+    setattr(module, step, taken)
+    signal.signal(on, arm)
 
 
 if __name__ == "__main__":
