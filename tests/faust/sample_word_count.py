@@ -30,3 +30,20 @@ async def count_words(words):
     async for word in words:
         word_counts[word] += 1
         await running.send(key=word, value=word_counts[word])
+
+
+@app.page("/count/{word}/")
+@app.table_route(table=word_counts, match_info="word")
+async def get_count(web, request, word):
+    return web.json({word: word_counts[word]})
+
+
+@app.page("/seen/{word}/")
+@app.topic_route(topic=posts_topic, match_info="word")
+async def get_seen(web, request, word):
+    return web.json({word: word in set(word_counts.keys())})
+
+
+@app.on_rebalance_complete.connect
+async def on_rebalance_complete(sender, **kwargs):
+    print(word_counts.as_ansitable(key="word", value="count", title="after rebalance", sort=True))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
-import urllib.request
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.faust.faust_workers import FaustLog, eventually, worker
+from tests.faust.faust_workers import FaustLog, eventually, free_port, page, worker
 from tests.systems import System
 
 TEXT = ["the quick brown fox", "the lazy dog", "the end"]
@@ -20,9 +18,13 @@ def test_word_count(system: System, log: FaustLog, tmp_path: Path) -> None:
     log.create("posts", 2)
     log.append("posts", [{"value": json.dumps(line).encode()} for line in TEXT * 10])
     expected = Counter(" ".join(TEXT * 10).split())
-    with worker("sample_word_count", system, tmp_path) as running:
+    port = free_port()
+    with worker("sample_word_count", system, tmp_path, web=port) as running:
         eventually(lambda: log.latest("wordcount-word_counts-changelog") == expected)
+        eventually(lambda: page(port, "/count/the/") == {"the": 30})
+        assert page(port, "/seen/the/") == {"the": True}
         assert running.stop() == 0
+        assert "| Word | Count |" in running.text()
     counts: dict[str, list[int]] = {}
     for _, _, word, count in log.rows("running"):
         counts.setdefault(word, []).append(count)
@@ -33,8 +35,7 @@ def test_windows_group_by_ask_sinks_batches_timers_and_views(
     system: System, log: FaustLog, tmp_path: Path
 ) -> None:
     views = [{"id": f"p{n % 3}", "user": f"u{n % 2}"} for n in range(30)]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     for topic in ("page_views", "numbers", "batches"):
         log.create(topic, 2)
     log.append("page_views", [{"value": json.dumps(view).encode()} for view in views])
@@ -59,11 +60,7 @@ def test_windows_group_by_ask_sinks_batches_timers_and_views(
         assert set(found["leader"]) == {"yes"}
         assert {f"p{n} 10" for n in range(3)} <= set(found["window"])
 
-        def page() -> dict[str, int]:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/count/u1/") as answer:
-                return json.loads(answer.read())
-
-        assert page() == {"u1": 15}
+        assert page(port, "/count/u1/") == {"u1": 15}
         assert running.stop() == 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import urllib.request
 from collections import Counter
 from contextlib import ExitStack
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faust.faust_workers import FaustLog, eventually, worker
+from tests.faust.faust_workers import FaustLog, eventually, free_port, worker
 from tests.systems import System
 
 NAMES = [f"n{number}" for number in range(12)]
@@ -65,8 +64,7 @@ def test_a_view_finds_the_worker_that_has_the_key(
         stock = add(log, 2)
         ports = []
         for number in range(2):
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                ports.append(free.getsockname()[1])
+            ports.append(free_port())
             folder = {"FAUST_DATADIR": str(tmp_path / f"data-{number}")}
             stack.enter_context(
                 worker("sample_tables", system, tmp_path, web=ports[number], **folder)
