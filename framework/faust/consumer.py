@@ -166,7 +166,7 @@ class FaustConsumer(CommittingConsumer):
             await self._rebalance(rejoin=True)
             return
         try:
-            active, copies = worker.assigned()
+            active, copies = self._assigned_to(worker)
         except MemberFenced as error:
             self.log.warning("this worker lost its partitions, and joins again: %s", error)
             await self._rebalance(rejoin=True)
@@ -201,7 +201,7 @@ class FaustConsumer(CommittingConsumer):
             return  # the app stops
         if not worker.is_ready:
             await self.link.call(worker.renew)
-        active, copies = worker.assigned()
+        active, copies = self._assigned_to(worker)
         owned = {TP(*tp) for tp in active}
         if self._owned - self._private:
             await self.link.call(
@@ -216,6 +216,17 @@ class FaustConsumer(CommittingConsumer):
         self._assigned_once = True
         await self.on_partitions_assigned(self.assignment(), app.consumer_generation_id)
         self._rebalancing = False
+
+    def _assigned_to(
+        self, worker: GroupWorker
+    ) -> tuple[frozenset[TopicPartition], frozenset[TopicPartition]]:
+        """Return a worker's partitions, and the partitions of changelogs to keep copies of.
+
+        A copy of any other topic would be taken for an assignment: two workers would be leaders.
+        """
+        active, copies = worker.assigned()
+        changelogs = self.app.tables.changelog_topics
+        return active, frozenset(tp for tp in copies if tp.topic in changelogs)
 
     async def _join(self) -> None:
         conf = self.app.conf
