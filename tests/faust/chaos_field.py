@@ -21,7 +21,7 @@ from strandline.changelog.records import TopicPartition
 from strandline.framework.faust.positions import after_last_record
 from tests.chaos.field import wait_for
 from tests.chaos.pens import PAUSE_SECONDS, SureWriter
-from tests.faust.faust_workers import FaustProcess, free_port, page
+from tests.faust.faust_workers import FaustProcess, free_port, in_folder, page
 
 KEYS = 40
 PARTITIONS = 4
@@ -98,8 +98,9 @@ class FaustField:
 
     def _start(self, slot: int) -> FaustProcess:
         settings = {**self._settings, "FAUST_DATA": str(self.state(slot))}
+        where = in_folder(self.folder)
         return FaustProcess(
-            "sample_chaos", self.folder, web=self.ports[slot], bound=3600.0, **settings
+            "sample_chaos", where, self.folder, web=self.ports[slot], bound=3600.0, **settings
         )
 
     def state(self, slot: int) -> Path:
