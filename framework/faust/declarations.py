@@ -15,6 +15,7 @@ from faust.serializers import codecs
 from faust.tables.objects import ChangeloggedObjectManager
 
 from strandline.framework.faust.log_link import FaustLink
+from strandline.framework.faust.store import FaustStore
 from strandline.framework.store_declarations import StoreDeclarations
 from strandline.statestore.foreign_keys import AsciiJsonKey, JsonKey, RawKey
 from strandline.statestore.json_values import Json
@@ -56,15 +57,21 @@ def record_tables(app: str, tables: list[tuple[AnySpec, int]], link: FaustLink) 
 
 
 def _is_ours(table: Any, app: Any) -> bool:
-    is_here = (table._store or app.conf.store).scheme == "strandline"
+    data = table.data.storage if _has_operations(table) else table.data
+    is_here = isinstance(data, FaustStore)
     return is_here and table.changelog_topic_name == changelog_topic(app.conf.id, table.name)
 
 
 def _declared(table: Any, app: Any) -> AnySpec:
-    if isinstance(table.data, ChangeloggedObjectManager):
+    if _has_operations(table):
         writer = f"Faust's {type(table).__name__}, whose changelog has operations"
         return StoreSpec(table.name, key=RawKey, value=AppSerde(writer))
     return _spec(table.name, table.data, app.serializers)
+
+
+def _has_operations(table: Any) -> bool:
+    """Return True for a table of objects, such as sets, whose changelog has no values."""
+    return isinstance(table.data, ChangeloggedObjectManager)
 
 
 def _spec(name: str, store: Any, defaults: Any) -> AnySpec:

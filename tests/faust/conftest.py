@@ -13,6 +13,7 @@ from tests.systems import System
 NEED_FAUST = [
     "apps",
     "chaos",
+    "declarations",
     "exactly_once",
     "failures",
     "group_worker",

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,8 +14,11 @@ import strandline as sl
 from strandline import changelog
 from strandline.changelog.errors import InvalidConfig, InvalidRequest
 from strandline.changelog.log import Log
-from tests.faust.faust_workers import FaustLog, eventually, in_folder, worker
+from tests.cli.conftest import Command, folder, strandline
+from tests.faust.faust_workers import eventually, in_folder, rows, worker
 from tests.workers.threads import InThread
+
+__all__ = ["folder", "strandline"]
 
 HOUR_S = 3600
 START_S = (int(time.time()) // HOUR_S - 2) * HOUR_S
@@ -41,28 +41,16 @@ def create(log: Log) -> None:
 
 def counts(log: Log, city: str) -> list[int]:
     """Return the committed outputs of a city."""
-    return [value for _, _, key, value in FaustLog(log, "").rows("outgoing") if key == city]
-
-
-def command(log: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `strandline …` in another process."""
-    return subprocess.run(
-        [sys.executable, "-m", "strandline", *arguments],
-        env={**os.environ, "STRANDLINE_LOG": str(log)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return [value for _, _, key, value in rows(log, "outgoing") if key == city]
 
 
 def test_what_was_committed_a_moment_ago_is_read_from_a_running_worker(tmp_path: Path) -> None:
-    with (
-        changelog.open(tmp_path / "log") as log,
-        worker("sample_stores", in_folder(tmp_path), tmp_path),
-    ):
+    with changelog.open(tmp_path / "log") as log:
         create(log)
-        with sl.connect(log, deadline=5.0) as connection:
+        with (
+            worker("sample_stores", in_folder(tmp_path), tmp_path),
+            sl.connect(log, deadline=5.0) as connection,
+        ):
             order(log, "york", "tea", 1)
             eventually(lambda: counts(log, "york") == [1])
             assert log.broker.describe_group("orders").members
@@ -76,33 +64,34 @@ def test_what_was_committed_a_moment_ago_is_read_from_a_running_worker(tmp_path:
 
 
 @pytest.mark.parametrize("style", ["ascii", "utf-8"])
-def test_tables_are_read_by_their_recorded_forms(tmp_path: Path, style: str) -> None:
+def test_tables_are_read_by_their_recorded_forms(
+    tmp_path: Path, strandline: Command, style: str
+) -> None:
     with changelog.open(tmp_path / "log") as log:
         create(log)
         for number, city in enumerate(CITIES):
             order(log, city, "tea", number)
             order(log, city, "oil", 10 * number, START_S + HOUR_S)
         total = {city: 11 * number for number, city in enumerate(CITIES)}
-        is_ascii = style == "ascii"
         with (
             worker("sample_stores", in_folder(tmp_path), tmp_path, JSON=style) as running,
             sl.connect(log) as connection,
         ):
             eventually(lambda: {c: counts(log, c)[-1:] for c in CITIES} == listed(total))
-            check_queries(connection, total, is_ascii)
-            check_commands(tmp_path / "log", total)
+            check_queries(connection, total)
+            check_commands(strandline, total)
             assert running.stop() == 0
         with sl.connect(log) as connection:
-            check_queries(connection, total, is_ascii)
-    checked = command(tmp_path / "log", "check", str(tmp_path / "log"))
-    assert (checked.returncode, checked.stdout.splitlines()[-1]) == (0, "nothing is wrong")
+            check_queries(connection, total)
+    checked = strandline("check", str(tmp_path / "log"))
+    assert (checked.code, checked.out.splitlines()[-1]) == (0, "nothing is wrong")
 
 
 def listed(total: dict[str, int]) -> dict[str, list[int]]:
     return {city: [count] for city, count in total.items()}
 
 
-def check_queries(connection: sl.Connection, total: dict[str, int], is_ascii: bool) -> None:
+def check_queries(connection: sl.Connection, total: dict[str, int]) -> None:
     """Compare every table with the orders."""
     totals = connection.store("orders/totals")
     assert totals.to_dict() == total
@@ -142,36 +131,31 @@ def check_queries(connection: sl.Connection, total: dict[str, int], is_ascii: bo
     with pytest.raises(InvalidConfig, match="json .keys. and pickle .values.*known to the app"):
         connection.store("orders/sealed").to_dict()
     stored = connection.store("orders/sealed", value=bytes).to_dict()
-    assert set(stored) == {json.dumps(city, ensure_ascii=is_ascii).encode() for city in CITIES}
+    assert set(stored) == set(CITIES)
 
 
-def check_commands(log: Path, total: dict[str, int]) -> None:
+def check_commands(strandline: Command, total: dict[str, int]) -> None:
     """Compare what the command line shows with the orders."""
-    found = json.loads(command(log, "stores", "list", "--json").stdout)
-    keys = {row["store"]: row["keys"] for row in found}
+    keys = {row["store"]: row["keys"] for row in strandline("stores", "list", "--json").json}
     assert keys["orders/totals"] == len(CITIES)
     assert keys["orders/hours"] == 2 * len(CITIES)
     for city in CITIES:
-        assert command(log, "stores", "get", "orders/totals", city).stdout == f"{total[city]}\n"
-    pair = command(log, "stores", "get", "orders/pairs", '["hull","oil"]', "--json")
-    assert json.loads(pair.stdout)["value"] == 10
-    assert scanned(log, "orders/totals") == sorted(total.items())
-    assert ("york", {"item": "oil", "count": 0}) in scanned(log, "orders/latest")
-    assert command(log, "stores", "get", "orders/totals", "leeds").returncode == 1
-
-
-def scanned(log: Path, store: str) -> list[tuple[Any, Any]]:
-    lines = command(log, "stores", "scan", store, "--json").stdout.splitlines()
-    return sorted((row["key"], row["value"]) for row in map(json.loads, lines))
+        assert strandline("stores", "get", "orders/totals", city).out == f"{total[city]}\n"
+    assert strandline("stores", "get", "orders/totals", "leeds").code == 1
+    pair = strandline("stores", "get", "orders/pairs", '["hull","oil"]', "--json")
+    assert pair.json["value"] == 10
+    scanned = strandline("stores", "scan", "orders/totals", "--json").lines
+    assert {row["key"]: row["value"] for row in scanned} == total
+    orders = strandline("stores", "scan", "orders/latest", "--json").lines
+    assert {"item": "oil", "count": 0} in [row["value"] for row in orders]
 
 
 def test_a_table_is_read_while_a_strandline_task_takes_what_its_agent_sends(tmp_path: Path) -> None:
     expected: Counter[str] = Counter()
-    with (
-        changelog.open(tmp_path / "log") as log,
-        worker("sample_stores", in_folder(tmp_path), tmp_path) as running,
-    ):
+    with ExitStack() as stack:
+        log = stack.enter_context(changelog.open(tmp_path / "log"))
         create(log)
+        running = stack.enter_context(worker("sample_stores", in_folder(tmp_path), tmp_path))
         app = sl.App("reports", log=log)
         outgoing = app.topic("outgoing", key=str, value=int, serde="json", partitions=2)
         highest = app.store("highest", key=str, value=int, default=0)
@@ -197,14 +181,16 @@ def test_a_table_is_read_while_a_strandline_task_takes_what_its_agent_sends(tmp_
         assert running.stop() == 0
 
 
-def test_a_changed_serializer_is_refused_and_leaves_the_table_as_it_is(tmp_path: Path) -> None:
+def test_a_changed_serializer_is_refused_and_leaves_the_table_as_it_is(
+    tmp_path: Path, strandline: Command
+) -> None:
     with changelog.open(tmp_path / "log") as log:
         create(log)
         order(log, "york", "tea", 3)
         with worker("sample_stores", in_folder(tmp_path), tmp_path) as running:
             eventually(lambda: counts(log, "york") == [3])
             assert running.stop() == 0
-        before = FaustLog(log, "").rows("orders-totals-changelog")
+        before = rows(log, "orders-totals-changelog")
         with worker("sample_stores", in_folder(tmp_path), tmp_path, TOTALS="pickle") as running:
             assert running.ended(60) != 0
             assert "store 'totals' is declared otherwise than it is stored" in running.text()
@@ -218,10 +204,10 @@ def test_a_changed_serializer_is_refused_and_leaves_the_table_as_it_is(tmp_path:
         with worker("sample_stores", in_folder(tmp_path), tmp_path) as running:
             eventually(lambda: counts(log, "york") == [3, 7])
             assert running.stop() == 0
-        assert FaustLog(log, "").rows("orders-totals-changelog")[: len(before)] == before
+        assert rows(log, "orders-totals-changelog")[: len(before)] == before
         with worker("sample_stores", in_folder(tmp_path), tmp_path, TOTALS="bytes") as running:
             assert running.ended(60) != 0
-        assert command(tmp_path / "log", "reset", "orders", "--yes").returncode == 0
+        assert strandline("reset", "orders", "--yes").code == 0
         with worker("sample_stores", in_folder(tmp_path), tmp_path, TOTALS="bytes") as running:
             with sl.connect(log) as connection:
                 eventually(lambda: "orders-totals-changelog" in {i.name for i in log.topics()})
