@@ -85,6 +85,8 @@ def json_decoder_of(encode: Callable[[Any], bytes]) -> Callable[[bytes], Any]:
     """
 
     def decode(data: bytes) -> Any:
+        if (plain := _plain_text(data)) is not None:
+            return plain
         try:
             value = _admitted(json_text(data), data)
             return value if encode(value) == data else data
@@ -92,6 +94,14 @@ def json_decoder_of(encode: Callable[[Any], bytes]) -> Callable[[bytes], Any]:
             return data
 
     return decode
+
+
+def _plain_text(data: bytes) -> str | None:
+    """Return a text that JSON writes without escapes, fast; None for any other key."""
+    if data[:1] != b'"' or data[-1:] != b'"' or not data.isascii() or data.count(b'"') != 2:
+        return None
+    text = data.decode()
+    return text[1:-1] if text.isprintable() and "\\" not in text else None
 
 
 def admit_raw(key: Any) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from strandline.changelog.decoding import converter
+from strandline.changelog.decoding import converter, json_value
 from strandline.changelog.depth import check_json
 from strandline.changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
 
@@ -68,8 +68,10 @@ def json_text(data: bytes) -> Any:
 
     Raises one of `UNREADABLE`.
     """
-    check_json(data)
-    return json.loads(data.decode())
+    try:
+        return json_value(data)  # the fastest, but it reads neither NaN nor lone surrogates
+    except msgspec.MsgspecError:
+        return json.loads(data.decode())
 
 
 def _without_classes(value: Any) -> Any:

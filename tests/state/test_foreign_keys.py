@@ -125,10 +125,12 @@ def test_their_types_are_recorded_by_name(kind: type, name: str) -> None:
     assert key_from_wire(name) is kind
 
 
-@given(keys)
+@given(keys | st.integers() | st.floats(allow_nan=False) | st.text())
 def test_values_are_read_whoever_wrote_them(value: Any) -> None:
     for is_ascii in (True, False):
-        assert Json().loads(json.dumps(value, ensure_ascii=is_ascii).encode()) == value
+        data = json.dumps(value, ensure_ascii=is_ascii).encode(errors="surrogatepass")
+        if is_ascii or b"\xed" not in data:  # only escapes can be lone surrogates
+            assert repr(Json().loads(data)) == repr(value)
 
 
 def test_values_of_models_are_plain_data() -> None:
@@ -138,5 +140,6 @@ def test_values_of_models_are_plain_data() -> None:
     assert Json(dict[str, list[dict[str, int]]]).loads(data) == {"all": [{"n": 1}]}
     with pytest.raises(InvalidRecord, match="as JSON"):
         Json(dict[str, int]).loads(data)
-    with pytest.raises(InvalidRecord, match="as JSON"):
-        Json().loads(b"\xa1x")
+    for damaged in (b"\xa1x", b"", b"{", b"[" * 300 + b"]" * 300, b"9" * 5000):
+        with pytest.raises(InvalidRecord, match="as JSON"):
+            Json().loads(damaged)
