@@ -334,7 +334,7 @@ _SCALARS: dict[Any, _Scalar] = {
     RawKey: _Scalar(admit_raw, bytes, bytes, exact=False),
 }
 _NAMES = {
-    JsonKey: "JSON (UTF-8)",
-    AsciiJsonKey: "JSON (ASCII)",
+    JsonKey: "JSON (UTF-8, as orjson writes it)",
+    AsciiJsonKey: "JSON (ASCII, as Python's json writes it)",
     RawKey: "raw bytes",
 }

@@ -364,7 +364,10 @@ def test_another_serializer_of_keys_or_values_is_refused() -> None:
     same = declaration_of(StoreSpec("x", key=JsonKey, value=Json()))
     assert compare(stored, same, can_upgrade=False).kind == "same"
     for spec, reason in [
-        (FOREIGN[1], "its keys are JSON (UTF-8), and are declared as raw bytes"),
+        (
+            FOREIGN[1],
+            "its keys are JSON (UTF-8, as orjson writes it), and are declared as raw bytes",
+        ),
         (StoreSpec("x", key=AsciiJsonKey, value=Json()), "are declared as JSON (ASCII"),
         (StoreSpec("x", key=JsonKey, value=Text), "its values are JSON, and are declared as those"),
         (StoreSpec("x", key=JsonKey, value=int), "its values are JSON, and are declared as int"),

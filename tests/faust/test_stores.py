@@ -199,7 +199,8 @@ def test_a_changed_serializer_is_refused_and_leaves_the_table_as_it_is(
             assert "upgrade" not in running.text()
         with worker("sample_stores", in_folder(tmp_path), tmp_path, JSON="utf-8") as running:
             assert running.ended(60) != 0
-            assert "its keys are JSON (ASCII), and are declared as JSON (UTF-8)" in running.text()
+            assert "its keys are JSON (ASCII, as Python's json writes it)" in running.text()
+            assert "are declared as JSON (UTF-8, as orjson writes it)" in running.text()
         order(log, "york", "tea", 4)
         with worker("sample_stores", in_folder(tmp_path), tmp_path) as running:
             eventually(lambda: counts(log, "york") == [3, 7])
@@ -212,4 +213,20 @@ def test_a_changed_serializer_is_refused_and_leaves_the_table_as_it_is(
             with sl.connect(log) as connection:
                 eventually(lambda: "orders-totals-changelog" in {i.name for i in log.topics()})
                 eventually(lambda: connection.store("orders/totals").to_dict() == {"york": b"1"})
+            assert running.stop() == 0
+
+
+def test_an_empty_table_is_changed_only_while_no_worker_runs(tmp_path: Path) -> None:
+    with changelog.open(tmp_path / "log") as log:
+        create(log)
+        with worker("sample_stores", tmp_path) as running:
+            eventually(lambda: log.broker.describe_group("orders").members)
+            other = {"TOTALS": "pickle", "FAUST_DATADIR": str(tmp_path / "other")}
+            with worker("sample_stores", tmp_path, **other) as refused:
+                assert refused.ended(60) != 0
+                assert "'totals': its declaration is to be replaced" in refused.text()
+            order(log, "york", "tea", 3)
+            eventually(lambda: counts(log, "york") == [3])
+            with sl.connect(log) as connection:
+                assert connection.store("orders/totals").to_dict() == {"york": 3}
             assert running.stop() == 0
