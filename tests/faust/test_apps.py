@@ -29,6 +29,8 @@ def test_word_count(system: System, log: FaustLog, tmp_path: Path) -> None:
     for _, _, word, count in log.rows("running"):
         counts.setdefault(word, []).append(count)
     assert counts == {word: list(range(1, n + 1)) for word, n in expected.items()}
+    changelog = log.log.broker.topic(f"{log.prefix}wordcount-word_counts-changelog")
+    assert changelog.config["cleanup.policy"] == "compact"
 
 
 def test_windows_group_by_ask_sinks_batches_timers_and_views(
@@ -80,6 +82,7 @@ def test_tables_in_memory_are_recovered_by_faust_itself(
             assert running.stop() == 0
 
 
+@pytest.mark.parametrize("system", ["embedded"], indirect=True)
 def test_exactly_once_with_another_store_is_refused(
     system: System, log: FaustLog, tmp_path: Path
 ) -> None:

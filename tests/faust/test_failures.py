@@ -25,7 +25,6 @@ def accepted(log: FaustLog) -> list[str]:
     return [value for _, _, _, value in log.rows("accepted")]
 
 
-@pytest.mark.long_on_kafka
 def test_a_skipped_record_leaves_no_trace(system: System, log: FaustLog, tmp_path: Path) -> None:
     fill(log)
     with worker("sample_failing", system, tmp_path, FAUST_OPTIONS="?on_error=skip") as running:
@@ -54,6 +53,7 @@ def test_a_dead_letter_is_kept_with_its_error(
     assert headers["strandline.offset"] == b"1"
 
 
+@pytest.mark.long_on_kafka
 def test_by_default_the_worker_stops_before_the_record(
     system: System, log: FaustLog, tmp_path: Path
 ) -> None:
