@@ -72,7 +72,7 @@ class FaustConsumer(CommittingConsumer):
         self._copies: frozenset[TP] = frozenset()
         self._assigned_once = False
         self._rebalancing = False
-        """True from the begin of a rebalance until it has succeeded."""
+        """True from the start of a rebalance until it has succeeded."""
         self._workers: dict[str, Any] = {}
         clock = self.link.clock
         _allow_waits(self.app.conf)

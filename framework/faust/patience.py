@@ -26,7 +26,7 @@ class Patience:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._asked_at = 0.0
-        """Begin of the last attempt, or of the first one of an outage."""
+        """Time of the last attempt, or of the first one of an outage."""
         self._is_outage = False
         self._log_at = FIRST_LOG_S
 

@@ -163,7 +163,11 @@ def test_a_changelog_whose_end_was_cleaned_or_aborted_stalls_no_worker(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fate", ["killed", "frozen"])
+@pytest.mark.parametrize(
+    ("system", "fate"),
+    [("embedded", "frozen"), ("kafka", "killed"), ("kafka", "frozen")],
+    indirect=["system"],
+)
 def test_another_worker_takes_over(
     system: System, log: FaustLog, fate: str, tmp_path: Path
 ) -> None:

@@ -28,7 +28,7 @@ def test_an_outage_ends_the_wait_after_its_limit(patience: Patience, clock: Manu
     assert not fails(patience, clock, PATIENCE_S / 2)
 
 
-def test_each_outage_counts_from_its_own_begin(patience: Patience, clock: ManualClock) -> None:
+def test_each_outage_counts_from_its_own_start(patience: Patience, clock: ManualClock) -> None:
     for _ in range(3):
         assert fails(patience, clock, PATIENCE_S - 1)
         patience.ask()
