@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wow cast pictures test quick matrix battery chaos lowest lock faust faust-chaos audit docs api lint format types bench bench-streams bench-offload bench-clean bench-kafka bench-spark wheel clean
+.PHONY: help demo wow cast pictures test quick matrix battery chaos lowest lock faust faust-chaos faust-suite audit docs api lint format types bench bench-streams bench-offload bench-clean bench-kafka bench-spark wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ else
 	$(MAKE) --no-print-directory faust-chaos VENV=.venv-faust LOCK=requirements/faust.lock
 endif
 
+faust-suite: .venv-faust-suite/.installed  ## Faust's own tests on this transport and store (ARGS='--only stress --seconds 300')
+	.venv-faust-suite/bin/python -m tests.faust.suite $(ARGS)
+
 audit: $(STAMP)  ## Look the locked versions up in the databases of known vulnerabilities
 	$(BIN)/uvx pip-audit --requirement requirements/dev.lock --require-hashes --disable-pip --strict
 
@@ -139,7 +142,7 @@ wheel: $(STAMP)  ## Build dist/strandline-*.whl
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:  ## Remove environments, caches and what the demo left
-	rm -rf $(VENV) .venv-docs .venv-faust site $(addprefix .venv-,$(VERSIONS)) .cache build dist data/flights data/hello .hypothesis .mypy_cache .pytest_cache .ruff_cache spark-warehouse
+	rm -rf $(VENV) .venv-docs .venv-faust .venv-faust-suite site $(addprefix .venv-,$(VERSIONS)) .cache build dist data/flights data/hello .hypothesis .mypy_cache .pytest_cache .ruff_cache spark-warehouse
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment ---------------------------------------------------------------------------------
@@ -159,6 +162,11 @@ $(BIN)/python:
 .venv-docs/.installed: requirements/docs.txt | $(BIN)/python
 	$(BIN)/python -m venv .venv-docs
 	.venv-docs/bin/python -m pip install --quiet --requirement $< && touch $@
+
+# Faust's own tests need an old pytest.
+.venv-faust-suite/.installed: requirements/faust-suite.txt pyproject.toml | $(BIN)/python
+	$(BIN)/python -m venv .venv-faust-suite
+	.venv-faust-suite/bin/python -m pip install --quiet --editable '.[faust]' --requirement $< && touch $@
 
 # The lock names each package with its version and hashes. A package index may fail for a moment.
 INSTALL := $(BIN)/python -m pip install --quiet
