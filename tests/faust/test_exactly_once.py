@@ -117,6 +117,26 @@ def test_workers_that_are_killed_count_each_record_once(
 
 
 @pytest.mark.long_on_kafka
+def test_a_worker_whose_producer_was_fenced_joins_again(
+    system: System, log: FaustLog, tmp_path: Path
+) -> None:
+    """A frozen worker wakes up when another one has its slot, and so its transactional id."""
+    source = Source(log, seed=5)
+    source.append(50)
+    running = FaustProcess("sample_one_to_one", system, tmp_path)
+    try:
+        eventually(source.is_copied, within=90)
+        log.log.producer(transactional_id=f"{system.prefix}copier-0").close()
+        source.append(50)
+        eventually(source.is_copied, within=60)
+        assert "a commit failed" in running.text()
+        assert running.stop() == 0
+    finally:
+        running.kill()
+    source.check()
+
+
+@pytest.mark.long_on_kafka
 def test_lost_state_is_restored_from_the_changelog(
     system: System, log: FaustLog, tmp_path: Path
 ) -> None:

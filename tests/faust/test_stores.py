@@ -219,10 +219,10 @@ def test_a_changed_serializer_is_refused_and_leaves_the_table_as_it_is(
 def test_an_empty_table_is_changed_only_while_no_worker_runs(tmp_path: Path) -> None:
     with changelog.open(tmp_path / "log") as log:
         create(log)
-        with worker("sample_stores", tmp_path) as running:
+        with worker("sample_stores", in_folder(tmp_path), tmp_path) as running:
             eventually(lambda: log.broker.describe_group("orders").members)
             other = {"TOTALS": "pickle", "FAUST_DATADIR": str(tmp_path / "other")}
-            with worker("sample_stores", tmp_path, **other) as refused:
+            with worker("sample_stores", in_folder(tmp_path), tmp_path, **other) as refused:
                 assert refused.ended(60) != 0
                 assert "'totals': its declaration is to be replaced" in refused.text()
             order(log, "york", "tea", 3)
