@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 from faust.serializers import codecs
-from faust.tables.objects import ChangeloggedObjectManager
 
 from strandline.framework.faust.log_link import FaustLink
 from strandline.framework.faust.store import FaustStore
@@ -36,7 +35,8 @@ def table_specs(app: Any) -> list[tuple[AnySpec, int]]:
     Tables in other stores than ours, or with a changelog of another name, are left out.
     """
     tables = [table for table in app.tables.values() if _is_ours(table, app)]
-    return [(_declared(one, app), one.partitions or app.conf.topic_partitions) for one in tables]
+    defaults, partitions = app.serializers, app.conf.topic_partitions
+    return [(_spec(one.name, one.data, defaults), one.partitions or partitions) for one in tables]
 
 
 def record_tables(app: str, tables: list[tuple[AnySpec, int]], link: FaustLink) -> None:
@@ -57,21 +57,9 @@ def record_tables(app: str, tables: list[tuple[AnySpec, int]], link: FaustLink) 
 
 
 def _is_ours(table: Any, app: Any) -> bool:
-    data = table.data.storage if _has_operations(table) else table.data
-    is_here = isinstance(data, FaustStore)
+    # A SetTable has an object of Faust's here, and is refused in our store.
+    is_here = isinstance(table.data, FaustStore)
     return is_here and table.changelog_topic_name == changelog_topic(app.conf.id, table.name)
-
-
-def _declared(table: Any, app: Any) -> AnySpec:
-    if _has_operations(table):
-        writer = f"Faust's {type(table).__name__}, whose changelog has operations"
-        return StoreSpec(table.name, key=RawKey, value=AppSerde(writer))
-    return _spec(table.name, table.data, app.serializers)
-
-
-def _has_operations(table: Any) -> bool:
-    """Return True for a table of objects, such as sets, whose changelog has no values."""
-    return isinstance(table.data, ChangeloggedObjectManager)
 
 
 def _spec(name: str, store: Any, defaults: Any) -> AnySpec:
