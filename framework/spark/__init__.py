@@ -7,8 +7,8 @@ app in Spark's executors.
 
 Importing this package needs neither PySpark nor Java. Decisions that do not need Spark have modules
 of their own: options, offsets, planning (ranges to read), columns (types), reading and tables
-(fetching), tasks (division), progress (lag). `source` implements Spark's interface; `sessions` and
-`java` start Spark; `workers` runs apps; `writing` is the sink.
+(fetching), tasks (division), progress (lag), open_logs (kept between tasks). `source` implements
+Spark's interface; `sessions` and `java` start Spark; `workers` runs apps; `writing` is the sink.
 """
 
 from __future__ import annotations
