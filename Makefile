@@ -82,7 +82,7 @@ lock: $(STAMP)  ## Write requirements/dev.lock anew, with the newest versions th
 # Faust needs an older click than the other tools, so it has an environment of its own.
 faust: $(if $(filter .venv-faust,$(VENV)),$(STAMP))  ## The tests of Faust apps
 ifeq ($(VENV),.venv-faust)
-	$(PYTEST) tests/faust $(ARGS)
+	$(PYTEST) $(PARALLEL) tests/faust $(ARGS)
 else
 	$(MAKE) --no-print-directory faust VENV=.venv-faust LOCK=requirements/faust.lock
 endif

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOREIGN = {
     *("from_avro", "from_protobuf"),  # Spark's
     *("AdminClient", "list_offsets", "rd_kafka_topic_partition_list_query_leaders_async"),
-    "topic_replication_factor",  # Faust's
+    *("topic_replication_factor", "left_join"),  # Faust's
     *("dd", "pread"),  # the system's
     *("Args", "c0"),  # a heading of docstrings; a byte
     "Topic.validate",  # Kafka's

@@ -93,8 +93,8 @@ def test_a_frame_makes_a_typed_topic_and_is_read_back_equal(
 def test_a_topic_of_bytes_takes_the_columns_of_the_kafka_sink(
     spark: SparkSession, log: Log, write: Write
 ) -> None:
-    log.broker.create_topic("one", 2)
-    log.broker.create_topic("two", 3)
+    for name, partitions in (("one", 2), ("two", 3)):
+        log.broker.create_topic(name, partitions, config={"retention.ms": "-1"})
     frame = spark.sql(
         """SELECT IF(id % 2 = 0, 'one', 'two') AS topic, CAST(concat('k', id) AS BINARY) AS key,
            IF(id = 3, NULL, concat('v', id)) AS value, IF(id < 4, 1, NULL) AS partition,
