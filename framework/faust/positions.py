@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.asking_again import stable_offsets
 from strandline.changelog.clock import Clock
+from strandline.changelog.errors import OffsetOutOfRange
 from strandline.changelog.records import PartitionOffsets, TopicPartition
 from strandline.changelog.scan import scan_batches
 from strandline.framework.positions import check_history, starting_offset
@@ -29,7 +30,8 @@ def starting_offsets(
     An offset that was committed for a deleted topic of the same name counts for nothing. Records
     that retention has removed are skipped with a warning, whatever `reset` says.
 
-    Raises OffsetOutOfRange if a committed offset is of another history than its partition.
+    Raises OffsetOutOfRange if a committed offset is of another history than its partition, or after
+    its end: the tables may contain records that the log has lost.
     """
     if not partitions:
         return {}
@@ -39,6 +41,13 @@ def starting_offsets(
     ends = broker.offsets(partitions)  # afterwards, because committed offsets follow the ends
     committed = {tp: at for tp, at in found.items() if at.topic_id in ("", ends[tp].topic_id)}
     check_history(committed, ends)
+    for tp, at in committed.items():
+        if at.offset > ends[tp].high_watermark:
+            raise OffsetOutOfRange(
+                f"{tp}: the app goes on at offset {at.offset}, but the log ends at "
+                f"{ends[tp].high_watermark}, so it has lost records. Restore it from a copy, or "
+                f"reset the offsets and the tables of group {group!r}"
+            )
     return {
         tp: starting_offset(group, tp, committed, end.log_start)
         if tp in committed

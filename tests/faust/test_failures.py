@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from strandline.changelog.records import CommittedOffset, TopicPartition
 from tests.faust.faust_workers import FaustLog, eventually, worker
 from tests.systems import System
 
@@ -86,3 +87,17 @@ def test_a_record_that_cannot_be_decoded_follows_the_policy(
     assert accepted(log) == ["a 1", "b 2"]
     letters = log.read("orders.dead-letter")
     assert [letter["value"] for letter in letters] == [b"{no json"]
+
+
+@pytest.mark.damages
+def test_a_log_that_has_lost_records_stops_the_worker(
+    system: System, log: FaustLog, tmp_path: Path
+) -> None:
+    """Going on at its end would skip records that come next; beginning anew would double them."""
+    fill(log)
+    tp = TopicPartition(f"{system.prefix}orders", 0)
+    log.log.broker.commit_offsets(f"{system.prefix}failing", {tp: CommittedOffset(1000)})
+    with worker("sample_failing", system, tmp_path) as running:
+        assert running.ended(60) != 0
+        assert "goes on at offset 1000, but the log ends at" in running.text()
+    assert accepted(log) == []

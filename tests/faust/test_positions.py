@@ -61,6 +61,15 @@ def test_the_offset_of_a_deleted_topic_of_the_same_name_counts_for_nothing(owner
     assert start(owner) == 0
 
 
+def test_an_offset_after_the_end_is_refused(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka does not say of which history an offset is."""
+    monkeypatch.setattr(owner, "committed", lambda *_: {T0: CommittedOffset(9)})
+    with pytest.raises(
+        OffsetOutOfRange, match="t-0: the app goes on at offset 9, but the log ends"
+    ):
+        start(owner)
+
+
 @pytest.mark.parametrize("offset", [3, 9])
 def test_an_offset_of_another_history_is_refused(
     owner: Owner, monkeypatch: pytest.MonkeyPatch, offset: int
