@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wow cast pictures test quick matrix battery chaos lowest lock faust faust-chaos faust-suite audit docs api lint format types bench bench-streams bench-offload bench-clean bench-kafka bench-spark wheel clean
+.PHONY: help demo wow cast pictures test quick matrix battery chaos lowest lock faust faust-chaos faust-suite audit docs api lint format types bench bench-streams bench-offload bench-clean bench-kafka bench-spark bench-faust wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -137,6 +137,13 @@ bench-kafka: $(STAMP)  ## On a real Kafka, beside Kafka Streams and Quix Streams
 bench-spark: $(STAMP)  ## Spark's reads and writes beside Parquet and Spark's own Kafka connector (needs Linux, Java 17, Maven, or ARGS=--without-kafka)
 	$(BIN)/python -m pip install --quiet confluent-kafka
 	$(BIN)/python -m benchmarks.spark_kafka $(ARGS)
+
+bench-faust: $(if $(filter .venv-faust,$(VENV)),$(STAMP))  ## A Faust app here, beside Faust's own transport on a real Kafka (needs Linux, Java 17, Maven; ARGS='--rounds 1')
+ifeq ($(VENV),.venv-faust)
+	$(BIN)/python -m benchmarks.faust_job $(ARGS)
+else
+	$(MAKE) --no-print-directory bench-faust VENV=.venv-faust LOCK=requirements/faust.lock
+endif
 
 wheel: $(STAMP)  ## Build dist/strandline-*.whl
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
