@@ -14,12 +14,12 @@ from itertools import groupby, islice
 from operator import itemgetter
 from typing import Annotated, Any, NamedTuple
 
-import msgspec
 import typer
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.decoding import json_value
 from strandline.changelog.errors import (
+    UNREADABLE,
     InvalidRecord,
     InvalidRequest,
     KeyInSeveralPartitions,
@@ -216,9 +216,11 @@ def encoded_keys(text: str, keys: KeyCodec[Any] | None = None) -> Iterator[bytes
 
     >>> [decode_key(key) for key in encoded_keys("5")]
     ['5', b'5', 5]
+    >>> [decode_key(key) for key in encoded_keys("\\udcff")]  # an argument that is not UTF-8
+    ['\\udcff', b'\\xff']
     """
     candidates: list[Any] = [text, text.encode(errors="surrogateescape")]
-    with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+    with contextlib.suppress(*UNREADABLE):
         candidates.append(_tuples(json_value(text)))
     found: dict[bytes, None] = {}
     for candidate in candidates:
