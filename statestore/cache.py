@@ -57,10 +57,6 @@ class KeyCache:
         """True if `age` is to be called."""
         return self._young_bytes > self._half
 
-    def has(self, key: Any) -> bool:
-        """Return True if either generation has a value of the key."""
-        return key in self.young or key in self._old
-
     def absent(self, keys: Iterable[Any]) -> list[Any]:
         """Return the keys that neither generation has a value of, each once."""
         young, old = self.young, self._old

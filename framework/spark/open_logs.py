@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from strandline import changelog
+from strandline.changelog.directory import Inode, inode_of
 from strandline.changelog.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -124,18 +125,17 @@ class KeptLogs:
 
 class _KeptLog(NamedTuple):
     log: Log
-    folder: tuple[int, int] | None
+    folder: Inode | None
     period: int
     """Number of the period in which it was kept."""
 
 
-def _folder_of(path: str) -> tuple[int, int] | None:
+def _folder_of(path: str) -> Inode | None:
     """Return the identity of the folder at a path; None for a URL, or if there is none."""
     try:
-        found = os.stat(path)
+        return inode_of(os.stat(path))
     except OSError:
         return None
-    return found.st_dev, found.st_ino
 
 
 def _start_period(end: Callable[[], None]) -> None:

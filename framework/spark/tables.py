@@ -104,7 +104,9 @@ def check_columns(broker: Broker, options: SourceOptions, target: pa.Schema) -> 
     Rows without the column `partition` could be parts of a key's value, if the store may have a key
     in several partitions.
     """
-    if not options.is_app_store:
+    columns = (*BINARY.names, PARTITION.name)
+    lacks_partition = PARTITION.name not in target.names and options.partition is None
+    if not options.is_app_store or not (lacks_partition or {*target.names}.difference(columns)):
         return
     app, _, store = (options.store or "").partition("/")
     topic = table_topic(broker, options)
@@ -114,12 +116,10 @@ def check_columns(broker: Broker, options: SourceOptions, target: pa.Schema) -> 
     check_names(
         f"store {options.store!r} (fields of a value are named inside it: value struct<n: bigint>)",
         target,
-        (*BINARY.names, PARTITION.name),
+        columns,
     )
-    if PARTITION.name in target.names or options.partition is not None:
-        return
     count = topic.partitions
-    if count > 1 and not is_placed(broker, app, store, count):
+    if lacks_partition and count > 1 and not is_placed(broker, app, store, count):
         raise InvalidConfig(
             f"several partitions of store {options.store!r} may have a key, each with a part of it, and "
             f"the schema has no column for that: add `partition int`, or read one part with "
