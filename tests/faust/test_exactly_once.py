@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faust.faust_workers import FaustLog, FaustProcess, eventually
+from tests.faust.faust_workers import FaustLog, FaustProcess, eventually, worker
 from tests.systems import System
 from tests.workers.processes import ending
 
@@ -123,16 +123,13 @@ def test_a_worker_whose_producer_was_fenced_joins_again(
     """A frozen worker wakes up when another one has its slot, and so its transactional id."""
     source = Source(log, seed=5)
     source.append(50)
-    running = FaustProcess("sample_one_to_one", system, tmp_path)
-    try:
+    with worker("sample_one_to_one", system, tmp_path) as running:
         eventually(source.is_copied, within=90)
         log.log.producer(transactional_id=f"{system.prefix}copier-0").close()
         source.append(50)
         eventually(source.is_copied, within=60)
         assert "a commit failed" in running.text()
         assert running.stop() == 0
-    finally:
-        running.kill()
     source.check()
 
 
@@ -144,12 +141,9 @@ def test_lost_state_is_restored_from_the_changelog(
     source = Source(log, seed=3)
     source.append(200)
     for round_ in range(2):
-        running = FaustProcess("sample_one_to_one", system, tmp_path)
-        try:
+        with worker("sample_one_to_one", system, tmp_path) as running:
             eventually(source.is_copied, within=90)
             assert running.stop() == 0
-        finally:
-            running.kill()
         if round_ == 0:
             shutil.rmtree(tmp_path / "copier-data")
             source.append(200)
@@ -173,12 +167,9 @@ def test_a_changelog_whose_end_was_cleaned_or_aborted_stalls_no_worker(
         producer.abort_transaction()
     if not system.is_kafka:  # a cluster cleans when it likes
         log.log.broker.clean([log.prefix + CHANGELOG])
-    running = FaustProcess("sample_one_to_one", system, tmp_path)
-    try:
+    with worker("sample_one_to_one", system, tmp_path) as running:
         eventually(source.is_copied, within=60)
         assert running.stop() == 0
-    finally:
-        running.kill()
     source.check()
 
 
