@@ -1,6 +1,6 @@
-"""Waits for a log that does not answer, such as a Kafka cluster that elects a leader.
+"""Patience with a log that does not answer, such as a Kafka cluster that elects a leader.
 
-A worker waits as long as a Strandline app does, and then ends with the error.
+An app, and a worker of Faust, waits for some minutes, and then ends with the error.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ from strandline.changelog.errors import Retriable
 
 _log = logging.getLogger("strandline")
 
-PATIENCE_S = 300.0
-"""Seconds for which a log that does not answer is asked again."""
+PATIENCE_SECONDS = 300.0
+"""Seconds for which an unreachable log is retried (as task.timeout.ms of Kafka Streams)."""
 FIRST_LOG_S = 1.0
-"""Seconds of an outage after which the first message is logged."""
-REPEAT_LOG_S = 60.0
+"""Seconds of an outage of the log after which the first message is logged."""
+REPEAT_SECONDS = 60.0
 """Seconds between two messages about the same outage."""
+FIRST_RETRY_PAUSE_S = 0.05
+"""Seconds between the first two attempts to reach the log; each further pause is twice as long."""
+LONGEST_RETRY_PAUSE_S = 1.0
+"""Maximum seconds between two attempts to reach the log."""
 
 
 class Patience:
@@ -39,14 +43,14 @@ class Patience:
         """Note that the log did not answer; return False if it was asked for long enough."""
         waited = self._clock.monotonic() - self._asked_at
         self._is_outage = True
-        if waited >= PATIENCE_S:
+        if waited >= PATIENCE_SECONDS:
             return False
         if waited >= self._log_at:
-            self._log_at = waited + REPEAT_LOG_S
+            self._log_at = waited + REPEAT_SECONDS
             _log.warning(
                 "the app waits for the log (for %.0f s by now), and tries again for another %.0f s: "
                 "%s",
-                *(waited, PATIENCE_S - waited, error),
+                *(waited, PATIENCE_SECONDS - waited, error),
                 extra={"seconds": round(waited, 3), "error": error},
             )
         return True

@@ -23,7 +23,7 @@ from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import CoordinatorLoading, Retriable, StrandlineError
 from strandline.changelog.records import CommittedOffset, PartitionOffsets, TopicPartition
 from strandline.changelog.settings import LONG_MAX
-from strandline.framework.container import outage
+from strandline.framework import patience
 from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.folders import StoreFolders
 from strandline.framework.container.inputs import Input
@@ -409,8 +409,8 @@ def _is_waiting(opening: Opening) -> bool:
     if opening.abandoned or not _has_met_transaction(opening):
         return False
     is_changelog = isinstance(opening.result.exception(), TransactionOpen)
-    patience = TRANSACTION_WAIT_S if is_changelog else outage.PATIENCE_SECONDS
-    return _waited(opening) < patience
+    limit = TRANSACTION_WAIT_S if is_changelog else patience.PATIENCE_SECONDS
+    return _waited(opening) < limit
 
 
 def _log_wait(opening: Opening, error: TransactionOpen) -> None:

@@ -9,6 +9,12 @@ from typing import TypeVar
 
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.errors import DiskFull, Retriable
+from strandline.framework.patience import (
+    FIRST_RETRY_PAUSE_S,
+    LONGEST_RETRY_PAUSE_S,
+    REPEAT_SECONDS,
+    Patience,
+)
 
 _log = logging.getLogger("strandline")
 
@@ -18,16 +24,8 @@ FIRST_PAUSE_S = 0.1
 """Seconds of the first pause while the disk is full; each further one is twice as long."""
 LONGEST_PAUSE_S = 5.0
 """Maximum seconds of a pause while the disk is full."""
-REPEAT_SECONDS = 60.0
-"""Seconds between two messages about the same outage."""
 STEP_S = 0.05
 """Maximum seconds between a request to stop and the end of a pause."""
-PATIENCE_SECONDS = 300.0
-"""Seconds for which an unreachable log is retried (as task.timeout.ms of Kafka Streams)."""
-FIRST_LOG_S = 1.0
-"""Seconds of an outage of the log after which the first message is logged."""
-LONGEST_RETRY_PAUSE_S = 1.0
-"""Maximum seconds between two attempts to reach the log."""
 
 
 class Outage:
@@ -92,27 +90,17 @@ def patiently(
     Raises:
         Retriable: The last error of the call.
     """
-    pause, clock = threading.Event(), SystemClock()
-    begun, seconds, log_at = clock.monotonic(), FIRST_PAUSE_S / 2, FIRST_LOG_S
+    pause, patience = threading.Event(), Patience(SystemClock())
+    seconds = FIRST_RETRY_PAUSE_S
     while True:
+        patience.ask()
         try:
             result = call()
-            if log_at > FIRST_LOG_S:
-                waited = clock.monotonic() - begun
-                _log.warning("the log answers again after %.0f s: the app goes on", waited)
-            return result
         except Retriable as error:
-            waited = clock.monotonic() - begun
-            if isinstance(error, passing) or ended() or waited >= PATIENCE_SECONDS:
+            if isinstance(error, passing) or ended() or not patience.failed(error):
                 raise
-            if waited >= log_at:
-                log_at = waited + REPEAT_SECONDS
-                fields = {"error": error, "seconds": round(waited, 3)}
-                _log.warning(
-                    "the app waits for the log (for %.0f s by now), and tries again for another "
-                    "%.0f s: %s",
-                    *(waited, PATIENCE_SECONDS - waited, error),
-                    extra=fields,
-                )
+        else:
+            patience.answered()
+            return result
         pause.wait(seconds)
         seconds = min(2 * seconds, LONGEST_RETRY_PAUSE_S)

@@ -13,7 +13,6 @@ Faust finds this package by the entry points `faust.transports` and `faust.store
     overlay.py        uncommitted values of a table partition
     commit.py         outputs, changelogs and offsets in one transaction
     failures.py       records whose agent raised
-    patience.py       waits for a log that does not answer
 
 A record's effects (sends and table writes) are kept in memory under the record until it is
 acknowledged. A commit takes acknowledged records, none of which depends on one that is not, and

@@ -19,8 +19,8 @@ from strandline.changelog.records import TopicPartition
 from strandline.framework.faust.commit import FaustCommit, commit
 from strandline.framework.faust.group_worker import GroupWorker
 from strandline.framework.faust.ledger import CommitPlan
-from strandline.framework.faust.patience import Patience
 from strandline.framework.faust.positioned_consumer import PositionedConsumer
+from strandline.framework.patience import Patience
 from strandline.statestore.changelogged import ChangelogBatch
 
 FINISH_S = 3.0

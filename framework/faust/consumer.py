@@ -40,8 +40,8 @@ from strandline.framework.faust.failures import (
     settle_undecodable,
 )
 from strandline.framework.faust.group_worker import GroupWorker
-from strandline.framework.faust.patience import PATIENCE_S, Patience
 from strandline.framework.faust.positions import within
+from strandline.framework.patience import PATIENCE_SECONDS, Patience
 
 POLL_S = 0.25
 """Maximum seconds of one fetch; a rebalance waits for it."""
@@ -51,7 +51,7 @@ WORKERS_S = 2.0
 """Seconds between two looks at what other workers own."""
 SESSION_MS = 10_000
 """Session timeout, unless the app sets broker_session_timeout."""
-RECOVERY_S = PATIENCE_S + 100.0
+RECOVERY_S = PATIENCE_SECONDS + 100.0
 """Minimum of broker_request_timeout, which Faust allows for a step of its recovery. After it, Faust
 ends the recovery for good and logs nothing. So it is longer than any step waits for the log."""
 FAUSTS_SESSION_S = 60.0

@@ -34,7 +34,11 @@ from strandline.changelog.log import Log
 from strandline.changelog.records import TopicInfo
 from strandline.framework.faust.address import FaustAddress
 from strandline.framework.faust.ledger import Ledger
-from strandline.framework.faust.patience import Patience
+from strandline.framework.patience import (
+    FIRST_RETRY_PAUSE_S,
+    LONGEST_RETRY_PAUSE_S,
+    Patience,
+)
 from strandline.framework.store_declarations import StoreDeclarations
 
 P = ParamSpec("P")
@@ -44,10 +48,6 @@ _log = logging.getLogger("strandline")
 
 THREADS = 4
 """Threads for calls other than fetches, such as commits and restores."""
-FIRST_PAUSE_S = 0.05
-"""Seconds between the first two attempts of a call; each further pause is twice as long."""
-LONGEST_PAUSE_S = 1.0
-"""Maximum seconds between two attempts of a call."""
 
 
 class FaustLink:
@@ -116,7 +116,7 @@ class FaustLink:
         self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
         """Call a function on a thread, and again while it raises Retriable (`Patience`)."""
-        patience, pause = Patience(self.clock), FIRST_PAUSE_S
+        patience, pause = Patience(self.clock), FIRST_RETRY_PAUSE_S
         while True:
             patience.ask()
             try:
@@ -128,7 +128,7 @@ class FaustLink:
                 patience.answered()
                 return result
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            pause = min(2 * pause, LONGEST_RETRY_PAUSE_S)
 
     async def fetch(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a function on the thread of fetches."""

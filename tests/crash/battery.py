@@ -33,7 +33,7 @@ from unittest import mock
 
 from strandline.changelog.embedded.cleaning import rewriting
 from strandline.changelog.embedded.context import LogContext
-from strandline.framework.container import outage
+from strandline.framework import patience
 from strandline.statestore import column_store, dirty
 from tests.cleaning import little_memory
 from tests.crash.images import Image, Score, Tried, judge, promised
@@ -199,7 +199,7 @@ def alone() -> Iterator[None]:
     try:
         with (
             mock.patch.object(LogContext, "in_parallel", taking_turns),
-            mock.patch.object(outage, "PATIENCE_SECONDS", 0.0),
+            mock.patch.object(patience, "PATIENCE_SECONDS", 0.0),
             little_memory(TWO_KEYS),
             mock.patch.object(rewriting, "WRITE_BACK_BYTES", 1),
             mock.patch.object(rewriting, "MAX_WRITE_BACKS", 1),

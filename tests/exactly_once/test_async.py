@@ -78,6 +78,7 @@ def test_each_record_counts_once_if_another_partition_fails(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outage, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(outage, "FIRST_RETRY_PAUSE_S", 0.001)
     fail = Once(DiskFull("no room") if where == "a handler" else RegistryUnavailable("away"))
     app = sl.App("app")
     words = app.topic("words", value=int, partitions=2)

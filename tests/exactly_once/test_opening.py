@@ -19,6 +19,7 @@ from strandline.changelog.errors import (
     RequestTimedOut,
 )
 from strandline.changelog.records import TopicPartition
+from strandline.framework import patience
 from strandline.framework.container import outage
 from strandline.framework.container.group_membership import SoleMember
 from strandline.framework.testing import TestDriver
@@ -27,6 +28,7 @@ from strandline.framework.testing import TestDriver
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outage, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(outage, "FIRST_RETRY_PAUSE_S", 0.001)
 
 
 @pytest.mark.parametrize("error", [OwnerUnavailable("away"), DiskFull("no room")])
@@ -100,7 +102,7 @@ def test_a_restored_partition_begins_with_its_init_even_if_others_cannot_be_rest
 def test_offsets_withheld_by_an_open_transaction_are_requested_until_the_opening_is_abandoned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(outage, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.5)
     app = sl.App("app")
     app.task(app.topic("words", value=int), name="count")(lambda record: None)
     with TestDriver(app) as driver:

@@ -8,6 +8,7 @@ import pytest
 import strandline as sl
 from strandline.changelog.errors import InvalidRequest, MemberFenced, OwnerUnavailable
 from strandline.changelog.records import TopicPartition
+from strandline.framework import patience
 from strandline.framework.container import outage
 from strandline.framework.container.outage import patiently
 from strandline.framework.testing import TestDriver
@@ -30,13 +31,13 @@ class Away:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outage, "LONGEST_RETRY_PAUSE_S", 0.001)
-    monkeypatch.setattr(outage, "FIRST_PAUSE_S", 0.002)
+    monkeypatch.setattr(outage, "FIRST_RETRY_PAUSE_S", 0.001)
 
 
 def test_a_call_is_repeated_until_it_succeeds_and_both_are_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(outage, "FIRST_LOG_S", 0.0)
+    monkeypatch.setattr(patience, "FIRST_LOG_S", 0.0)
     assert patiently(Away(5)) == 5
     assert caplog.text.count("the app waits for the log") == 1
     assert "the log answers again" in caplog.text
@@ -45,8 +46,8 @@ def test_a_call_is_repeated_until_it_succeeds_and_both_are_logged(
 def test_an_outage_is_logged_repeatedly_with_its_duration_and_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(outage, "FIRST_LOG_S", 0.0)
-    monkeypatch.setattr(outage, "REPEAT_SECONDS", 0.0)
+    monkeypatch.setattr(patience, "FIRST_LOG_S", 0.0)
+    monkeypatch.setattr(patience, "REPEAT_SECONDS", 0.0)
     patiently(Away(4))
     told = [record.getMessage() for record in caplog.records]
     waits = "the app waits for the log (for 0 s by now), and tries again for another 300 s: away"
@@ -59,7 +60,7 @@ def test_a_short_outage_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_an_outage_that_is_too_long_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "PATIENCE_SECONDS", 0.02)
+    monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.02)
     with pytest.raises(OwnerUnavailable, match="away"):
         patiently(Away(10**9))
 

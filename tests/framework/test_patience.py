@@ -6,7 +6,7 @@ import pytest
 
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.errors import OwnerUnavailable
-from strandline.framework.faust.patience import PATIENCE_S, Patience
+from strandline.framework.patience import PATIENCE_SECONDS, Patience
 
 ERROR = OwnerUnavailable("no broker answers")
 
@@ -24,17 +24,17 @@ def fails(patience: Patience, clock: ManualClock, seconds: float) -> bool:
 
 
 def test_an_outage_ends_the_wait_after_its_limit(patience: Patience, clock: ManualClock) -> None:
-    assert fails(patience, clock, PATIENCE_S / 2)
-    assert not fails(patience, clock, PATIENCE_S / 2)
+    assert fails(patience, clock, PATIENCE_SECONDS / 2)
+    assert not fails(patience, clock, PATIENCE_SECONDS / 2)
 
 
 def test_each_outage_counts_from_its_own_start(patience: Patience, clock: ManualClock) -> None:
     for _ in range(3):
-        assert fails(patience, clock, PATIENCE_S - 1)
+        assert fails(patience, clock, PATIENCE_SECONDS - 1)
         patience.ask()
-        clock.advance(int(PATIENCE_S * 1000))
+        clock.advance(int(PATIENCE_SECONDS * 1000))
         patience.answered()
-    clock.advance(int(PATIENCE_S * 1000))  # nothing was asked meanwhile
+    clock.advance(int(PATIENCE_SECONDS * 1000))  # nothing was asked meanwhile
     assert fails(patience, clock, 1)
 
 
