@@ -37,7 +37,8 @@ from strandline.statestore.spec import UNSET, StoreSpec
 if TYPE_CHECKING:
     from strandline.changelog.client.producer import Producer
     from strandline.framework.container.restore import OnRestore
-    from strandline.framework.querying.client import Connection, ReadOnlyStore
+    from strandline.framework.querying.client import Connection
+    from strandline.framework.querying.read_only_store import ReadOnlyStore
 
 K = TypeVar("K")
 V = TypeVar("V")

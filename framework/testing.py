@@ -39,7 +39,8 @@ from strandline.framework.decoding import decode
 from strandline.framework.export import committed_batches
 from strandline.framework.options import Until
 from strandline.framework.parts import PartitionMerger
-from strandline.framework.querying.client import ReadOnlyStore, connect
+from strandline.framework.querying.client import connect
+from strandline.framework.querying.read_only_store import ReadOnlyStore
 from strandline.framework.record import Record
 from strandline.framework.store import Store
 from strandline.framework.topic import Topic

@@ -54,7 +54,8 @@ if typing.TYPE_CHECKING:
     from strandline.framework.logs import JsonFormatter
     from strandline.framework.offload.api import offload
     from strandline.framework.offload.loader import OffloadReport
-    from strandline.framework.querying.client import Connection, ReadOnlyStore, connect
+    from strandline.framework.querying.client import Connection, connect
+    from strandline.framework.querying.read_only_store import ReadOnlyStore
     from strandline.framework.record import Record
     from strandline.framework.store import Store
     from strandline.framework.streams.expressions import col, lit, when
@@ -178,7 +179,7 @@ _HOMES = {
     "OffloadReport": "strandline.framework.offload.loader",
     "offload": "strandline.framework.offload.api",
     "Connection": "strandline.framework.querying.client",
-    "ReadOnlyStore": "strandline.framework.querying.client",
+    "ReadOnlyStore": "strandline.framework.querying.read_only_store",
     "connect": "strandline.framework.querying.client",
     "Record": "strandline.framework.record",
     "Store": "strandline.framework.store",
