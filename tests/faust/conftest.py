@@ -23,6 +23,7 @@ NEED_FAUST = [
     "outages",
     "refusals",
     "requests",
+    "stock",
     "stores",
     "streams",
     "tables",

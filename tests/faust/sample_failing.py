@@ -1,13 +1,13 @@
 """An agent that changes a table, sends, and then raises at each record that says so."""
 
 import faust
-from sample_settings import BROKER, SESSION_S, named
+from sample_settings import BROKER, SESSION_S, STORE, named
 
 app = faust.App(
     named("failing"),
     broker=BROKER,
     broker_session_timeout=SESSION_S,
-    store="strandline://",
+    store=STORE,
     processing_guarantee="exactly_once",
     topic_partitions=1,
 )

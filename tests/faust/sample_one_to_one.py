@@ -3,13 +3,13 @@
 import os
 
 import faust
-from sample_settings import BROKER, SESSION_S, named
+from sample_settings import BROKER, SESSION_S, STORE, named
 
 app = faust.App(
     named("copier"),
     broker=BROKER,
     broker_session_timeout=SESSION_S,
-    store="strandline://",
+    store=STORE,
     processing_guarantee="exactly_once",
     topic_partitions=4,
     datadir=os.environ.get("FAUST_DATA", "copier-data"),

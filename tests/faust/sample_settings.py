@@ -3,6 +3,7 @@
 import os
 
 BROKER = os.environ["FAUST_BROKER"] + os.environ.get("FAUST_OPTIONS", "")
+STORE = os.environ.get("FAUST_STORE", "strandline://")
 SESSION_S = float(os.environ["FAUST_SESSION_S"])
 
 

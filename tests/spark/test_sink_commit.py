@@ -58,6 +58,12 @@ def owner() -> Iterator[Owner]:
     with_topic.close()
 
 
+@pytest.fixture
+def deletes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each commit delete the staged rows, however few they are."""
+    monkeypatch.setattr(commits, "KEPT_BYTES", 0)
+
+
 # Each batch once --------------------------------------------------------------------------
 
 
@@ -104,6 +110,7 @@ def sent_key(key: str | None) -> bytes:
     return key.encode()
 
 
+@pytest.mark.usefixtures("deletes_at_once")
 @pytest.mark.parametrize("is_same_attempt", [True, False])
 def test_a_batch_that_was_committed_is_skipped(owner: Owner, *, is_same_attempt: bool) -> None:
     sink = Sink(owner)
@@ -118,6 +125,7 @@ def test_a_batch_that_was_committed_is_skipped(owner: Owner, *, is_same_attempt:
     assert staged_rows(owner) == 0
 
 
+@pytest.mark.usefixtures("deletes_at_once")
 def test_rows_of_attempts_that_are_not_committed_are_never_visible(owner: Owner) -> None:
     sink = Sink(owner)
     sink.stage(rows(100, 110))  # failed
@@ -135,6 +143,7 @@ def test_a_batch_without_rows_is_recorded_too(owner: Owner) -> None:
     assert values(owner) == Counter()
 
 
+@pytest.mark.usefixtures("deletes_at_once")
 @pytest.mark.parametrize("after", [False, True])
 def test_a_driver_that_dies_at_any_call_and_comes_back_writes_each_row_once(*, after: bool) -> None:
     deaths = 0
@@ -254,6 +263,7 @@ def test_a_log_that_lacks_batches_is_an_error_or_a_warning(
     assert values(owner) == once(0, 20)
 
 
+@pytest.mark.usefixtures("deletes_at_once")
 def test_a_topic_that_was_created_again_meanwhile_is_refused(owner: Owner) -> None:
     sink = Sink(owner)
     staged = sink.stage(rows(0, 10))
@@ -264,6 +274,17 @@ def test_a_topic_that_was_created_again_meanwhile_is_refused(owner: Owner) -> No
     assert sink.commit(0, sink.stage(rows(0, 10)))
     assert values(owner) == once(0, 10)
     assert staged_rows(owner) == 0
+
+
+def test_staged_rows_are_deleted_once_they_need_space(owner: Owner) -> None:
+    sink = Sink(owner)
+    for number in range(3):
+        sink.commit(number, sink.stage(rows(10 * number, 10 * (number + 1))))
+    assert staged_rows(owner) == 30
+    large = [(key, "x" * commits.KEPT_BYTES) for key, _ in rows(0, 5)]
+    sink.commit(3, sink.stage(large))
+    assert staged_rows(owner) == 0
+    assert values(owner) == once(0, 30) + Counter([value for _, value in large])
 
 
 def test_staged_rows_that_are_gone_fail_the_batch(owner: Owner) -> None:
@@ -366,6 +387,7 @@ def test_a_task_that_outlives_its_job_leaves_no_staging_topic() -> None:
             assert not [topic for topic in owner.topics() if topic.name.startswith(PREFIX)]
 
 
+@pytest.mark.usefixtures("deletes_at_once")
 def test_what_lost_drivers_have_left_is_deleted_by_later_writes(
     owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,12 +407,13 @@ def test_what_lost_drivers_have_left_is_deleted_by_later_writes(
 def test_a_failure_to_clean_up_does_not_fail_a_commit(
     owner: Owner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(commits, "KEPT_BYTES", 0)
     sink = Sink(owner)
     staged = sink.stage(rows(0, 10))
-    monkeypatch.setattr(owner, "delete_records", unavailable)
-    assert sink.commit(0, staged)
+    with monkeypatch.context() as during:
+        during.setattr(owner, "delete_records", unavailable)
+        assert sink.commit(0, staged)
     assert "deleted by the next commit" in caplog.text
-    monkeypatch.undo()
     sink.commit(1, sink.stage(rows(10, 20)))
     assert values(owner) == once(0, 20)
     assert staged_rows(owner) == 0

@@ -118,7 +118,10 @@ def test_a_lost_driver_of_one_sink_delays_others_and_does_not_fail_them(owner: O
     assert values(owner) == once(0, 20)
 
 
-def test_a_repeated_commit_leaves_the_rows_of_the_next_batch(owner: Owner) -> None:
+def test_a_repeated_commit_leaves_the_rows_of_the_next_batch(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commits, "KEPT_BYTES", 0)
     lost, live = Sink(owner), Sink(owner)
     staged = lost.stage(rows(0, 10))
     lost.commit(0, staged)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.asking_again import commit_until_known
@@ -22,14 +22,19 @@ from strandline.changelog.errors import (
     UnknownTopic,
 )
 from strandline.changelog.records import Batch, TopicInfo, TopicPartition
-from strandline.changelog.scan import scan_batches
+from strandline.changelog.scan import scan
 from strandline.changelog.schema import upgrade, value_type
 from strandline.framework.spark.columns import to_sized_batches
 from strandline.framework.spark.reading import report
 from strandline.framework.spark.writing import staging
 from strandline.framework.spark.writing.replacement import Replacement
 from strandline.framework.spark.writing.sinks import Sinks, transactional_id
-from strandline.framework.spark.writing.staging import SinkName, StagedRange, StagedTopic
+from strandline.framework.spark.writing.staging import (
+    SinkName,
+    StagedRange,
+    StagedTopic,
+    span_of,
+)
 
 FETCH_BYTES = 16 << 20
 """Maximum of bytes of staged rows that are read at a time, and less for short ranges."""
@@ -43,6 +48,11 @@ BYTES_PER_MS = 2_000
 """Bytes of rows for each further millisecond of that time: less than any disk writes."""
 MS_PER_RANGE = 20
 """Further milliseconds of that time for each range of staged rows, which takes a fetch or more."""
+KEPT_BYTES = 256 << 10
+"""Bytes of staged rows in a partition up to which a later commit deletes them.
+
+The log would free no file for so few (`embedded/retention.py`), and sync its manifest twice.
+"""
 
 NONE_WRITTEN = -1
 """Number before that of the first batch of a query."""
@@ -152,21 +162,22 @@ class SinkCommit:
         report([problem], fail=self._fail_on_data_loss)
 
     def _staged_ends(self, staged: list[StagedTopic]) -> dict[TopicPartition, int]:
-        """Return the ends of the staging partitions: all rows before them are of this batch or older.
+        """Return ends up to which staging partitions are to be deleted, where that is worth it.
 
-        A later batch is staged only after this commit has returned.
+        All rows before the present end are of this batch or older, because a later batch is staged
+        only after this commit has returned.
         """
-        names = {each.staging for each in staged}
-        if not names or self._name.is_job:
+        row_bytes = {each.staging: each.bytes_per_row for each in staged}
+        if not row_bytes or self._name.is_job:
             return {}
-        topics = [topic for name in sorted(names) if (topic := self._found(name)) is not None]
+        topics = [topic for name in sorted(row_bytes) if (topic := self._found(name)) is not None]
         found = self._broker.offsets(
             [TopicPartition(t.name, number) for t in topics for number in range(t.partitions)]
         )
         return {
             tp: now.high_watermark
             for tp, now in found.items()
-            if now.high_watermark > now.log_start
+            if (now.high_watermark - now.log_start) * row_bytes[tp.topic] > KEPT_BYTES
         }
 
     def _own_ends(self, staged: list[StagedTopic]) -> dict[TopicPartition, int]:
@@ -222,36 +233,35 @@ class SinkCommit:
             raise OffsetOutOfRange(
                 f"the staged rows in {staged.staging} are gone; write them again"
             )
-        latest, row_bytes = value_type(target.schema), staged.bytes_per_row
-        for number, ranges in staged.ranges.items():
-            tp = TopicPartition(target.name, number)
-            found = self._rows(staged, number, ranges, row_bytes)
-            rows = (batch.columns for batch in found)
-            for columns in to_sized_batches(rows, APPEND_ROWS):
-                if replacement is not None:
-                    replacement.add(number, columns.column("key"))
-                producer.append_batches([(tp, upgrade(columns, latest), target.schema_id)])
+        latest = value_type(target.schema)
+        for group in staged.groups(FETCH_BYTES):
+            appends = []
+            for number, rows in self._rows(staged, group):
+                tp = TopicPartition(target.name, number)
+                for columns in to_sized_batches((batch.columns for batch in rows), APPEND_ROWS):
+                    if replacement is not None:
+                        replacement.add(number, columns.column("key"))
+                    appends.append((tp, upgrade(columns, latest), target.schema_id))
+            producer.append_batches(appends)
 
     def _rows(
-        self, staged: StagedTopic, number: int, ranges: list[StagedRange], row_bytes: int
-    ) -> Iterator[Batch]:
-        """Yield staged rows in the order of their ranges.
+        self, staged: StagedTopic, group: Mapping[int, list[StagedRange]]
+    ) -> Iterator[tuple[int, list[Batch]]]:
+        """Yield the rows of ranges by partition, in the order of the ranges.
 
         Raises OffsetOutOfRange unless all of them are there.
         """
-        tp = TopicPartition(staged.staging, number)
-        for group in _together(ranges, max(1, FETCH_BYTES // row_bytes)):
-            start, end = min(each.start for each in group), max(each.end for each in group)
-            size = min(FETCH_BYTES, (end - start) * row_bytes)
-            batches = list(scan_batches(self._broker, {tp: start}, {tp: end}, max_bytes=size))
-            for each in group:
-                found = _within(batches, each)
-                if (rows := sum(map(len, found))) != each.end - each.start:
-                    raise OffsetOutOfRange(
-                        f"{tp} has {rows} of {each.end - each.start} staged rows from offset "
-                        f"{each.start} on; write them again"
-                    )
-                yield from found
+        spans = {TopicPartition(staged.staging, n): span_of(found) for n, found in group.items()}
+        size = sum(span.rows for span in spans.values()) * staged.bytes_per_row
+        fetched: dict[TopicPartition, list[Batch]] = {tp: [] for tp in spans}
+        starts = {tp: span.start for tp, span in spans.items()}
+        ends = {tp: span.end for tp, span in spans.items()}
+        for part in scan(self._broker, starts, ends, max_bytes=min(FETCH_BYTES, size)):
+            for tp, new in part.items():
+                fetched[tp] += new.batches
+        for tp, batches in fetched.items():
+            found = [_within(tp, batches, each) for each in group[tp.partition]]
+            yield tp.partition, list(chain.from_iterable(found))
 
     def _clean(self, staged: list[StagedTopic], ends: Mapping[TopicPartition, int]) -> None:
         """Delete staged rows that nobody needs any more."""
@@ -274,35 +284,19 @@ def _by_target(staged: list[StagedTopic]) -> Iterable[StagedTopic]:
     return found.values()
 
 
-def _together(ranges: list[StagedRange], offsets: int) -> Iterator[list[StagedRange]]:
-    """Yield ranges in their order, in groups that are read at once.
+def _within(tp: TopicPartition, batches: list[Batch], each: StagedRange) -> list[Batch]:
+    """Return the records of a range, from batches in the order of their offsets.
 
-    A group covers at most so many offsets, with those between its ranges. Tasks that stage at the
-    same time have ranges next to each other, so many small ranges are one group. A range of more
-    offsets is divided.
-
-    >>> list(_together([StagedRange(3, 5), StagedRange(0, 3), StagedRange(5, 12)], 5))
-    [[StagedRange(start=3, end=5), StagedRange(start=0, end=3)], [StagedRange(start=5, end=10)], [StagedRange(start=10, end=12)]]
+    Raises OffsetOutOfRange unless all of them are there.
     """
-    group: list[StagedRange] = []
-    first = last = 0
-    for whole in ranges:
-        for start in range(whole.start, whole.end, offsets):
-            end = min(start + offsets, whole.end)
-            if group and max(last, end) - min(first, start) > offsets:
-                yield group
-                group = []
-            first, last = (min(first, start), max(last, end)) if group else (start, end)
-            group.append(StagedRange(start, end))
-    if group:
-        yield group
-
-
-def _within(batches: list[Batch], each: StagedRange) -> list[Batch]:
-    """Return the records of a range, from batches in the order of their offsets."""
     first = max(0, bisect_right(batches, each.start, key=lambda batch: batch.base_offset) - 1)
     found = takewhile(lambda batch: batch.base_offset < each.end, batches[first:])
-    return [inside for batch in found if len(inside := batch.clip(*each))]
+    inside = [part for batch in found if len(part := batch.clip(*each))]
+    if (rows := sum(map(len, inside))) != each.rows:
+        raise OffsetOutOfRange(
+            f"{tp} has {rows} of {each.rows} staged rows from offset {each.start} on; write them again"
+        )
+    return inside
 
 
 def _timeout_ms(staged: list[StagedTopic]) -> int:

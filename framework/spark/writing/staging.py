@@ -68,6 +68,20 @@ class StagedRange(NamedTuple):
     end: int
     """End (exclusive)."""
 
+    @property
+    def rows(self) -> int:
+        """Number of its offsets."""
+        return self.end - self.start
+
+
+def span_of(ranges: Collection[StagedRange]) -> StagedRange:
+    """Return the offsets from the first to the last one of some ranges.
+
+    >>> span_of([StagedRange(3, 5), StagedRange(0, 2)])
+    StagedRange(start=0, end=5)
+    """
+    return StagedRange(min(each.start for each in ranges), max(each.end for each in ranges))
+
 
 @dataclass
 class StagedTopic:
@@ -89,7 +103,7 @@ class StagedTopic:
     @property
     def bytes_per_row(self) -> int:
         """Average bytes of a row in memory, at least 1."""
-        rows = sum(end - start for ranges in self.ranges.values() for start, end in ranges)
+        rows = sum(each.rows for ranges in self.ranges.values() for each in ranges)
         return 1 + self.size // max(1, rows)
 
     def add(self, appended: Iterable[BatchMetadata]) -> None:
@@ -100,6 +114,41 @@ class StagedTopic:
             if ranges and ranges[-1].end == start:
                 start = ranges.pop().start
             ranges.append(StagedRange(start, end))
+
+    def groups(self, max_bytes: int) -> Iterator[dict[int, list[StagedRange]]]:
+        """Yield all ranges by partition, in groups of which each is read at once.
+
+        A group has the ranges of a partition in their order. It covers about `max_bytes`, with the
+        offsets between its ranges: tasks that stage at the same time have ranges next to each
+        other, so many small ranges are one group. A range of more bytes is divided.
+
+        >>> ranges = {0: [StagedRange(3, 5), StagedRange(0, 3)], 1: [StagedRange(0, 7)]}
+        >>> found = StagedTopic("t", "id", "staging", "id", size=12 * 9, ranges=ranges)
+        >>> [[(n, *each) for n in group for each in group[n]] for group in found.groups(50)]
+        [[(0, 3, 5), (0, 0, 3)], [(1, 0, 5)], [(1, 5, 7)]]
+        """
+        limit = max(1, max_bytes // self.bytes_per_row)
+        group: dict[int, list[StagedRange]] = {}
+        spans: dict[int, StagedRange] = {}
+        covered = 0
+        for number, each in self._pieces(limit):
+            span = spans.get(number)
+            wider = each if span is None else span_of([span, each])
+            growth = wider.rows - (0 if span is None else span.rows)
+            if group and covered + growth > limit:
+                yield group
+                group, spans, covered, wider, growth = {}, {}, 0, each, each.rows
+            group.setdefault(number, []).append(each)
+            spans[number] = wider
+            covered += growth
+        if group:
+            yield group
+
+    def _pieces(self, limit: int) -> Iterator[tuple[int, StagedRange]]:
+        for number, ranges in self.ranges.items():
+            for whole in ranges:
+                for start in range(whole.start, whole.end, limit):
+                    yield number, StagedRange(start, min(start + limit, whole.end))
 
 
 class Stager:
