@@ -55,7 +55,8 @@ def run(log: Log, url: str, folder: Path, options: argparse.Namespace) -> Findin
             blows.strike()
             wrong = [] if options.stock else field.tend()
         wrong += field.finish(FINISH_S)
-        shown = field.shown()
+        # A worker of stock Faust may still restore its tables, and then its views do not answer.
+        shown = {} if options.stock else field.shown()
         wrong += field.close()
     except BaseException:
         for worker in field.slots:
@@ -64,7 +65,8 @@ def run(log: Log, url: str, folder: Path, options: argparse.Namespace) -> Findin
     finally:
         field.kill_all()
     found = compare(log, field.writer.acknowledged)
-    compare_views(log, found, shown)
+    if not options.stock:
+        compare_views(log, found, shown)
     found.wrong += wrong
     report(found, blows, field, time.monotonic() - begun)
     return found
