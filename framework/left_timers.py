@@ -7,27 +7,30 @@ is empty, but its position in the input continues: the old timers would never fi
 from __future__ import annotations
 
 from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock
 from strandline.changelog.errors import InvalidConfig
 from strandline.framework.declarations import Declarations
 from strandline.framework.export import committed_batches
 from strandline.framework.timers import ClockName, TimerKey
 from strandline.statestore.keys import key_codec
+from strandline.statestore.ownership import InternalTopics
 
 _CLOCKS: tuple[ClockName, ...] = ("stream", "wall")
 
 
-def check_timers(declared: Declarations, broker: Broker) -> None:
+def check_timers(declared: Declarations, broker: Broker, clock: Clock) -> None:
     """Refuse to run an app that has pending timers of a task that it does not declare.
 
     Raises:
         InvalidConfig: There are such timers, and `App.drop_task` does not name their task.
     """
-    used = set(declared.internal_topics())
-    for topic in broker.topics():
-        task = _task_of(declared.app, topic.name)
-        if task is None or topic.name in used or _is_of_another(declared.app, topic.name, broker):
+    app, used = declared.app, set(declared.internal_topics())
+    internal = InternalTopics(broker, clock)
+    for topic in internal.names:
+        task = _task_of(app, topic)
+        if task is None or topic in used or internal.app_of(topic, app) != app:
             continue
-        if pending := _pending(broker, topic.name):
+        if pending := _pending(broker, topic):
             known = task in declared.tasks
             why = "has no on_timer any more" if known else "is not declared any more"
             way_out = (
@@ -46,12 +49,6 @@ def _task_of(app: str, topic: str) -> str | None:
     if not topic.startswith(prefix) or not topic.endswith(suffix):
         return None
     return topic[len(prefix) : -len(suffix)] or None
-
-
-def _is_of_another(app: str, topic: str, broker: Broker) -> bool:
-    """Return True if the topic may belong to an app with a longer name that has run on this log."""
-    longer = [group for group in broker.groups() if group.startswith(f"{app}-")]
-    return any(topic.startswith(f"{group}-") for group in longer)
 
 
 def _pending(broker: Broker, topic: str) -> int:

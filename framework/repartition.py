@@ -43,6 +43,7 @@ def declare(
         config=KEEP_FOREVER,
     )
     topic.sources = (source,)
+    topic.is_internal = True
     declared.add_topic(topic)
     chosen = _by_column if isinstance(key, str) else key
 

@@ -29,7 +29,13 @@ from strandline.statestore.declaration import (
     declaration_of,
     undeclared,
 )
-from strandline.statestore.recorded import DeclarationLog, RecordedDeclarations, partition_key
+from strandline.statestore.ownership import check_unowned
+from strandline.statestore.recorded import (
+    DeclarationLog,
+    RecordedDeclarations,
+    partition_key,
+    topic_key,
+)
 from strandline.statestore.rewriting import rewrite
 from strandline.statestore.spec import AnySpec
 from strandline.statestore.store import AnyStore
@@ -48,6 +54,7 @@ class StoreDeclarations:
         broker: Broker,
         clock: Clock,
         *,
+        topics: Collection[str] = (),
         can_upgrade: bool = True,
     ) -> None:
         """Prepare the comparison, which reads nothing yet.
@@ -58,10 +65,12 @@ class StoreDeclarations:
             infos: Descriptions of their changelog topics.
             broker: The log.
             clock: Source of time.
+            topics: Its other internal topics, which are recorded as well.
             can_upgrade: Whether the program can declare an `upgrade` of stored values.
         """
         self._app = app
         self._can_upgrade = can_upgrade
+        self._topics = topics
         self._specs = {spec.changelog_topic(app): spec for spec in specs}
         self._declared = {topic: declaration_of(spec) for topic, spec in self._specs.items()}
         self._partitions = {topic: infos[topic].partitions for topic in self._specs}
@@ -72,6 +81,8 @@ class StoreDeclarations:
         """Changelogs without a recorded declaration whose values were all found readable."""
         self._replaced: dict[str, bytes | None] = {}
         """Declaration recorded before an incompatible one replaced it, by changelog."""
+        self._added: dict[str, bytes | None] = {}
+        """Removal of everything that `record` has added, if it is taken back."""
         self._unfinished: set[str] = set()
         """Changelogs with a partition still to be rewritten when one of them was last opened."""
 
@@ -81,6 +92,7 @@ class StoreDeclarations:
         Raises InvalidConfig if a stored value cannot be read as declared, or must be rewritten
         first.
         """
+        self._check_owned()
         recorded = self._log.read()
         found: dict[str, Expiry] = {}
         for topic in self._specs:
@@ -99,9 +111,16 @@ class StoreDeclarations:
 
         Raises InvalidConfig, with nothing changed, if a stored value cannot be read as declared.
         """
-        if not self._specs:
+        if not self._specs and not self._topics:
             return
+        self._check_owned()
         self._log.change(self._changes)
+        try:
+            self._check_owned()
+        except InvalidConfig:  # an app that has started at the same time
+            if added := self._added:
+                self._log.change(lambda _: added)
+            raise
         if self._replaced and (members := self._members()):
             # A worker that joined meanwhile may have read the old declaration. That one continues;
             # this one restores the old declaration and fails.
@@ -143,7 +162,8 @@ class StoreDeclarations:
     # Deciding -------------------------------------------------------------------------
 
     def _changes(self, recorded: RecordedDeclarations) -> dict[str, bytes | None]:
-        changes: dict[str, bytes | None] = {}
+        new = [topic_key(topic) for topic in self._topics if topic not in recorded.topics]
+        changes: dict[str, bytes | None] = dict.fromkeys(new, b"")
         self._replaced = {}
         for topic in self._specs:
             stored = recorded.stores.get(topic)
@@ -158,6 +178,8 @@ class StoreDeclarations:
                 changes |= dict.fromkeys(done)
             if becomes != stored:
                 changes[topic] = becomes.to_bytes()
+        added = [*map(topic_key, self._topics), *self._specs]
+        self._added |= dict.fromkeys(key for key in added if key not in recorded.keys())
         return changes
 
     def _change(self, topic: str, recorded: RecordedDeclarations) -> DeclarationChange:
@@ -195,6 +217,10 @@ class StoreDeclarations:
     ) -> Expiry:
         stored = recorded.stores.get(topic)
         return change.becomes.expiry if stored is None else stored.expiry
+
+    def _check_owned(self) -> None:
+        """Refuse an app with an internal topic that another app has as well."""
+        check_unowned(self._app, [*self._specs, *self._topics], self._broker, self._clock)
 
     def _is_empty(self, topic: str) -> bool:
         return is_empty(self._broker, topic, self._partitions[topic])

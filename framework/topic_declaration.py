@@ -69,6 +69,8 @@ class TopicDeclaration:
         self._timestamp_at = self._column_at("timestamp", self.timestamp_column)
         takes_columns = self._key_at is not None or self._timestamp_at is not None
         self._row_of = self.typed.row if takes_columns else None
+        self.is_internal = False
+        """True if the app itself names and fills the topic, for repartitioning."""
         self.is_derived = False
         """True if the columns follow from a plan, so that their order in the log does not matter."""
 

@@ -1,9 +1,10 @@
 """The topic in which an app records the declarations of its stores: `<app>-declarations`.
 
-The topic is compacted and has one partition. It has records with two kinds of keys:
+The topic is compacted and has one partition. It has records with three kinds of keys:
 
     <changelog>               declaration of the store with that changelog
     <changelog>/<partition>   progress of rewriting the values of that partition
+    <topic>/                  name of another internal topic of the app, with an empty value
 
 `DeclarationLog.change` is a compare-and-set, in a folder as on a Kafka cluster. It takes over the
 transactional id of the topic, which fences other writers; reads the recorded declarations; decides;
@@ -67,19 +68,27 @@ class RecordedDeclarations:
     """Declaration of each store, by the name of its changelog."""
     rewritten: dict[TopicPartition, RewriteProgress] = field(default_factory=dict)
     """Progress of rewriting, by changelog partition."""
+    topics: set[str] = field(default_factory=set)
+    """Other internal topics of the app: for repartitioning, and of dead letters."""
 
     @classmethod
     def of(cls, entries: Iterable[tuple[bytes, bytes]]) -> RecordedDeclarations:
         """Decode keys and values of the topic. Raises FutureFormat, CorruptLog."""
         recorded = cls()
         for key, value in entries:
-            changelog, _, partition = key.decode().partition("/")
-            if partition:
+            changelog, slash, partition = key.decode().partition("/")
+            if slash and not partition:
+                recorded.topics.add(changelog)
+            elif partition:
                 tp = TopicPartition(changelog, int(partition))
                 recorded.rewritten[tp] = _rewritten(value)
             else:
                 recorded.stores[changelog] = Declaration.from_bytes(value)
         return recorded
+
+    def keys(self) -> set[str]:
+        """Return the keys of the recorded internal topics."""
+        return {*self.stores, *map(topic_key, self.topics)}
 
     def is_current(self, changelog: TopicPartition) -> bool:
         """Return True if all values of a partition are written with the store's declaration."""
@@ -156,6 +165,11 @@ class DeclarationLog:
 def partition_key(changelog: TopicPartition) -> str:
     """Return the key of the record with the rewriting progress of a partition."""
     return f"{changelog.topic}/{changelog.partition}"
+
+
+def topic_key(topic: str) -> str:
+    """Return the key of the record of an internal topic that is not a changelog."""
+    return f"{topic}/"
 
 
 def changes_of(changes: Changes, clock: Clock) -> pa.RecordBatch:

@@ -11,6 +11,7 @@ import typer
 
 from strandline import changelog
 from strandline.changelog import moving
+from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import InvalidRequest
 from strandline.changelog.location import check, is_url
 from strandline.changelog.moving import MovedLog, MoveReport, Selection
@@ -20,9 +21,9 @@ from strandline.framework.cli.conversions import Forms
 from strandline.framework.cli.loading import load_app, location
 from strandline.framework.cli.offline import ReadingBar
 from strandline.framework.cli.options import JsonOption
-from strandline.framework.cli.reset import internal_topics
 from strandline.framework.declarations import check_app_name
 from strandline.framework.positions import translated
+from strandline.statestore.ownership import InternalTopics
 
 if TYPE_CHECKING:
     from strandline.framework.app import App
@@ -117,7 +118,7 @@ def _wanted_by(source: MovedLog, app: str, loaded: App | None) -> tuple[str, set
     name = app if loaded is None else loaded.name
     check_app_name(name)
     read = {tp.topic for tp in source.broker.committed(name)}
-    wanted = read | set(internal_topics(source.broker, name))
+    wanted = read | set(InternalTopics(source.broker, SystemClock()).of(name))
     if loaded is not None:
         wanted |= set(loaded.declared.topics)
     return name, wanted

@@ -11,7 +11,7 @@ orphaned   the log has state or an internal topic that the app does not declare
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -21,10 +21,10 @@ from strandline.changelog.clock import SystemClock
 from strandline.framework.cli import output
 from strandline.framework.cli.loading import load_app, opened
 from strandline.framework.cli.options import JsonOption, LogOption, YesOption, confirmed
-from strandline.framework.cli.reset import internal_topics
 from strandline.framework.container.running import check_at_rest
 from strandline.statestore.declaration import Declaration, compare, declaration_of
-from strandline.statestore.recorded import DeclarationLog, declarations_topic
+from strandline.statestore.ownership import InternalTopics
+from strandline.statestore.recorded import DeclarationLog, declarations_topic, topic_key
 from strandline.statestore.spec import AnySpec
 
 if TYPE_CHECKING:
@@ -110,8 +110,10 @@ def compared(app: App, broker: Broker) -> list[PlanLine]:
     }
     recorded = DeclarationLog(broker, app.name, SystemClock()).read().stores
     found = [_line(topic, spec, recorded.get(topic)) for topic, spec in specs.items()]
+    internal = InternalTopics(broker, SystemClock())
+    found = [_owned(line, app.name, internal) for line in found]
     kept = {*specs, *app.declared.topics, declarations_topic(app.name)}
-    orphans = [topic for topic in internal_topics(broker, app.name) if topic not in kept]
+    orphans = [topic for topic in internal.of(app.name) if topic not in kept]
     return [*found, *(PlanLine(topic, "orphaned", "", topic) for topic in sorted(orphans))]
 
 
@@ -120,6 +122,14 @@ def _line(topic: str, spec: AnySpec, stored: Declaration | None) -> PlanLine:
         return PlanLine(spec.name, "new", "", topic)
     change = compare(stored, declaration_of(spec), can_upgrade=spec.upgrade is not None)
     return PlanLine(spec.name, _VERDICTS[change.kind], "; ".join(change.reasons), topic)
+
+
+def _owned(line: PlanLine, app: str, internal: InternalTopics) -> PlanLine:
+    """Return the line of a store; its verdict is "changed" if another app has the changelog."""
+    others = [other for other in internal.recorded(line.topic) if other != app]
+    if not others:
+        return line
+    return replace(line, verdict="changed", reasons=f"the changelog is that of app {others[0]!r}")
 
 
 def _drop(app: App, broker: Broker, lines: list[PlanLine], *, yes: bool) -> None:
@@ -133,5 +143,6 @@ def _drop(app: App, broker: Broker, lines: list[PlanLine], *, yes: bool) -> None
     for topic in orphans:
         broker.delete_topic(topic)
     log = DeclarationLog(broker, app.name, SystemClock())
-    log.change(lambda recorded: {t: None for t in orphans if t in recorded.stores})
+    keys = {key for topic in orphans for key in (topic, topic_key(topic))}
+    log.change(lambda recorded: dict.fromkeys(keys.intersection(recorded.keys())))
     output.line(f"deleted {len(orphans)} topics")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from strandline.changelog.broker import Broker
+from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import InvalidRequest
 from strandline.changelog.location import is_url
 from strandline.changelog.records import TopicPartition
@@ -22,12 +23,10 @@ from strandline.framework.cli.loading import location, opened
 from strandline.framework.cli.options import JsonOption, LogOption, YesOption, confirmed
 from strandline.framework.container.running import check_at_rest
 from strandline.framework.declarations import check_app_name
+from strandline.statestore.ownership import InternalTopics
 
 if TYPE_CHECKING:
     from strandline.framework.app import App
-
-INTERNAL = ("-changelog", "-repartition", "-declarations")
-"""Endings of the names of internal topics."""
 
 OffsetsOption = Annotated[bool, typer.Option("--offsets", help="Delete its committed offsets.")]
 StateOption = Annotated[
@@ -117,7 +116,7 @@ def plan_for(broker: Broker, app: str, log: str) -> ResetPlan:
     plan = ResetPlan(
         app,
         tuple(sorted(broker.committed(app, require_stable=False))) if app in groups else (),
-        tuple(internal_topics(broker, app)),
+        tuple(InternalTopics(broker, SystemClock()).of(app)),
         state if state.is_dir() else None,
     )
     if not plan.steps:
@@ -169,16 +168,3 @@ def _do(broker: Broker, plan: ResetPlan) -> None:
         broker.commit_offsets(plan.app, dict.fromkeys(plan.offsets))
     for topic in plan.topics:
         broker.delete_topic(topic)
-
-
-def internal_topics(broker: Broker, app: str) -> list[str]:
-    """Return an app's changelogs, repartition topics and recorded declarations."""
-    groups = broker.groups()
-    names = [info.name for info in broker.topics() if info.name.endswith(INTERNAL)]
-    return [name for name in names if _owner(name, app, groups) == app]
-
-
-def _owner(topic: str, app: str, groups: list[str]) -> str | None:
-    """Return the app of an internal topic: the longest name with which the topic's begins."""
-    names = [name for name in {*groups, app} if topic.startswith(name + "-")]
-    return max(names, key=len, default=None)

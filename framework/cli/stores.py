@@ -17,6 +17,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from strandline.changelog.broker import Broker
+from strandline.changelog.clock import SystemClock
 from strandline.changelog.decoding import json_value
 from strandline.changelog.errors import (
     UNREADABLE,
@@ -41,8 +42,8 @@ from strandline.framework.querying.workers import Source
 from strandline.statestore.declaration import Declaration, Form, plain_serde
 from strandline.statestore.key_types import key_from_wire
 from strandline.statestore.keys import KeyCodec, codec_of, decode_key, key_codec
+from strandline.statestore.ownership import InternalTopics
 from strandline.statestore.reader import KeyRange
-from strandline.statestore.recorded import SUFFIX
 from strandline.statestore.spec import changelog_topic
 
 commands = typer.Typer(help="The stores of apps: list, get, scan.", no_args_is_help=True)
@@ -197,12 +198,10 @@ def _connected(log: str | None, *, expired: bool) -> Iterator[Connection]:
 
 def stores_of(broker: Broker) -> list[StoreName]:
     """Return the stores that have a changelog, sorted by name."""
-    topics = broker.topics()
-    declared = [t.name.removesuffix(SUFFIX) for t in topics if t.name.endswith(SUFFIX)]
-    apps = sorted({*broker.groups(), *declared}, key=len, reverse=True)
+    internal = InternalTopics(broker, SystemClock())
     return sorted(
-        _name(info.name, apps)
-        for info in topics
+        _name(info.name, internal)
+        for info in broker.topics()
         if info.name.endswith(CHANGELOG) and info.effective.compact
     )
 
@@ -244,15 +243,10 @@ def _named(broker: Broker, store: str) -> StoreName:
     return StoreName(app, name)
 
 
-def _name(topic: str, apps: list[str]) -> StoreName:
-    """Return the store of a changelog topic.
-
-    The app is the longest one that begins the topic's name, of those that have committed offsets or
-    recorded declarations. For another app it is a guess.
-    """
+def _name(topic: str, internal: InternalTopics) -> StoreName:
+    """Return the store of a changelog topic. It is a guess if nothing in the log tells the app."""
     whole = topic.removesuffix(CHANGELOG)
-    app = next((app for app in apps if whole.startswith(app + "-")), None)
-    app = app or whole.partition("-")[0]
+    app = internal.app_of(topic) or whole.partition("-")[0]
     return StoreName(app, whole[len(app) + 1 :])
 
 

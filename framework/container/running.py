@@ -40,6 +40,7 @@ from strandline.framework.querying.endpoint import QueryEndpoint
 from strandline.framework.session import Session
 from strandline.framework.store_declarations import StoreDeclarations
 from strandline.statestore.memory import MemoryBudget
+from strandline.statestore.ownership import InternalTopics
 
 T = TypeVar("T")
 
@@ -196,11 +197,12 @@ def worker_on(
         on_restore: Callback for the progress of the restore; None for none.
     """
     infos = declared.prepare(broker)
-    check_timers(declared, broker)
+    check_timers(declared, broker, clock)
     counters = WorkerCounters(declared.app, folders.counters)
     context = ContainerContext(declared, infos, broker, clock, options, counters)
     stores = [store for spec in context.tasks for store in spec.all_stores]
-    declarations = StoreDeclarations(declared.app, stores, infos, broker, clock)
+    topics = declared.derived_topics()
+    declarations = StoreDeclarations(declared.app, stores, infos, broker, clock, topics=topics)
     patiently(declarations.record)
     tasks = TaskManager(
         *(context, folders, declarations),
@@ -245,7 +247,10 @@ def reset(session: Session, declared: Declarations) -> None:
     root = session.state_folder()
     if root is not None and root.exists():
         remove_all(root)  # first, because it fails if a store is open
+    internal = InternalTopics(broker, session.clock)
     for name in declared.internal_topics():
+        if internal.is_of_another(name, session.app):
+            continue
         try:
             broker.delete_topic(name)
         except UnknownTopic:

@@ -31,6 +31,7 @@ from strandline.framework.querying.workers import Fleet
 from strandline.framework.session import Session
 from strandline.framework.store import Store
 from strandline.framework.store_declarations import StoreDeclarations
+from strandline.statestore.ownership import check_named
 from strandline.statestore.spec import UNSET, changelog_topic
 from strandline.statestore.values import Expiry
 
@@ -216,7 +217,9 @@ class Connection:
         app, slash, short = name.partition("/")
         try:
             if slash:
-                return self.broker.topic(changelog_topic(app, short))
+                found = self.broker.topic(changelog_topic(app, short))
+                check_named(app, found.name, self.broker, self._clock)
+                return found
         except UnknownTopic:
             pass
         raise InvalidRequest(f"there is no store {name!r}, as app/store; {self._changelogs()}")

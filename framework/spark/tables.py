@@ -47,6 +47,7 @@ from strandline.framework.spark.planning import (
 )
 from strandline.framework.spark.reading import ends_of, read_pinned, read_range, report_unpinned
 from strandline.framework.table_types import fit
+from strandline.statestore.ownership import check_named
 from strandline.statestore.recorded import DeclarationLog
 
 SAMPLE_OFFSETS = 1000
@@ -264,11 +265,13 @@ def _last_of_each(kept: pa.Table | None, newer: list[pa.RecordBatch]) -> pa.Tabl
 def stored_values(broker: Broker, topic: TopicInfo, options: SourceOptions) -> StoredValues | None:
     """Return the encoding of an app's store, if it is recorded.
 
-    Raises InvalidConfig while values are still to be rewritten for a changed declaration.
+    Raises InvalidConfig while values are still to be rewritten for a changed declaration, and
+    InvalidRequest if the changelog is that of another app.
     """
     app, slash, _ = (options.store or "").partition("/")
     if not slash:
         return None
+    check_named(app, topic.name, broker, SystemClock())
     recorded = DeclarationLog(broker, app, SystemClock()).read()
     if unfinished := recorded.unfinished(topic.name, topic.partitions):
         raise InvalidConfig(

@@ -113,7 +113,7 @@ class InternalTopic:
         self.topic = Topic[Any, Any](
             *(session, node.topic), key=bytes, value=value, config=KEEP_FOREVER
         )
-        self.topic.is_derived = True
+        self.topic.is_derived = self.topic.is_internal = True
         self.topic.sources = _topics_before(node)
 
     def send(self, rows: pl.DataFrame) -> None:
