@@ -15,12 +15,13 @@ Membership is not stored on disk: members join again when another process takes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from strandline.changelog.config import check_client_name
-from strandline.changelog.errors import InvalidRequest
+from strandline.changelog.errors import InvalidConfig, InvalidRequest
 from strandline.changelog.records import CommittedOffset, TopicPartition
 
 Assignor = Literal["cooperative-sticky", "range", "roundrobin"]
@@ -67,6 +68,9 @@ class Subscription:
     """True: other members may subscribe to other topics, if the topics of each member form one
     copartition group. A partition whose number belongs to a member without its topic is then
     assigned to none. Counts on Kafka only, where members with other topics are refused otherwise."""
+    tasks: Sequence[Sequence[str]] | None = None
+    """Tasks of a worker: of each its name, then the topics that it reads; none for a consumer, which
+    gives its records to the program. None if the member does not tell. See `check_tasks`."""
 
 
 class GroupMember(NamedTuple):
@@ -113,6 +117,49 @@ class GroupInfo(NamedTuple):
     """Number of the current assignment; it grows with each rebalance."""
     assignor: str
     members: Sequence[MemberInfo]
+
+
+def check_tasks(group: str, mine: Subscription, others: Iterable[tuple[str, Subscription]]) -> None:
+    """Refuse a member whose tasks are those of another program than another member's.
+
+    The records of a partition are handled by one member, with its tasks alone. If two programs with
+    the name of one app ran at the same time, each would handle a part of the records.
+
+    Members of two versions of a program may run together if one has all tasks of the other, of those
+    that read common topics, so that tasks can be added and removed in a rolling upgrade.
+
+    Args:
+        group: Name of the group.
+        mine: Subscription of the member that joins.
+        others: Names and subscriptions of the other members.
+
+    Raises:
+        InvalidConfig: Each of two members has a task that the other one lacks, or one is a worker
+            and the other a consumer, and both read the same topic.
+    """
+    for name, other in others:
+        common = set(mine.topics).intersection(other.topics)
+        if mine.tasks is None or other.tasks is None or not common:
+            continue
+        here, there = (_tasks_of(one.tasks or (), common) for one in (mine, other))
+        both_differ = bool(here - there and there - here)
+        if both_differ or bool(mine.tasks) != bool(other.tasks):
+            raise InvalidConfig(
+                f"group {group!r} has another program as a member: {name} is {_shown(other)}, this one "
+                f"{_shown(mine)}, and both read {', '.join(sorted(common)[:5])}. Each partition belongs "
+                f"to one member, so each program would handle a part of the records. Stop the other "
+                f"one first, or use another name for the app or group"
+            )
+
+
+def _tasks_of(tasks: Iterable[Sequence[str]], topics: AbstractSet[str]) -> set[str]:
+    """Return the names of the tasks that read one of these topics."""
+    return {name for name, *inputs in tasks if not topics.isdisjoint(inputs)}
+
+
+def _shown(member: Subscription) -> str:
+    names = ", ".join(name for name, *_ in member.tasks or ())
+    return f"a worker with the tasks {names:.200}" if names else "a consumer"
 
 
 def check_commit(group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]) -> None:

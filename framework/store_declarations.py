@@ -178,8 +178,8 @@ class StoreDeclarations:
                 changes |= dict.fromkeys(done)
             if becomes != stored:
                 changes[topic] = becomes.to_bytes()
-        added = [*map(topic_key, self._topics), *self._specs]
-        self._added |= dict.fromkeys(key for key in added if key not in recorded.keys())
+        known, own = recorded.keys(), [*map(topic_key, self._topics), *self._specs]
+        self._added |= dict.fromkeys(key for key in own if key not in known)
         return changes
 
     def _change(self, topic: str, recorded: RecordedDeclarations) -> DeclarationChange:

@@ -51,7 +51,12 @@ class GroupSubscription:
         self._broker = broker
         self._group = options.group
         self._subscription = Subscription(
-            tuple(topics), options.assignor, options.session_timeout_ms, program(), options.instance
+            tuple(topics),
+            options.assignor,
+            options.session_timeout_ms,
+            program(),
+            options.instance,
+            tasks=(),
         )
         self._clock = clock
         self._max_poll_interval_ms = options.max_poll_interval_ms

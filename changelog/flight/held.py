@@ -182,7 +182,8 @@ class HeldObjects:
 
 
 def _size_of(subscription: Subscription) -> int:
-    names = (*subscription.topics, *chain.from_iterable(subscription.together))
+    lists = (*subscription.together, *(subscription.tasks or ()))
+    names = (*subscription.topics, *chain.from_iterable(lists))
     return MEMBER_CHARACTERS + sum(map(len, names)) + sum(map(len, subscription.servers))
 
 

@@ -42,6 +42,8 @@ class MemberEntry(msgspec.Struct, frozen=True):
     """Name of a static member; None for others."""
     topics_differ: bool = False
     """True if members with other topics are accepted (`Subscription.topics_differ`)."""
+    tasks: tuple[tuple[str, ...], ...] | None = None
+    """Tasks of the member (`Subscription.tasks`); None if it does not tell."""
 
 
 _decode = json_decoder(MemberEntry).decode

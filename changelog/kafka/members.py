@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from strandline.changelog.errors import (
     InvalidConfig,
@@ -19,7 +19,14 @@ from strandline.changelog.errors import (
     StrandlineError,
     UnknownTopic,
 )
-from strandline.changelog.groups import Assignment, GroupInfo, GroupMember, MemberInfo, Subscription
+from strandline.changelog.groups import (
+    Assignment,
+    GroupInfo,
+    GroupMember,
+    MemberInfo,
+    Subscription,
+    check_tasks,
+)
 from strandline.changelog.kafka.connection import KafkaConnection, log
 from strandline.changelog.kafka.coordinators import (
     CoordinatorGroup,
@@ -183,7 +190,9 @@ class Members:
         while True:
             entries = self._directory.read(member.group)
             alive = self._alive(member.group)
+            others = {name: entries[name] for name in entries if name in alive - {mine}}
             _check_same_units(units, entries, alive - {mine}, topics_differ=topics_differ)
+            check_tasks(member.group, subscription, [(n, _told(o)) for n, o in others.items()])
             if mine in entries and is_mine(entries, alive, mine):
                 gone = [other for other in entries if other not in alive]
                 self._directory.write(member.group, dict.fromkeys(gone))
@@ -197,6 +206,7 @@ class Members:
                 tuple(subscription.servers),
                 subscription.instance,
                 topics_differ,
+                _tuples(subscription.tasks),
             )
             self._directory.write(member.group, {mine: entry})
 
@@ -281,6 +291,15 @@ class _Share:
     def partitions(self, units: Iterable[Unit]) -> frozenset[TopicPartition]:
         """Return the partitions that these units represent."""
         return self.units.partitions(units, self.count)
+
+
+def _tuples(tasks: Sequence[Sequence[str]] | None) -> tuple[tuple[str, ...], ...] | None:
+    return None if tasks is None else tuple(map(tuple, tasks))
+
+
+def _told(entry: MemberEntry) -> Subscription:
+    """Return what a member has published of its subscription."""
+    return Subscription(entry.topics, tasks=entry.tasks)
 
 
 def _count(topics: KafkaTopics, name: str) -> int:

@@ -87,6 +87,7 @@ def member_of(context: ContainerContext, servers: Sequence[str] = ()) -> Join:
         together=together,
         standby_replicas=options.standby_replicas,
         servers=servers,
+        tasks=[[task.name, *(topic.name for topic in task.inputs)] for task in context.tasks],
     )
 
     def join() -> Membership:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -274,6 +274,37 @@ def test_on_kafka_members_with_other_topics_are_refused_otherwise(
     eventually(lambda: one.look() is not None and joining.done(), timeout=PATIENCE_S)
     with pytest.raises(InvalidConfig, match="must have the same tasks"):
         joining.result()
+
+
+def test_a_worker_with_the_tasks_of_another_program_is_refused(
+    log: Log, name: str, topic: str, closing: ExitStack, eventually: Eventually
+) -> None:
+    one = Worker(log, name, topic, tasks=[["count", topic]])
+    closing.callback(one.membership.leave)
+    eventually(lambda: one.look() == all_of(topic), timeout=PATIENCE_S)
+
+    def joined(*tasks: str) -> Future[Worker]:
+        wanted = [[task, topic] for task in tasks]
+        joining = ThreadPoolExecutor(1).submit(Worker, log, name, topic, tasks=wanted)
+        eventually(lambda: one.look() is not None and joining.done(), timeout=PATIENCE_S)
+        return joining
+
+    with pytest.raises(InvalidConfig, match="tasks count, this one a worker with the tasks sum"):
+        joined("sum").result()
+    closing.callback(joined("count", "sum").result().membership.leave)
+
+
+@pytest.mark.parametrize("system", ["embedded"], indirect=True)
+def test_a_consumer_in_the_group_of_a_worker_is_refused(
+    log: Log, name: str, topic: str, closing: ExitStack, eventually: Eventually
+) -> None:
+    one = Worker(log, name, topic, tasks=[["count", topic]])
+    closing.callback(one.membership.leave)
+    consumer = closing.enter_context(log.consumer(group=name))
+    consumer.subscribe(topic)
+    with pytest.raises(InvalidConfig, match="tasks count, this one a consumer"):
+        consumer.poll()
+    eventually(lambda: one.look() == all_of(topic), timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("assignor", ["cooperative-sticky", "range", "roundrobin"])

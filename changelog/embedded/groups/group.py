@@ -22,7 +22,7 @@ from itertools import count
 from strandline.changelog.copartition import CopartitionGroups
 from strandline.changelog.embedded.groups.assignors import ASSIGNORS, spread_copies
 from strandline.changelog.errors import InvalidConfig, MemberFenced
-from strandline.changelog.groups import Assignment, GroupInfo, MemberInfo, Subscription
+from strandline.changelog.groups import Assignment, GroupInfo, MemberInfo, Subscription, check_tasks
 from strandline.changelog.records import TopicPartition
 
 Partitions = frozenset[TopicPartition]
@@ -51,6 +51,11 @@ class GroupMemberState:
     """Number of the heartbeat with the latest report: heartbeats may overtake each other."""
     assignments: dict[int, Partitions] = field(default_factory=lambda: {0: _NO_PARTITIONS})
     """Assignments that the member may still act upon, by number."""
+
+    @property
+    def name(self) -> str:
+        """Name of the member's program, or its id."""
+        return self.subscription.client or self.member_id
 
     @property
     def owned(self) -> Partitions:
@@ -97,9 +102,14 @@ class Group:
         return len(self._members)
 
     def join(self, member_id: str, subscription: Subscription, now: float) -> int:
-        """Add a member and return its slot. Raises InvalidConfig for a different assignor."""
+        """Add a member and return its slot.
+
+        Raises InvalidConfig for a different assignor, or the tasks of another program.
+        """
         self._check_assignor(subscription)
         previous = self._static(subscription.instance)
+        others = [member for member in self._members.values() if member is not previous]
+        check_tasks(self.name, subscription, [(one.name, one.subscription) for one in others])
         if previous is not None:  # a static member (KIP-345) rejoins: fence its previous instance
             del self._members[previous.member_id]
         taken = {member.slot for member in self._members.values()}

@@ -150,6 +150,7 @@ def _check(name: str, subscription: Subscription) -> None:
     for what, names in (
         ("topics", len(subscription.topics)),
         ("copartitioned topics", sum(map(len, subscription.together))),
+        ("names of tasks and their topics", sum(map(len, subscription.tasks or ()))),
     ):
         if names > MAX_SUBSCRIBED:
             raise InvalidConfig(
