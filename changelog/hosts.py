@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from typing import NamedTuple
+from urllib.parse import SplitResult, urlsplit
 
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.secret import masked
@@ -42,9 +43,34 @@ def parse_host_port(text: str, *, host: str = "", port: int | None = None) -> Ho
     if found is not None and (found[3] or found[1] or found[2]):
         there = found[1] or found[2] or host
         number = port if found[3] is None else int(found[3])
-        if there and number is not None and number <= HIGHEST_PORT:
+        if number is not None and number <= HIGHEST_PORT and _may_be_resolved(there):
             return HostPort(there, number)
     raise InvalidConfig(f"expected host:port, got {masked(text)!r}")
+
+
+def _may_be_resolved(host: str) -> bool:
+    """Return False for a name that sockets refuse with a UnicodeError, such as "a..b"."""
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:
+        return False
+
+
+def split_url(url: str) -> SplitResult:
+    """Return the parts of a URL, which may come from another process.
+
+    Raises:
+        InvalidConfig: The text is no URL. `urlsplit` raises ValueError, which may show a password.
+
+    >>> split_url("strandline://db:7361").netloc
+    'db:7361'
+    """
+    try:
+        return urlsplit(url)
+    except ValueError:
+        raise InvalidConfig(
+            f"{masked(url)!r:.200} is no URL: its host is a name, or an address in brackets"
+        ) from None
 
 
 def is_loopback(host: str) -> bool:

@@ -15,7 +15,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from strandline.changelog.clock import Clock
 from strandline.changelog.credentials import read_token, token_of
@@ -24,7 +23,7 @@ from strandline.changelog.flight.client import DEADLINE_S, FlightBroker
 from strandline.changelog.flight.connection import ConnectionTarget
 from strandline.changelog.flight.failover import FailoverBroker, LogLink
 from strandline.changelog.flight.grants import Grants
-from strandline.changelog.hosts import parse_host_port
+from strandline.changelog.hosts import parse_host_port, split_url
 from strandline.changelog.location import SERVED, options_of
 
 DEFAULT_PORT = 7361
@@ -38,7 +37,7 @@ def parse_url(url: str, environment: Mapping[str, str] = os.environ) -> Connecti
     """
     # Split by hand, because a token may contain any character, "#" too.
     place, _, query = url.partition("?")
-    parts = urlsplit(place)
+    parts = split_url(place)
     options = options_of(query)
     token, file = options.pop("token", ""), options.pop("token-file", "")
     ca, certificate, key = (options.pop(name, None) for name in ("ca", "cert", "key"))

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import (
@@ -21,6 +21,7 @@ from strandline.changelog.errors import (
     SchemaMismatch,
     Unauthenticated,
 )
+from strandline.changelog.hosts import split_url
 from strandline.changelog.secret import Secret, is_secret, masked
 
 T = TypeVar("T")
@@ -61,7 +62,7 @@ class SchemaRegistry:
     """
 
     def __init__(self, url: str, *, auto_register: bool = True, **properties: Any) -> None:
-        if urlsplit(url).scheme not in ("http", "https", "mock"):
+        if split_url(url).scheme not in ("http", "https", "mock"):
             raise InvalidConfig(
                 f"a schema registry is http://host:port, https://… or mock://name, got {masked(url)!r}"
             )
@@ -225,7 +226,7 @@ _lock = threading.Lock()
 
 def _in_url(url: str) -> list[Secret]:
     """Return the password in a URL, in its quoted and unquoted forms."""
-    written = urlsplit(url).password or ""
+    written = split_url(url).password or ""
     return [Secret(one) for one in {written, unquote(written)} if one]
 
 

@@ -22,12 +22,11 @@ import struct
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from strandline.changelog.errors import InvalidConfig, from_os_error
 from strandline.changelog.flight import hello
 from strandline.changelog.flight.endpoint import MAX_SOCKET_PATH_BYTES
-from strandline.changelog.hosts import bracketed, is_loopback, parse_host_port
+from strandline.changelog.hosts import bracketed, is_loopback, parse_host_port, split_url
 from strandline.changelog.layout import QUERIES
 from strandline.changelog.location import options_of
 from strandline.changelog.secret import masked
@@ -122,7 +121,10 @@ def connect(url: str, timeout: float, ca: bytes | None = None) -> socket.socket:
         return connection
     if not url.startswith((TCP, TLS)):
         raise OSError(f"{url!r:.200} is not the address of a worker")
-    host, port = parse_host_port(url[len(TCP) :])
+    try:
+        host, port = parse_host_port(url[len(TCP) :])
+    except InvalidConfig as error:  # a group member may announce anything
+        raise OSError(str(error)) from None
     connection = socket.create_connection((host, port), timeout)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -199,7 +201,7 @@ def _parse_address(address: str) -> tuple[str, str, ssl.SSLContext | None, bytes
     allow that by "tcp://".
     """
     place, _, query = address.partition("?")
-    parts = urlsplit(place if "://" in place else f"//{place}")
+    parts = split_url(place if "://" in place else f"//{place}")
     options = options_of(query)
     if parts.scheme == "tls" and options.keys() == {"certificate", "key"}:
         return TLS, parts.netloc, _tls(**options), _der(options["certificate"])

@@ -158,6 +158,12 @@ def test_kafka_properties_may_be_in_the_environment(monkeypatch: pytest.MonkeyPa
         lambda: sockets.listen_network(f"tls://host:1?password={HIDDEN}"),
         lambda: parse_host_port(f"me:{HIDDEN}@host"),
         lambda: metrics.parse(f"me:{HIDDEN}@host:1"),
+        # Hosts that `urlsplit` refuses with a ValueError, which shows the first one's password.
+        lambda: address.parse_url(f"strandline://me:{HIDDEN}@h℀:1", {}),
+        lambda: address.parse_url(f"strandline://me:{HIDDEN}@[::1", {}),
+        lambda: sl.SchemaRegistry(f"http://me:{HIDDEN}@h℀"),
+        lambda: sockets.listen_network(f"tcp://me:{HIDDEN}@h℀:1"),
+        lambda: parse_url(f"kafka://me:{HIDDEN}@h℀:1", {}),
     ],
 )
 def test_an_error_shows_no_secret(refused: Any) -> None:
