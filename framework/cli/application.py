@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -130,6 +131,10 @@ def invoke(
     application: typer.Typer, arguments: Sequence[str] | None, *, name: str | None
 ) -> NoReturn:
     """Run a command line and exit."""
+    if sys.stdout is None or sys.stderr is None:  # closed by the caller (`>&-`)
+        with open(os.devnull, "w") as nowhere:
+            sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
+            invoke(application, arguments, name=name)
     given, debug = without_debug(sys.argv[1:] if arguments is None else arguments)
     given, form = logs.without_format(given)
     with debugging(debug), logs.reporting_as(form):

@@ -9,6 +9,7 @@ traceback. With `--log-format json`, errors and everything else on stderr are JS
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import traceback
@@ -19,11 +20,13 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
-from strandline.changelog.errors import StrandlineError
+from strandline.changelog.errors import StorageFailed, StrandlineError
 from strandline.framework.cli import logs, output
 from strandline.framework.terminal import printable
 
 FAILED, INTERRUPTED = 1, 130
+_NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of writing the output. Errors of a log's files are translated where they occur."""
 DEBUG = "--debug"
 
 
@@ -48,7 +51,10 @@ def without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
 
 @contextlib.contextmanager
 def reporting_errors(code: int = FAILED) -> Iterator[None]:
-    """Report Strandline's errors in one line and exit with `code`; be quiet if a pipe is closed."""
+    """Report Strandline's errors in one line and exit with `code`; be quiet if a pipe is closed.
+
+    An error of writing the output, such as a full disk, is reported in the same way.
+    """
     try:
         yield
         sys.stdout.flush()
@@ -59,11 +65,21 @@ def reporting_errors(code: int = FAILED) -> Iterator[None]:
             report_error(error)
         raise typer.Exit(code) from None
     except BrokenPipeError:
-        # The interpreter flushes stdout again when it exits, which would fail on the closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         raise typer.Exit(0) from None
+    except OSError as error:
+        if error.filename is not None or error.errno not in _NOT_WRITTEN:
+            raise
+        report_error(StorageFailed(f"cannot write the output: {error.strerror}"))
+        _drop_output()
+        raise typer.Exit(code) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _drop_output() -> None:
+    # The interpreter flushes stdout again when it exits, which would fail once more.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def report_error(error: StrandlineError) -> None:

@@ -247,13 +247,13 @@ def _tls(certificate: str, key: str) -> ssl.SSLContext:
 def _folder(log: Path | None) -> Path:
     """Return the folder for sockets, without sockets of dead workers.
 
-    It is in the log's folder. If there is none, or its path is too long, it is a folder of this
-    user for temporary files.
+    It is in the log's folder. If there is none, or its path is too long or not UTF-8, as URLs are,
+    it is a folder of this user for temporary files.
     """
     folder = None if log is None else Path(os.path.realpath(log)) / QUERIES
-    if folder is None or _is_too_long(folder):
+    if folder is None or _fits_no_url(folder):
         folder = Path(tempfile.gettempdir()) / f"strandline.{os.getuid()}"
-        if _is_too_long(folder):
+        if _fits_no_url(folder):
             folder = Path("/tmp") / folder.name  # noqa: S108 - its owner is checked
         if _belongs_to_another(folder):
             return Path(tempfile.mkdtemp(prefix=_PRIVATE, dir=folder.parent))
@@ -262,8 +262,12 @@ def _folder(log: Path | None) -> Path:
     return folder
 
 
-def _is_too_long(folder: Path) -> bool:
-    return len(os.fsencode(folder)) + len("/" + "0" * 16 + _SUFFIX) > MAX_SOCKET_PATH_BYTES
+def _fits_no_url(folder: Path) -> bool:
+    try:
+        path = str(folder).encode()
+    except UnicodeEncodeError:
+        return True
+    return len(path) + len("/" + "0" * 16 + _SUFFIX) > MAX_SOCKET_PATH_BYTES
 
 
 def _belongs_to_another(folder: Path) -> bool:

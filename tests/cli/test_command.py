@@ -99,6 +99,31 @@ def test_a_closed_pipe_ends_the_command_quietly(log: Log, folder: Path) -> None:
     assert msgspec.json.decode(done.stdout)["offset"] == 0
 
 
+@pytest.mark.parametrize(
+    ("redirected", "code", "said"),
+    [
+        ("> /dev/full", 1, "StorageFailed: cannot write the output: No space left on device\n"),
+        (">&-", 0, ""),
+        (">&- 2>&-", 0, ""),
+    ],
+)
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has such a device")
+def test_output_that_cannot_be_written_ends_the_command_without_a_traceback(
+    log: Log, folder: Path, redirected: str, code: int, said: str
+) -> None:
+    log.create_topic("numbers")
+    command = " ".join([*STRANDLINE, "topics", "list", "--log", str(folder)])
+    done = subprocess.run(
+        ["/bin/bash", "-c", f"{command} {redirected}"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (code, said)
+
+
 def test_ctrl_c_ends_the_command_quietly(log: Log, folder: Path) -> None:
     log.create_topic("numbers")
     log.append("numbers", [{"value": b"first"}])
