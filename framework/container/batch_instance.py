@@ -23,6 +23,7 @@ from strandline.framework.container.inputs import Input
 from strandline.framework.container.instance import InstanceParts, TaskInstance
 from strandline.framework.container.steps import Steps, drive
 from strandline.framework.decoding import Chunk, decode
+from strandline.framework.panics import as_exception
 from strandline.framework.placing import Placed
 from strandline.framework.record import Record
 from strandline.framework.trial import Trial
@@ -125,9 +126,11 @@ class BatchInstance(TaskInstance):
                 self._object.before_commit()
             except INFRASTRUCTURE_ERRORS:
                 raise
-            except Exception as error:
-                if isinstance(error, InvalidRecord):
+            except BaseException as error:
+                if (found := as_exception(error)) is None:
                     raise
+                if isinstance(found, InvalidRecord):
+                    raise found from found.__cause__
                 # As if the log had refused it, so that the record that caused it is looked for.
                 raise InvalidRecord(f"{type(error).__name__}: {error}") from error
             finally:

@@ -17,6 +17,7 @@ from strandline.framework.context import TaskContext
 from strandline.framework.decoding import Chunk
 from strandline.framework.handlers import check_result
 from strandline.framework.outbox import Outbox
+from strandline.framework.panics import as_exception
 from strandline.framework.record import Record
 from strandline.framework.timers import Timers
 from strandline.framework.topic import Topic
@@ -36,8 +37,10 @@ def drive(steps: Steps) -> int:
                 result = step[0](*step[1])
                 if result is not None:
                     check_result(result)
-            except Exception as error:
-                step = steps.throw(error)
+            except BaseException as error:
+                if (found := as_exception(error)) is None:
+                    raise
+                step = steps.throw(found)
             else:
                 step = next(steps)
     except StopIteration as end:
@@ -51,8 +54,10 @@ async def drive_async(steps: Steps, call: Callable[..., Awaitable[None]]) -> int
         while True:
             try:
                 await call(*step)
-            except Exception as error:
-                step = steps.throw(error)
+            except BaseException as error:
+                if (found := as_exception(error)) is None:
+                    raise
+                step = steps.throw(found)
             else:
                 step = next(steps)
     except StopIteration as end:
@@ -148,7 +153,7 @@ class StepRunner:
                 check_result(result)
         except BaseException as error:
             self._undo(record)
-            if isinstance(error, INFRASTRUCTURE_ERRORS) or not isinstance(error, Exception):
+            if isinstance(error, INFRASTRUCTURE_ERRORS) or as_exception(error) is None:
                 raise
             return False
         self._note(record, chunk, len(chunk.batch))
@@ -168,9 +173,12 @@ class StepRunner:
             if timers is not None:
                 return self._handle_until_timer(handler, records, timers) and len(records) == count
             self._handle_all(handler, records)
-        except BaseException:
+        except BaseException as error:
             self._undo(self._context.record)
-            raise
+            found = as_exception(error)
+            if found is None or found is error:
+                raise
+            raise found from error
         return len(records) == count
 
     def _handle_until_timer(

@@ -28,6 +28,7 @@ import pyarrow as pa
 from strandline.changelog.errors import InvalidRecord
 from strandline.framework.batch import Batch, BatchHandler
 from strandline.framework.context import TaskContext, current_task, running
+from strandline.framework.panics import as_exception, first_row
 from strandline.framework.streams.executor import Ends, Executor
 from strandline.framework.streams.nodes import Emit
 from strandline.framework.streams.operators.group_keys import PANE
@@ -256,11 +257,13 @@ class StageTask(BatchHandler):
             undo = self._undoing()
             try:
                 self._emit(name, part, emit)
-            except Exception as error:
+            except BaseException as error:
                 undo()
+                if (found := as_exception(error)) is None:
+                    raise
                 if len(part) == 1:
                     keys = self.plan.result_key(name)
-                    self._refuse(name, error, part.select(keys).row(0, named=True))
+                    self._refuse(name, found, first_row(part.select(keys)))
                     continue
                 half = len(part) // 2
                 waiting += [part[half:], part[:half]]

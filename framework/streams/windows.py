@@ -41,6 +41,12 @@ T = TypeVar("T", int, "pl.Series")
 
 MAX_TIME_MS = 1 << 61
 """Greatest time in ms, before or after the epoch, with which windows can compute."""
+FIRST_TIME_MS, LAST_TIME_MS = -30_515_616_000_000, 221_813_855_999_999
+"""Times of records that windows take, in ms since the epoch: the years 1003 to 8998.
+
+A window begins or ends at most `durations.MAX_YEARS` away from the time of a record, so its times
+are those of a `datetime`, which has the years 1 to 9999. Others could be neither key nor value.
+"""
 
 
 class Window(ABC):
@@ -93,7 +99,7 @@ class TimeWindow(Window):
         """
         import polars as pl
 
-        ms = _checked(times).to_numpy()
+        ms = _taken(times).to_numpy()
         if not (ms < watermarks.to_numpy() - self.grace_ms).any():
             # A window ends after each of its times, so none of these windows is closed.
             return pl.Series("late", np.zeros(len(ms), np.bool_))
@@ -398,7 +404,7 @@ class SessionWindow(TimeWindow):
         Returns:
             True for each late record.
         """
-        return (_checked(times) + self.grace_ms < watermarks).alias("late")
+        return (_taken(times) + self.grace_ms < watermarks).alias("late")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the definition as plain data, equal for equal definitions."""
@@ -620,6 +626,18 @@ def _checked(times: pl.Series) -> pl.Series:
         raise InvalidRecord(
             f"times in column {times.name!r} are from {bounds[0]} to {bounds[1]} ms, which is "
             "beyond all windows; correct the timestamps, which are in ms since the epoch"
+        )
+    return ms
+
+
+def _taken(times: pl.Series) -> pl.Series:
+    """Return times of records in ms. Raises InvalidRecord for nulls, and other years than allowed."""
+    ms = _checked(times)
+    bounds: list[Any] = [ms.min(), ms.max()]
+    if len(ms) and not FIRST_TIME_MS <= bounds[0] <= bounds[1] <= LAST_TIME_MS:
+        raise InvalidRecord(
+            f"times of records are from {bounds[0]} to {bounds[1]} ms, and windows take those of the "
+            "years 1003 to 8998; correct the timestamps, which are in ms since the epoch"
         )
     return ms
 

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from strandline.framework.panics import as_exception, first_row
 from strandline.framework.streams.schemas import INTERNAL
 from strandline.framework.streams.watermark import NO_WATERMARK
 
@@ -101,11 +102,13 @@ class StageOperator(ABC):
             part = waiting.pop()
             try:
                 made.append(make(part))
-            except Exception as error:
+            except BaseException as error:
+                if (found := as_exception(error)) is None:
+                    raise
                 first = part.with_row_index(_ROW).select(pl.col(_ROW).first().over(by)).to_series()
                 starts = first.unique().sort()
                 if len(starts) < 2:
-                    self.refuse(error, part.select(by).row(0, named=True) if len(part) else {})
+                    self.refuse(found, first_row(part.select(by)))
                     continue
                 middle = starts[len(starts) // 2]
                 waiting += [part.filter(first >= middle), part.filter(first < middle)]
