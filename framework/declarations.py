@@ -195,6 +195,7 @@ class Declarations:
 
         Raises InvalidConfig, SchemaMismatch.
         """
+        self._check_not_internal()
         letters = {spec.dead_letter.name: spec for spec in self.tasks.values() if spec.dead_letter}
         infos: dict[str, TopicInfo] = {}
         for name, topic in self.topics.items():
@@ -212,6 +213,15 @@ class Declarations:
                 name = store.changelog_topic(self.app)
                 infos[name] = self._changelog(broker, name, partitions, spec, store)
         return infos
+
+    def _check_not_internal(self) -> None:
+        """Refuse a declared topic that is an internal one of the app: its records would be state."""
+        internal = {name for name in self.internal_topics() if name in self.topics}
+        for name in internal.difference(self.derived_topics()):
+            raise InvalidConfig(
+                f"topic {name!r} is internal to app {self.app!r}, which keeps the state of its stores "
+                "there; give the topic another name. To read a store, use app.query or sl.connect"
+            )
 
     def internal_topics(self) -> list[str]:
         """Return the topics that `reset` deletes: changelogs, repartition topics, recorded

@@ -134,6 +134,21 @@ def test_of_two_apps_that_start_at_once_none_keeps_the_topic(
     assert internal.recorded("shop-eu-x-changelog") == ["shop"]
 
 
+@pytest.mark.parametrize("name", ["shop-x-changelog", "shop-declarations"])
+def test_an_app_has_no_topic_with_the_name_of_an_internal_one(
+    log: changelog.Log, name: str
+) -> None:
+    append(log, ("york", 1))
+    app = counting(log, "shop", "x")
+    with pytest.raises(sl.InvalidConfig, match="internal to app 'shop'"):
+        app.topic(name, value=int).append([("york", 99)])
+    with pytest.raises(sl.InvalidConfig, match="internal to app 'shop'"):
+        app.run(until="idle")
+    again = counting(log, "shop", "x")
+    again.run(until="idle")
+    assert again.query("x").to_dict() == {"york": 1}
+
+
 def test_an_app_without_a_name_in_common_is_not_looked_up(log: changelog.Log) -> None:
     append(log, ("york", 1))
     counted(log, "shop", "x")
