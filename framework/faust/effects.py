@@ -65,9 +65,13 @@ def _closing_unit() -> Unit | None:
     return DISCARDED if unit.dead else unit
 
 
-def reading_unit(ledger: Ledger) -> Unit | None:
-    """Return the unit of the record that is handled now, if it can depend on others."""
-    event: Any = current_event()
+def reading_unit(ledger: Ledger, event: Any) -> Unit | None:
+    """Return the unit of the record that is handled now, if it can depend on others.
+
+    Args:
+        ledger: Work of this app.
+        event: Faust's event of the record; None outside of agents.
+    """
     unit = None if event is None else ledger.unit_of(event.message)
     return None if unit is None or unit.sealed else unit
 

@@ -122,7 +122,10 @@ class Ledger:
     def deliver(self, message: Delivered) -> Unit:
         """Add the unit of a record, before Faust gets the record."""
         unit = Unit(message)
-        self._queues.setdefault(message.tp, deque()).append(unit)
+        queue = self._queues.get(message.tp)
+        if queue is None:
+            queue = self._queues[message.tp] = deque()
+        queue.append(unit)
         self._units[id(message)] = unit
         return unit
 

@@ -155,11 +155,11 @@ class FaustProducer(faust.transport.base.Producer):
         self, key: Any, value: Any, partition: int | None, timestamp: float | None, headers: Any
     ) -> Headers:
         """Return the headers, to which receivers of Faust's signal may have added some."""
-        listed = list(_pairs(headers))
+        listed = list(_pairs(headers)) if headers else []
         self.app.on_produce_message.send(
             key=key, value=value, partition=partition, timestamp=timestamp, headers=listed
         )
-        return _pairs(listed)
+        return _pairs(listed) if listed else ()
 
     def _is_request(self, headers: Headers) -> bool:
         """Return True for a request of this process (`ask`), whose agent waits for the reply.

@@ -59,13 +59,26 @@ class FaustStore(faust.stores.base.SerializedStore):
             )
         self.link: FaustLink = link
         self.parts: dict[int, TablePartition] = {}
+        self._last_key: tuple[object, bytes] = (object(), b"")
+        """The key that was encoded last, and its bytes."""
 
     # Reads and writes of agents and views ---------------------------------------------
 
+    def _encode_key(self, key: Any) -> bytes:
+        """Return the bytes of a key, encoded once for all uses of one string in a row."""
+        known, encoded = self._last_key
+        if key is known:
+            return encoded
+        encoded = super()._encode_key(key)
+        if type(key) is str:  # cannot change
+            self._last_key = (key, encoded)
+        return encoded
+
     def _get(self, key: bytes) -> bytes | None:
-        part = self._part_of_event()
+        event: Any = current_event()
+        part = self._part_of(event)
         if part is not None:
-            return part.get(key, reading_unit(self.link.ledger))
+            return part.get(key, reading_unit(self.link.ledger, event))
         for part in self._actives():
             found = part.committed(key)
             if found is not None:
@@ -97,7 +110,7 @@ class FaustStore(faust.stores.base.SerializedStore):
     def _iteritems(self) -> Iterator[tuple[bytes, bytes]]:
         part = self._part_of_event()
         if part is not None:
-            yield from part.items(reading_unit(self.link.ledger))
+            yield from part.items(reading_unit(self.link.ledger, current_event()))
             return
         for part in self._actives():
             yield from part.items(None, committed=True)
@@ -120,7 +133,10 @@ class FaustStore(faust.stores.base.SerializedStore):
 
     def _part_of_event(self) -> TablePartition | None:
         """Return the partition of the record that is handled now; None outside of agents."""
-        event: Any = current_event()
+        return self._part_of(current_event())
+
+    def _part_of(self, event: Any) -> TablePartition | None:
+        """Return the partition of an event's record; None without an event, or for a copy."""
         if event is None:
             return None
         part = self.parts.get(event.message.partition)

@@ -15,6 +15,7 @@ from strandline.changelog.errors import CorruptLog, InvalidRecord
 from strandline.changelog.records import TopicPartition
 from strandline.framework.faust.overlay import MISSING, Overlay, Writer
 from strandline.statestore.changelogged import ChangelogBatch, Changelogged, later
+from strandline.statestore.engine import StorePosition
 from strandline.statestore.engines.folders import open_beside, open_when_free
 from strandline.statestore.ordered import FIRST_KEY
 from strandline.statestore.restore import Restored, restore
@@ -54,6 +55,8 @@ class TablePartition:
         self._closing = threading.Lock()
         self._closed = False
         self._checkpointed_at = clock.monotonic()
+        self._last_read: tuple[StorePosition | None, bytes, bytes | None] = (None, b"", None)
+        """The last committed value that was read, with its position and key."""
 
     @property
     def end(self) -> int:
@@ -83,8 +86,15 @@ class TablePartition:
         return self.committed(key) if value is MISSING else value  # type: ignore[return-value]
 
     def committed(self, key: bytes) -> bytes | None:
-        """Return the committed value of a key."""
-        return None if self._closed else self._state.read([key])[0]
+        """Return the committed value of a key. Faust reads a value twice: `in`, then `[]`."""
+        if self._closed:
+            return None
+        position = self._state.position  # before the value, so that a newer value is not kept
+        read_at, known, value = self._last_read
+        if position is None or read_at is not position or known != key:
+            value = self._state.read([key])[0]
+            self._last_read = (position, key, value)
+        return value
 
     def put(self, key: bytes, value: bytes | None, writer: Writer) -> None:
         """Set a key, or delete it with None. Raises InvalidRecord."""
