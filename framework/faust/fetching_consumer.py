@@ -11,7 +11,7 @@ loop, so that the records of other partitions pass them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -33,9 +33,8 @@ IDLE_S = 0.05
 """Seconds to wait when there is nothing to read, or after a fetch that failed."""
 ROOM_S = 0.01
 """Seconds between two looks whether an agent has room for more records."""
-RECORDS_AT_ONCE = 800
-"""Maximum number of records handed on before the agents' room is looked at again. Faust reports a
-buffer as full when 819 of its 4096 places are free, and a record that finds none costs a task."""
+RECORDS_AT_ONCE = 1000
+"""Maximum number of records handed on at once to agents whose buffers have no limit."""
 RECORDS_A_TURN = 100
 """Records handed to Faust before other tasks of the event loop have a turn."""
 
@@ -144,23 +143,33 @@ class FetchingConsumer(CommittingConsumer):
             await asyncio.sleep(IDLE_S)
             return {}
         missing = {tp: at for tp, at in wanted.items() if not self._is_ahead(tp, at)}
+        rooms = self._rooms(wanted)
         if missing:
-            everything = len(missing) == len(wanted)
-            await self._fetch(missing, min(timeout, POLL_S) if everything else 0.0)
-        most = max(1, RECORDS_AT_ONCE // len(wanted))
-        return {
-            tp: self._take(tp, most)
-            for tp, at in wanted.items()
-            if tp in active
-            and self.flow_active
-            and self._positions.get(tp) == at
-            and self._is_ahead(tp, at)
-        }
+            wait = POLL_S if len(missing) == len(wanted) else ROOM_S
+            await self._fetch(missing, 0.0 if rooms else min(timeout, wait))
+            rooms = self._rooms(wanted)
+        elif not rooms:
+            await asyncio.sleep(ROOM_S)
+        if not self.flow_active:
+            return {}
+        shares = {tp: max(1, room // len(wanted)) for tp, room in rooms.items() if tp in active}
+        return {tp: self._take(tp, share) for tp, share in shares.items()}
+
+    def _rooms(self, wanted: Mapping[TP, int]) -> dict[TP, int]:
+        """Return the room for records of each partition that has fetched ones and any room."""
+        rooms = {tp: self._room(tp) for tp, at in wanted.items() if self._is_ahead(tp, at)}
+        return {tp: room for tp, room in rooms.items() if room > 0}
+
+    def _room(self, tp: TP) -> int:
+        """Return the number of records for which all agents of a partition have room."""
+        queues = [channel.queue for channel in self.app.topics._tp_index.get(tp, ())]
+        rooms = [queue.maxsize - queue.qsize() for queue in queues if queue.maxsize > 0]
+        return min(rooms, default=RECORDS_AT_ONCE)
 
     def _is_ahead(self, tp: TP, position: int) -> bool:
-        """Return True if the records at a position are fetched."""
+        """Return True if the next records are fetched, and nothing has moved the position."""
         ahead = self._ahead.get(tp)
-        return ahead is not None and ahead.position == position
+        return ahead is not None and ahead.position == position == self._positions.get(tp)
 
     def _take(self, tp: TP, most: int) -> list[ConsumerRecord]:
         """Return the next records that are fetched; they count as read."""
