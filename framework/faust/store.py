@@ -23,6 +23,7 @@ from strandline.changelog.location import shown
 from strandline.changelog.records import TopicPartition
 from strandline.framework.faust.effects import current_unit, expiring_unit, reading_unit
 from strandline.framework.faust.log_link import FaustLink, link_for
+from strandline.framework.faust.table_changelog import replace_changelog_topic
 from strandline.framework.faust.table_partition import TablePartition
 from strandline.statestore.engines.folders import remove_all
 
@@ -167,6 +168,7 @@ class FaustStore(faust.stores.base.SerializedStore):
         self, assigned: set[TP], revoked: set[TP], newly_assigned: set[TP], generation_id: int = 0
     ) -> None:
         """Close partitions that were revoked; open and restore the assigned ones."""
+        replace_changelog_topic(self.table)
         topic = self.table.changelog_topic.get_topic_name()
         assignor = self.app.assignor
         actives = {tp.partition for tp in assignor.assigned_actives() if tp.topic == topic}
