@@ -145,7 +145,9 @@ class FetchingConsumer(CommittingConsumer):
         missing = {tp: at for tp, at in wanted.items() if not self._is_ahead(tp, at)}
         rooms = self._rooms(wanted)
         if missing:
-            wait = POLL_S if len(missing) == len(wanted) else ROOM_S
+            for tp in missing:
+                self._ahead.pop(tp, None)  # of another position
+            wait = ROOM_S if self._ahead else POLL_S  # an agent may soon have room for the rest
             await self._fetch(missing, 0.0 if rooms else min(timeout, wait))
             rooms = self._rooms(wanted)
         elif not rooms:
