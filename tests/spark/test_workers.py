@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import strandline as sl
-from tests.spark.conftest import SMALL
+from tests.spark.conftest import QUICK_JVM, SMALL
 from tests.spark.processes import parent_of
 from tests.systems import System
 from tests.workers.pipeline import judge
@@ -31,8 +31,6 @@ pytest.importorskip("pyspark")
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 on_a_folder = pytest.mark.parametrize("system", ["embedded"], indirect=True)
 
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Options of a JVM that starts quickly and does not live for long."""
 CONF = [
     part
     for pair in (SMALL | {"spark.executor.memory": "512m"}).items()
