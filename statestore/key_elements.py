@@ -178,13 +178,15 @@ def _check_floats(column: pa.Array) -> pa.Array:
     return pc.add(column, 0.0)  # -0.0 becomes the equal 0.0
 
 
-def _within(least: Any, greatest: Any) -> Callable[[pa.Array], pa.Array]:
+def _within(least: Any, greatest: Any, kind: pa.DataType) -> Callable[[pa.Array], pa.Array]:
     """Return a check that refuses times that Python does not have."""
 
     def check(column: pa.Array) -> pa.Array:
-        # Compared as Arrow values, because Python has no objects for such times.
-        times = column.cast(least.type)
-        outside = pc.or_(pc.less(times, least), pc.greater(times, greatest))
+        # Compared as Arrow values, because Python has no objects for such times. They are made
+        # here, because the first value made imports pandas if it is installed.
+        first, last = pa.scalar(least, kind), pa.scalar(greatest, kind)
+        times = column.cast(kind)
+        outside = pc.or_(pc.less(times, first), pc.greater(times, last))
         if pc.any(outside).as_py():
             raise InvalidRecord("must be a time of the years 1 to 9999, got one outside of them")
         return column
@@ -277,12 +279,11 @@ def _is_aware(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind)) and kind.tz is not None
 
 
-_check_dates = _within(pa.scalar(date.min), pa.scalar(date.max))
+_check_dates = _within(date.min, date.max, pa.date32())
 _check_datetimes = _within(
-    *(
-        pa.scalar(datetime.combine(day, hour, UTC), pa.timestamp("us", "UTC"))
-        for day, hour in ((date.min, time.min), (date.max, time.max))
-    )
+    datetime.combine(date.min, time.min, UTC),
+    datetime.combine(date.max, time.max, UTC),
+    pa.timestamp("us", "UTC"),
 )
 
 ELEMENTS: dict[Any, Element] = {

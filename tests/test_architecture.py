@@ -600,6 +600,20 @@ def test_opening_a_log_does_not_import_pandas(owned: bool, tmp_path: Path) -> No
     assert loaded.strip() == "False"
 
 
+def test_looking_up_the_spark_source_does_not_import_pandas() -> None:
+    """Spark does so in several processes for each query."""
+    pytest.importorskip("pyspark")
+    pytest.importorskip("pandas")
+    loaded = python(
+        """
+        import sys
+        import pyspark_strandline
+        print("pandas" in sys.modules)
+        """
+    )
+    assert loaded.strip() == "False"
+
+
 def test_users_packages_may_have_the_names_of_our_folders(tmp_path: Path) -> None:
     """A Django app may be called `changelog`, a user's own package `framework`."""
     for package in PACKAGES:

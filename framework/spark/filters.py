@@ -38,9 +38,6 @@ from pyspark.sql.datasource import (
 MAX_FLOATS = 100
 """Maximum number of values of IN on floating-point numbers, which are compared one by one."""
 
-_FALSE = pa.scalar(value=False)
-_NULL = pa.scalar(None, pa.bool_())
-
 Evaluate = Callable[[pa.Array], pa.BooleanArray]
 """Evaluation of a filter on its column."""
 
@@ -112,7 +109,7 @@ def _comparison(of: type[Filter], value: Any, kind: pa.DataType) -> Evaluate | N
         return _FLOAT_COMPARISONS[of](float(value)) if of in _FLOAT_COMPARISONS else None
     scalar = pa.scalar(value, kind)
     if of is EqualNullSafe:
-        return lambda column: pc.fill_null(pc.equal(column, scalar), _FALSE)
+        return lambda column: pc.fill_null(pc.equal(column, scalar), fill_value=False)
     compare = _COMPARISONS.get(of)
     return None if compare is None else lambda column: compare(column, scalar)
 
@@ -123,9 +120,9 @@ def _membership(values: Sequence[Any], kind: pa.DataType, *, negated: bool) -> E
     if not wanted or (negated and len(wanted) < len(values)):
         return None
     if not pa.types.is_floating(kind):
-        known = pa.array(wanted, kind)
+        known, null = pa.array(wanted, kind), pa.scalar(None, pa.bool_())
         return lambda column: pc.if_else(
-            pc.is_valid(column), pc.is_in(column, value_set=known), _NULL
+            pc.is_valid(column), pc.is_in(column, value_set=known), null
         )
     if len(wanted) > MAX_FLOATS:
         return None
@@ -186,7 +183,7 @@ def _float_equal(value: float) -> Evaluate:
 
 def _float_equal_null_safe(value: float) -> Evaluate:
     equal = _float_equal(value)
-    return lambda column: pc.fill_null(equal(column), _FALSE)
+    return lambda column: pc.fill_null(equal(column), fill_value=False)
 
 
 def _float_greater(value: float) -> Evaluate:
