@@ -95,7 +95,7 @@ def batch_of(
             arrays.append(struct_of(values, topic.schema, where))
         if headers is not None and any(headers):
             arrays.append(pa.array(headers, HEADERS_TYPE))
-    except (pa.ArrowException, TypeError, OverflowError) as error:
+    except (pa.ArrowException, TypeError, OverflowError, UnicodeError) as error:
         raise InvalidRecord(f"{where}: records cannot be put into columns: {error}") from error
     lengths = {len(array) for array in arrays}
     if len(lengths) != 1:
@@ -344,7 +344,7 @@ def _array(column: list[Any], kind: pa.DataType | None, name: str, where: str) -
     direct = kind is not None and (pa.types.is_nested(kind) or is_bytes(kind))
     try:
         return pa.array(column, kind) if direct else pa.array(column)
-    except (pa.ArrowException, TypeError, OverflowError) as error:
+    except (pa.ArrowException, TypeError, OverflowError, UnicodeError) as error:
         expected = f", expected {kind}" if kind is not None else ""
         raise SchemaMismatch(f"{where}: column {name!r}{expected}: {error}") from error
 

@@ -130,6 +130,11 @@ def test_unused_headers_are_left_out() -> None:
         ({"hour": HOUR.replace(tzinfo=None)}, "column 'hour': expected timestamp[ms, tz=UTC]"),
         ({"hour": HOUR.replace(microsecond=1)}, "column 'hour'"),
         ({"dealy": 5}, "there is no column 'dealy'"),
+        (
+            {"carrier": "lone \ud800"},
+            "column 'carrier', expected string: 'utf-8' codec can't encode",
+        ),
+        ({"headers": [("\ud800", b"")]}, "column 'headers'"),
     ],
 )
 def test_data_that_does_not_fit_is_refused_by_name(change: dict[str, Any], problem: str) -> None:
