@@ -178,6 +178,12 @@ class FaustLink:
         self.info(topic)
         return True
 
+    def keep_latest(self, topic: str) -> None:
+        """Let compaction alone delete records of a topic, whatever their age and size."""
+        info = self.info(topic)
+        if info is not None and (info.effective.delete or not info.effective.compact):
+            self._infos[topic] = self.broker.alter_topic(topic, {"cleanup.policy": "compact"})
+
     def partition_of(self, topic: str, key: bytes | None) -> int | None:
         """Return the partition of a key; None for no key or an unknown topic."""
         info = self.info(topic)

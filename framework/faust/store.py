@@ -23,7 +23,7 @@ from strandline.changelog.location import shown
 from strandline.changelog.records import TopicPartition
 from strandline.framework.faust.effects import current_unit, expiring_unit, reading_unit
 from strandline.framework.faust.log_link import FaustLink, link_for
-from strandline.framework.faust.table_changelog import replace_changelog_topic
+from strandline.framework.faust.table_changelog import keeps_windows, replace_changelog_topic
 from strandline.framework.faust.table_partition import TablePartition
 from strandline.statestore.engines.folders import remove_all
 
@@ -62,6 +62,7 @@ class FaustStore(faust.stores.base.SerializedStore):
         self.parts: dict[int, TablePartition] = {}
         self._last_key: tuple[object, bytes] = (object(), b"")
         """The key that was encoded last, and its bytes."""
+        replace_changelog_topic(table)  # before Faust declares the topic
 
     # Reads and writes of agents and views ---------------------------------------------
 
@@ -168,7 +169,6 @@ class FaustStore(faust.stores.base.SerializedStore):
         self, assigned: set[TP], revoked: set[TP], newly_assigned: set[TP], generation_id: int = 0
     ) -> None:
         """Close partitions that were revoked; open and restore the assigned ones."""
-        replace_changelog_topic(self.table)
         topic = self.table.changelog_topic.get_topic_name()
         assignor = self.app.assignor
         actives = {tp.partition for tp in assignor.assigned_actives() if tp.topic == topic}
@@ -220,7 +220,10 @@ class FaustStore(faust.stores.base.SerializedStore):
         return [self.table._to_key(self._decode_key(key)) for key, _ in items]
 
     def _open(self, topic: str, number: int, *, standby: bool) -> TablePartition:
-        self.link.ensure(topic, self.table.partitions or self.app.conf.topic_partitions)
+        partitions = self.table.partitions or self.app.conf.topic_partitions
+        self.link.ensure(topic, partitions, {"cleanup.policy": "compact"})
+        if keeps_windows(self.table):
+            self.link.keep_latest(topic)  # an earlier version has declared it as Faust does
         if topic in self.link.declared:
             self.link.declared[topic].confirm([topic])
         folder = Path(self.app.conf.tabledir) / self.table_name / str(number)

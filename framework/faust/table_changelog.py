@@ -34,7 +34,21 @@ class ChangelogTopic(Topic):
 
 
 def replace_changelog_topic(table: Any) -> None:
-    """Give a table a changelog topic to which nothing is sent; one of an app's own class stays."""
+    """Give a table a changelog topic to which nothing is sent; one of an app's own class stays.
+
+    Faust's own settings let the log delete a change of a window `expires` after it was written, often
+    before the window ends. Windows that have expired are deleted by the table, so no change of a
+    window is deleted by its age.
+    """
     topic = table.changelog_topic
-    if type(topic) is Topic:
-        table.changelog_topic = ChangelogTopic(**topic._clone_args())
+    if type(topic) is not Topic:
+        return
+    settings = topic._clone_args()
+    if keeps_windows(table):
+        settings |= {"compacting": True, "deleting": False, "retention": None}
+    table.changelog_topic = ChangelogTopic(**settings)
+
+
+def keeps_windows(table: Any) -> bool:
+    """Return True if the changelog of a table is compacted only; False if the app has settings for it."""
+    return table.window is not None and not table.extra_topic_configs

@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from strandline import changelog
 from strandline.changelog.log import Log
 from tests.faust.faust_workers import append, by_key, eventually, in_folder, latest, rows, worker
@@ -117,3 +119,21 @@ def test_windows_of_an_earlier_worker_are_closed_too(tmp_path: Path) -> None:
             assert running.stop() == 0
         closed = {(key, start, end): n for *_, (key, start, end, n) in rows(log, "closed")}
         assert closed == expected
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_the_age_of_its_changelog_closes_no_window(tmp_path: Path, *, is_old: bool) -> None:
+    """Faust lets the log delete a change `expires` after it was written, before its window ends."""
+    at_s = time.time() + 3600
+    taken = [reading(f"s{n % 2}", n, at_s + n / 10) for n in range(20)]
+    with changelog.open(tmp_path / "log") as log:
+        config = {"cleanup.policy": "compact,delete", "retention.ms": "2000"}
+        if is_old:
+            log.create_topic(ENDING, 1, config=config)  # as an earlier version has left it
+        log.create_topic("readings", 1)
+        append(log, "readings", taken)
+        with worker("sample_windows", in_folder(tmp_path), tmp_path) as running:
+            eventually(lambda: table(log, ENDING) == counted(taken, 2))
+            assert running.stop() == 0
+        found = log.broker.topic(ENDING).effective
+        assert (found.compact, found.delete) == (True, False)
