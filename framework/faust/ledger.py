@@ -80,6 +80,11 @@ class Unit:
             return True
         return message.acked and not self.interrupted and not self.delivering
 
+    @property
+    def is_begun(self) -> bool:
+        """True if an agent has begun with its record."""
+        return self.message is not None and self.message.tracked
+
     def depend_on(self, other: Writer) -> None:
         """Note that this unit must not be committed before `other`."""
         if other is not self and isinstance(other, Unit) and not other.settled:
@@ -141,9 +146,10 @@ class Ledger:
         return unit
 
     def batch(self, belongs: Callable[[TopicPartition], bool]) -> Unit:
-        """Return a new unit for work on a batch: all undone records of some partitions.
+        """Return a new unit for work on a batch: the records of some partitions in agents' hands.
 
-        The batch and its records are committed together. If the agent has records that were dropped
+        The batch and its records are committed together. Records that still wait for an agent are
+        not among them: batches of an agent that is never idle would all be one commit. If the agent has records that were dropped
         meanwhile, the batch may contain them, so its effects are dropped too. All its records are
         read again.
         """
@@ -151,7 +157,7 @@ class Ledger:
             member
             for partition, queue in self._queues.items()
             for member in (queue if belongs(partition) else ())
-            if not member.is_done
+            if member.is_begun and not member.is_done
         ]
         if any(belongs(message.tp) and not message.acked for message in self._dropped):
             for member in members:
@@ -236,11 +242,7 @@ class Ledger:
     def has_started(self) -> bool:
         """Return True if an agent is working on a record."""
         return any(
-            unit.message is not None
-            and unit.message.tracked
-            and not unit.is_done
-            and not unit.interrupted
-            for unit in self._all()
+            unit.is_begun and not unit.is_done and not unit.interrupted for unit in self._all()
         )
 
     def _closed_choice(self) -> set[Unit]:

@@ -117,6 +117,20 @@ def test_dropped_work_leaves_nothing_and_takes_nothing() -> None:
     assert not ledger.plan()
 
 
+def test_a_batch_waits_for_no_record_that_no_agent_has_begun() -> None:
+    """A backlog never becomes empty, so batches that waited for it would never be committed."""
+    ledger = Ledger()
+    first, _ = deliver(ledger, A, 0)
+    waiting, _ = deliver(ledger, A, 1)
+    waiting.tracked = False
+    unit = ledger.batch(lambda tp: tp == A)
+    ledger.send(unit, "out", 0, None, b"sum", 0, ())
+    first.acked = True
+    plan = ledger.plan()
+    assert plan.offsets == {A: 1}
+    assert [sent.value for sent in plan.sent] == [b"sum"]
+
+
 def test_a_batch_with_dropped_records_is_read_again() -> None:
     ledger = Ledger()
     old, _ = deliver(ledger, A, 0)
