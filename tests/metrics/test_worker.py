@@ -206,9 +206,9 @@ def test_skipped_records_count_once_although_a_commit_was_aborted(
             raise TransactionAborted("not this time")
         return ended(producer, commit=commit)
 
-    monkeypatch.setattr(made.app.broker(), "end_transaction", refuse_once)
     worker = worker_for(made.app.session, made.app.declared)
-    worker.start()
+    worker.start()  # records the app's topics by a commit of its own
+    monkeypatch.setattr(made.app.broker(), "end_transaction", refuse_once)
     worker.run(until="idle")
     last = parsed(exposition(worker.metrics()))
     worker.close()
