@@ -319,7 +319,7 @@ def test_random_reads_take_no_longer_than_sequential_ones(log: Log, name: str) -
     for position in range(3):
         for place in places:
             assert log.broker.fetch({place: position})[place].batches
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 15  # with a wait of half a second each it would be 36
 
 
 def test_a_closed_log_raises(log: Log, topic: str) -> None:
