@@ -26,18 +26,6 @@ class PromptConductor(Conductor):
 
     _resubscribe_sleep_lock_seconds: float = RESUBSCRIBE_S
 
-    def _compile_message_handler(self) -> Any:
-        """Return the function that hands a record to its channels; it seldom takes Faust's lock."""
-        locked = super()._compile_message_handler()
-        if self.app.client_only:
-            return locked
-        changing, handlers = self._tp_to_callback_lock, self._tp_to_callback
-
-        def on_message(message: Any) -> Any:
-            return locked(message) if changing.locked() else handlers[message.tp](message)
-
-        return on_message
-
     def add(self, topic: Any) -> None:
         """Register a channel; it gets records at once if its topic is read already.
 

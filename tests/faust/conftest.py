@@ -17,7 +17,6 @@ NEED_FAUST = [
     "declarations",
     "exactly_once",
     "failures",
-    "fetching",
     "group_worker",
     "leader",
     "livecheck",
