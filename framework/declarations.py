@@ -230,10 +230,9 @@ class Declarations:
         timers = [spec.timer_store for spec in self.tasks.values() if spec.has_timers]
         timers += [timer_store(name) for name in sorted(self.dropped)]
         specs = [*(store.spec for store in self.stores.values()), *timers]
-        repartitions = [name for name, topic in self.topics.items() if topic.is_internal]
         changelogs = [spec.changelog_topic(self.app) for spec in specs]
         recorded = [declarations_topic(self.app)] if changelogs or self.derived_topics() else []
-        return [*changelogs, *repartitions, *recorded]
+        return [*changelogs, *self._repartition_topics(), *recorded]
 
     def derived_topics(self) -> list[str]:
         """Return the internal topics that are no changelogs: for repartitioning, and dead letters.
@@ -241,7 +240,10 @@ class Declarations:
         Their names begin with that of the app, so another app could arrive at the same name.
         """
         letters = [spec.dead_letter.name for spec in self.tasks.values() if spec.dead_letter]
-        return [*(name for name, topic in self.topics.items() if topic.is_internal), *letters]
+        return [*self._repartition_topics(), *letters]
+
+    def _repartition_topics(self) -> list[str]:
+        return [name for name, topic in self.topics.items() if topic.is_internal]
 
     def described(self, options: Options) -> dict[str, Any]:
         """Return the declarations as plain data."""

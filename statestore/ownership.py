@@ -33,8 +33,9 @@ class InternalTopics:
     def __init__(self, broker: Broker, clock: Clock) -> None:
         self._broker = broker
         self._clock = clock
-        self.names = [info.name for info in broker.topics()]
-        """Names of all topics of the log."""
+        self.topics = broker.topics()
+        """Descriptions of all topics of the log."""
+        self.names = [info.name for info in self.topics]
         self._recording = {n.removesuffix(SUFFIX) for n in self.names if n.endswith(SUFFIX)}
         """Apps that have recorded declarations."""
         self._recorded: dict[str, Collection[str]] = {}

@@ -201,7 +201,7 @@ def stores_of(broker: Broker) -> list[StoreName]:
     internal = InternalTopics(broker, SystemClock())
     return sorted(
         _name(info.name, internal)
-        for info in broker.topics()
+        for info in internal.topics
         if info.name.endswith(CHANGELOG) and info.effective.compact
     )
 
