@@ -36,6 +36,18 @@ def test_a_skipped_record_leaves_no_trace(system: System, log: FaustLog, tmp_pat
     assert log.committed("failing", "orders") == {0: 3}
 
 
+@pytest.mark.long_on_kafka
+def test_many_records_in_a_row_may_fail(system: System, log: FaustLog, tmp_path: Path) -> None:
+    """Faust's own supervisor of agents waits for 5 s at almost each of them, or ends the worker."""
+    log.create("orders", 1)
+    orders = [*["bad"] * 100, "a", *["bad"] * 100, "b"]
+    log.append("orders", [{"value": json.dumps(order).encode()} for order in orders])
+    with worker("sample_failing", system, tmp_path, FAUST_OPTIONS="?on_error=skip") as running:
+        eventually(lambda: len(accepted(log)) == 2)
+        assert running.stop() == 0
+    assert accepted(log) == ["a 1", "b 2"]
+
+
 def test_a_dead_letter_is_kept_with_its_error(
     system: System, log: FaustLog, tmp_path: Path
 ) -> None:
