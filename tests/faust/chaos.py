@@ -26,11 +26,13 @@ from strandline import changelog
 from strandline.changelog.log import Log
 from tests.faust.chaos_blows import FaustBlows
 from tests.faust.chaos_field import FaustField
-from tests.faust.chaos_oracle import Findings, compare, compare_views
+from tests.faust.chaos_oracle import Findings, compare, compare_views, expected_views
 from tests.kafka.brokers import SETTINGS
 
 FINISH_S = 180.0
 """Maximum seconds to wait at the end until all records are handled."""
+VIEWS_S = 60.0
+"""Maximum seconds to wait at the end until the workers' views show all of it."""
 STOCK_STORE = "rocksdb://?driver=rocksdict"
 """Faust's own store."""
 
@@ -55,19 +57,20 @@ def run(log: Log, url: str, folder: Path, options: argparse.Namespace) -> Findin
             blows.strike()
             wrong = [] if options.stock else field.tend()
         wrong += field.finish(FINISH_S)
-        # Workers of stock Faust may restore their tables for minutes: no view answers then, and they
-        # do not stop when they are asked to.
-        shown = {} if options.stock else field.shown()
-        wrong += [] if options.stock else field.close()
+        found = compare(log, field.writer.acknowledged)
+        if not options.stock:
+            # Workers of stock Faust may restore their tables for minutes: no view answers then, and
+            # they do not stop when they are asked to.
+            expected = expected_views(log)
+            shown = field.shown(expected, 0.0 if wrong or found.wrong else VIEWS_S)
+            compare_views(found, shown, expected)
+            wrong += field.close()
     except BaseException:
         for worker in field.slots:
             print(worker.text()[-6000:], file=sys.stderr)
         raise
     finally:
         field.kill_all()
-    found = compare(log, field.writer.acknowledged)
-    if not options.stock:
-        compare_views(log, found, shown)
     found.wrong += wrong
     report(found, blows, field, time.monotonic() - begun)
     return found

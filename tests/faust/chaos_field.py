@@ -175,8 +175,25 @@ class FaustField:
             return [f"{self.lag()} records are not handled after {timeout:.0f} s"]
         return []
 
-    def shown(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return what the views of all workers show, put together."""
+    def shown(
+        self, expected: Mapping[str, Mapping[str, Any]], timeout: float
+    ) -> Mapping[str, Mapping[str, Any]]:
+        """Return what the views of all workers show, put together.
+
+        A partition that is just moving is shown by no worker, so they are asked until they show
+        what is expected, for at most `timeout` seconds.
+        """
+        seen = self._shown_now()
+
+        def is_expected() -> bool:
+            seen.update(self._shown_now())
+            return seen == expected
+
+        with contextlib.suppress(TimeoutError):
+            wait_for(is_expected, timeout, "the views")
+        return seen
+
+    def _shown_now(self) -> dict[str, dict[str, Any]]:
         every: dict[str, dict[str, Any]] = {"totals": {}, "per_bucket": {}}
         for port in self.ports:
             answer: dict[str, Any] = {}

@@ -103,8 +103,17 @@ def compare(log: Log, acknowledged: Counter[int]) -> Findings:
     return found
 
 
-def compare_views(log: Log, found: Findings, shown: Mapping[str, Mapping[str, Any]]) -> None:
-    """Compare what the workers' views show, put together, with the input."""
+def expected_views(log: Log) -> dict[str, Mapping[str, Any]]:
+    """Return what the workers' views show, put together, once all input is handled."""
     expected = Expected(log)
-    found.compare("totals in workers", shown["totals"], expected.totals)
-    found.compare("per_bucket in workers", shown["per_bucket"], expected.buckets)
+    return {"totals": expected.totals, "per_bucket": expected.buckets}
+
+
+def compare_views(
+    found: Findings,
+    shown: Mapping[str, Mapping[str, Any]],
+    expected: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Compare what the workers' views show, put together, with what they should."""
+    for table, wanted in expected.items():
+        found.compare(f"{table} in workers", shown[table], wanted)
