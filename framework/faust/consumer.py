@@ -1,4 +1,4 @@
-"""Faust's consumer: fetches records, follows the group's assignment, and commits.
+"""Faust's consumer: follows the group's assignment.
 
 A rebalance runs in a task of its own, in the order in which Faust expects it:
 
@@ -19,32 +19,22 @@ from collections.abc import Iterable
 from typing import Any
 
 from faust.types import TP
-from faust.types.tuples import ConsumerMessage
 from mode import Service
 
 from strandline.changelog.errors import (
     InvalidConfig,
-    InvalidRecord,
     MemberFenced,
-    OffsetOutOfRange,
     Retriable,
     StrandlineError,
 )
-from strandline.changelog.records import ConsumerRecord, TopicPartition
+from strandline.changelog.records import TopicPartition
 from strandline.framework.faust.assignment import subscription, tell_assignor, workers_of
-from strandline.framework.faust.committing_consumer import CommittingConsumer
 from strandline.framework.faust.declarations import record_tables, table_specs
-from strandline.framework.faust.failures import (
-    Interruptions,
-    settle_failure,
-    settle_undecodable,
-)
+from strandline.framework.faust.failures import Interruptions, settle_failure
+from strandline.framework.faust.fetching_consumer import FetchingConsumer
 from strandline.framework.faust.group_worker import GroupWorker
-from strandline.framework.faust.positions import within
 from strandline.framework.patience import PATIENCE_SECONDS, Patience
 
-POLL_S = 0.25
-"""Maximum seconds of one fetch; a rebalance waits for it."""
 WATCH_S = 0.05
 """Seconds between two looks at the assignment."""
 WORKERS_S = 2.0
@@ -58,13 +48,12 @@ FAUSTS_SESSION_S = 60.0
 """Faust's default of broker_session_timeout."""
 
 
-class FaustConsumer(CommittingConsumer):
+class FaustConsumer(FetchingConsumer):
     """Consumer of a Faust worker, or of a client that only waits for replies."""
 
     def __init__(self, transport: Any, callback: Any, *args: Any, **options: Any) -> None:
-        self._deliver = callback
         options["commit_interval"] = transport.link.address.commit_ms / 1000
-        super().__init__(transport, self._track, *args, **options)
+        super().__init__(transport, callback, *args, **options)
         self._joining: asyncio.Future[GroupWorker] | None = None
         """The last attempt to join the group."""
         self._topics: frozenset[str] = frozenset()
@@ -74,10 +63,8 @@ class FaustConsumer(CommittingConsumer):
         self._rebalancing = False
         """True from the start of a rebalance until it has succeeded."""
         self._workers: dict[str, Any] = {}
-        clock = self.link.clock
         _allow_waits(self.app.conf)
-        self._group_patience = Patience(clock)
-        self._fetch_patience = Patience(clock)
+        self._group_patience = Patience(self.link.clock)
         self.app.sensors.add(Interruptions(self.link))
 
     async def on_start(self) -> None:
@@ -193,6 +180,7 @@ class FaustConsumer(CommittingConsumer):
                 self.log.info("%d records are handled again after the rebalance", dropped)
             self._must_rewind = False
             self._positions.clear()
+            self._ahead.clear()
             app.consumer_generation_id += 1
         if rejoin:
             await self._join()
@@ -258,86 +246,6 @@ class FaustConsumer(CommittingConsumer):
     def assignment(self) -> set[TP]:
         """Return the partitions that this worker reads, copies included."""
         return {*self._owned, *self._copies}
-
-    # Fetching -------------------------------------------------------------------------
-
-    async def _track(self, message: Any) -> None:
-        """Add the record to the ledger, then hand it to Faust."""
-        is_committed = self.app.topics.acks_enabled_for(message.topic)
-        if self.app.client_only or not is_committed or message.tp in self._private:
-            await self._deliver(message)
-            return
-        unit = self.link.ledger.deliver(message)
-        unit.delivering = True  # and remains so if a rebalance cancels this call
-        await self._deliver(message)
-        # Faust acknowledges a record that it cannot decode, before any agent has begun with it.
-        undecodable = message.acked and not message.tracked
-        if undecodable and not settle_undecodable(self.link, unit, message):
-            self.log.error("the worker stops at a record that cannot be decoded: %r", message)
-            await self.app.crash(
-                InvalidRecord(f"{message!r} cannot be decoded: see the agent's error")
-            )
-            return
-        unit.delivering = False
-
-    async def _getmany(self, active_partitions: Any, timeout: float) -> Any:
-        """Fetch the next records of the active partitions."""
-        if not self.flow_active:
-            return {}
-        active = self._private if active_partitions is None else active_partitions
-        wanted = {
-            tp: self._positions[tp]
-            for tp in active
-            if tp in self._positions and (tp not in self._private or self._has_reader(tp))
-        }
-        if not wanted:
-            await asyncio.sleep(WATCH_S)
-            return {}
-        size = self.app.conf.consumer_max_fetch_size
-        self._fetch_patience.ask()
-        try:
-            found = await self.link.fetch(
-                self.link.broker.fetch,
-                {TopicPartition(*tp): offset for tp, offset in wanted.items()},
-                max_bytes=size,
-                timeout=min(timeout, POLL_S),
-            )
-        except OffsetOutOfRange as error:
-            self.log.warning("records are gone, and those after them are read: %s", error)
-            moved = await self.link.call_patiently(within, self.link.broker, wanted)
-            self._positions.update({TP(*tp): at for tp, at in moved.items() if tp in wanted})
-            return {}
-        except Retriable as error:
-            if not self._fetch_patience.failed(error):
-                raise
-            await self.sleep(WATCH_S)
-            return {}
-        self._fetch_patience.answered()
-        records: dict[TP, list[ConsumerRecord]] = {}
-        for partition, fetched in found.items():
-            tp = TP(*partition)
-            if self._positions.get(tp) != wanted[tp] or not self.flow_active:
-                continue  # moved meanwhile
-            self._positions[tp] = fetched.next_offset
-            self._ends[tp] = fetched.last_stable_offset
-            if rows := [record for batch in fetched.batches for record in batch.records()]:
-                records[tp] = rows
-        return records
-
-    def _has_reader(self, tp: TP) -> bool:
-        """Return True if something iterates over the topic: replies must not come before that."""
-        return any(channel.is_iterator for channel in self.app.topics._tp_index.get(tp, ()))
-
-    def _to_message(self, tp: TP, record: Any) -> ConsumerMessage:
-        return ConsumerMessage(
-            *(tp.topic, tp.partition, record.offset, record.timestamp / 1000, 0),
-            *(list(record.headers), record.key, record.value, None),
-            tp=tp,
-            generation_id=self.app.consumer_generation_id,
-        )
-
-    async def _add_gap(self, tp: TP, offset_from: int, offset_to: int) -> None:
-        """Do nothing: the ledger commits the delivered records, whatever lies between them."""
 
     async def on_task_error(self, exc: BaseException) -> None:
         """Apply the policy to the record whose agent has raised."""

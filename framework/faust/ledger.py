@@ -149,9 +149,9 @@ class Ledger:
         """Return a new unit for work on a batch: the records of some partitions in agents' hands.
 
         The batch and its records are committed together. Records that still wait for an agent are
-        not among them: batches of an agent that is never idle would all be one commit. If the agent has records that were dropped
-        meanwhile, the batch may contain them, so its effects are dropped too. All its records are
-        read again.
+        not among them: batches of an agent that is never idle would all be one commit. If the agent
+        has records that were dropped meanwhile, the batch may contain them, so its effects are
+        dropped too. All its records are read again.
         """
         members = [
             member

@@ -1,4 +1,11 @@
-"""Positions of Faust's consumer: seeking, and the ends that Faust's recovery waits for."""
+"""Positions of Faust's consumer: seeking, and the ends that Faust's recovery waits for.
+
+Faust's recovery lets records flow again before it seeks the source partitions, and it empties the
+agents' queues once more after that. A record that an agent had got in between would be lost, or
+handled twice. So agents get records only after the whole recovery:
+
+    rebalance → (recovery: flow on) → seek to committed → queues emptied, flow on → records
+"""
 
 from __future__ import annotations
 
@@ -29,14 +36,19 @@ class PositionedConsumer(faust.transport.base.Consumer):
         self._ends: dict[TP, int] = {}
         self._begun_at: dict[TP, int] = {}
         """Offset of each source partition that is committed, or would be if nothing was handled."""
+        self._sought: int | None = None
+        """Generation in which the source partitions were sought to their committed offsets."""
+        self._open: int | None = None
+        """Generation whose records agents may get, from the end of its recovery on."""
         self._committing = asyncio.Lock()
         """Held during a commit, and while uncommitted work is dropped."""
 
     async def seek_to_committed(self) -> Mapping[TP, int]:
-        """Read all source partitions from their committed offsets."""
+        """Read all source partitions from their committed offsets. The recovery calls this once."""
+        generation = self.app.consumer_generation_id
         async with self._committing:
-            # What was delivered and is not committed is delivered again.
-            self.link.ledger.discard()
+            if generation != self.app.consumer_generation_id:
+                return {}  # another rebalance has begun, and its recovery seeks
             changelogs = self.app.tables.changelog_topics
             sources = [tp for tp in self._owned - self._private if tp.topic not in changelogs]
             found = await self.link.call_patiently(
@@ -50,8 +62,19 @@ class PositionedConsumer(faust.transport.base.Consumer):
             offsets = {TP(*tp): offset for tp, offset in found.items()}
             self._positions.update(offsets)
             self._begun_at = dict(offsets)
+            self._sought = generation
         await self._seek_missing()
         return offsets
+
+    def resume_flow(self) -> None:
+        """Read records. A recovery calls this several times, and at last after its seek."""
+        self._open = self._sought
+        super().resume_flow()
+
+    def _is_open(self, tp: TP) -> bool:
+        """Return True if a partition may be read: during a recovery, changelogs only."""
+        is_open = self.app.client_only or self._open == self.app.consumer_generation_id
+        return is_open or tp.topic in self.app.tables.changelog_topics
 
     async def _seek_missing(self) -> None:
         missing = [TopicPartition(*tp) for tp in self._private if tp not in self._positions]

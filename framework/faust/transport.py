@@ -16,6 +16,7 @@ from strandline.framework.faust.address import parse
 from strandline.framework.faust.consumer import FaustConsumer
 from strandline.framework.faust.log_link import FaustLink, link_of
 from strandline.framework.faust.producer import FaustProducer, OneTransaction
+from strandline.framework.faust.supervisor import restart_promptly
 
 RESUBSCRIBE_S = 0.5
 """Seconds for which new topics are gathered before the subscription changes; Faust waits 45."""
@@ -25,6 +26,18 @@ class PromptConductor(Conductor):
     """Faust's conductor, which reads topics soon after they were added."""
 
     _resubscribe_sleep_lock_seconds: float = RESUBSCRIBE_S
+
+    def _compile_message_handler(self) -> Any:
+        """Return the function that hands a record to its channels; it seldom takes Faust's lock."""
+        locked = super()._compile_message_handler()
+        if self.app.client_only:
+            return locked
+        changing, handlers = self._tp_to_callback_lock, self._tp_to_callback
+
+        def on_message(message: Any) -> Any:
+            return locked(message) if changing.locked() else handlers[message.tp](message)
+
+        return on_message
 
     def add(self, topic: Any) -> None:
         """Register a channel; it gets records at once if its topic is read already.
@@ -66,3 +79,4 @@ class FaustTransport(faust.transport.base.Transport):
                 "variable STRANDLINE_KAFKA"
             )
         self.link: FaustLink = link_of(app, address)
+        restart_promptly(app.conf)

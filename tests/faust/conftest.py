@@ -17,6 +17,7 @@ NEED_FAUST = [
     "declarations",
     "exactly_once",
     "failures",
+    "fetching",
     "group_worker",
     "leader",
     "livecheck",
