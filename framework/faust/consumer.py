@@ -32,6 +32,7 @@ from strandline.framework.faust.assignment import subscription, tell_assignor, w
 from strandline.framework.faust.declarations import record_tables, table_specs
 from strandline.framework.faust.failures import Interruptions, settle_failure
 from strandline.framework.faust.fetching_consumer import FetchingConsumer
+from strandline.framework.faust.garbage import collect_less_often
 from strandline.framework.faust.group_worker import GroupWorker
 from strandline.framework.patience import PATIENCE_SECONDS, Patience
 
@@ -72,6 +73,8 @@ class FaustConsumer(FetchingConsumer):
         _check_store(self.app)
         await super().on_start()
         await self.link.acquire()
+        if not self.app.client_only:
+            collect_less_often()
 
     async def on_stop(self) -> None:
         """Commit, leave the group, and close the log."""
