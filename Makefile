@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wow cast pictures test quick matrix battery chaos lowest lock faust faust-chaos faust-suite audit docs api lint format types bench bench-streams bench-offload bench-clean bench-kafka bench-spark bench-faust wheel clean
+.PHONY: help demo wow cast pictures test quick matrix battery chaos lowest lock faust faust-chaos faust-newest faust-suite audit docs api lint format types bench bench-streams bench-offload bench-clean bench-kafka bench-spark bench-faust wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +94,15 @@ else
 	$(MAKE) --no-print-directory faust-chaos VENV=.venv-faust LOCK=requirements/faust.lock
 endif
 
+# pip installs a release that pyproject.toml does not allow, and says so.
+faust-newest:  ## The tests of Faust apps with the newest Faust there is; a failure is only a warning
+	@$(MAKE) --no-print-directory .venv-faust-newest/.installed VENV=.venv-faust-newest LOCK= EXTRAS=dev,faust
+	@.venv-faust-newest/bin/python -m pip install --quiet --upgrade faust-streaming
+	@newest=$$(.venv-faust-newest/bin/python -c 'from importlib.metadata import version; print(version("faust-streaming"))'); \
+	if .venv-faust-newest/bin/python -m pytest $(PARALLEL) tests/faust $(ARGS); \
+	    then echo "the tests pass with faust-streaming $$newest"; \
+	    else echo "::warning::tests fail with faust-streaming $$newest"; fi
+
 faust-suite: .venv-faust-suite/.installed  ## Faust's own tests on this transport and store (ARGS='--only stress --seconds 300')
 	.venv-faust-suite/bin/python -m tests.faust.suite $(ARGS)
 
@@ -149,7 +158,7 @@ wheel: $(STAMP)  ## Build dist/strandline-*.whl
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:  ## Remove environments, caches and what the demo left
-	rm -rf $(VENV) .venv-docs .venv-faust .venv-faust-suite site $(addprefix .venv-,$(VERSIONS)) .cache build dist data/flights data/hello .hypothesis .mypy_cache .pytest_cache .ruff_cache spark-warehouse
+	rm -rf $(VENV) .venv-docs .venv-faust .venv-faust-newest .venv-faust-suite site $(addprefix .venv-,$(VERSIONS)) .cache build dist data/flights data/hello .hypothesis .mypy_cache .pytest_cache .ruff_cache spark-warehouse
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment ---------------------------------------------------------------------------------
