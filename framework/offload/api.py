@@ -31,6 +31,7 @@ from strandline.framework.offload.folder import Claim, TargetFolder, claimed
 from strandline.framework.offload.loader import Loading, LoadSettings, OffloadReport, load
 from strandline.framework.offload.parquet import ParquetTarget
 from strandline.framework.offload.rows import RowForm, row_form
+from strandline.framework.offload.table_limits import check_path
 from strandline.framework.offload.target import PartitionBy, Target
 from strandline.framework.topic import Topic
 from strandline.framework.topic_declaration import TopicDeclaration
@@ -186,6 +187,7 @@ def run(
     info = broker.topic(topic)
     form = row_form(info, declared)
     _INSTALLED[options.format]()
+    check_path(place.path, options.format)
     with (
         claimed(place.storage, _claim(info, options), str(place.path)) as folder,
         _target(folder, place, info, form, options) as target,

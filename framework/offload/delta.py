@@ -31,6 +31,11 @@ from strandline.framework.offload.folder import Commit, TargetFolder
 from strandline.framework.offload.periods import PERIOD_COLUMNS
 from strandline.framework.offload.plan import ANOTHER_FOLDER, check_extends
 from strandline.framework.offload.progress import KEY, PartitionProgress, Progress, from_json
+from strandline.framework.offload.table_limits import (
+    check_distinct,
+    check_parquet,
+    check_times,
+)
 from strandline.framework.offload.target import DataFile
 from strandline.framework.table_types import spark_type
 
@@ -129,6 +134,8 @@ class DeltaTarget:
 
     def columns(self, wanted: pa.Schema) -> pa.Schema:
         typed = [pa.field(field.name, spark_type(field.type, field.name)) for field in wanted]
+        check_parquet(typed)
+        check_distinct([*wanted.names, *self._periods], "Delta Lake")
         known = pa.schema([_in_delta(field) for field in typed])
         if self._table is not None:
             check_extends(self._whole(known), _arrow(self._table.schema()))
@@ -144,6 +151,9 @@ class DeltaTarget:
     def commit(self, files: Sequence[DataFile], progress: Progress) -> None:
         from deltalake.exceptions import CommitFailedError, DeltaError
 
+        assert self._columns is not None
+        if self._periods:
+            check_times(files, self._columns.names[2], "a Delta Lake table divided by time")
         pending = Commit(progress=progress, files=list(files))
         self._folder.publish(pending)
         try:

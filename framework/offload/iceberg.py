@@ -7,6 +7,7 @@ have it were expired.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import pyarrow as pa
 
 from strandline.changelog.errors import (
     InvalidConfig,
+    InvalidRecord,
     InvalidRequest,
     MissingDependency,
     SchemaMismatch,
@@ -25,6 +27,7 @@ from strandline.changelog.errors import (
 from strandline.framework.offload.folder import Commit, TargetFolder
 from strandline.framework.offload.plan import check_extends
 from strandline.framework.offload.progress import KEY, Progress, from_json
+from strandline.framework.offload.table_limits import check_parquet, check_times
 from strandline.framework.offload.target import DataFile
 from strandline.framework.table_types import spark_type
 
@@ -55,6 +58,7 @@ def opened_catalog(path: Path, options: Mapping[str, str]) -> Iterator[Catalog]:
     Raises:
         MissingDependency: A package that the catalog needs is not installed.
         InvalidConfig: There is no such catalog.
+        StorageFailed: The file of the catalog in the folder cannot be opened.
     """
     from pyiceberg.catalog import load_catalog
     from pyiceberg.exceptions import NotInstalledError
@@ -65,6 +69,12 @@ def opened_catalog(path: Path, options: Mapping[str, str]) -> Iterator[Catalog]:
     except NotInstalledError as error:
         raise MissingDependency(f"{error}: {INSTALL}") from error
     except Exception as error:
+        failure = getattr(error, "orig", None)
+        if not options and isinstance(failure, sqlite3.Error):
+            raise StorageFailed(
+                f"cannot open the Iceberg catalog {path}/catalog.db: {failure}; make room on its disk if it is "
+                "full, and run this again"
+            ) from error
         # The message names the options only, because their values may be secrets.
         raise InvalidConfig(
             f"the Iceberg catalog cannot be opened with {', '.join(options) or own['uri']}: "
@@ -128,6 +138,7 @@ class IcebergTarget:
 
     def columns(self, wanted: pa.Schema) -> pa.Schema:
         typed = pa.schema([_in_iceberg(field) for field in wanted])
+        check_parquet(typed)
         known = self._staged(typed)
         if self._table is not None:
             check_extends(known, _arrow(self._table.schema()))
@@ -149,6 +160,7 @@ class IcebergTarget:
     def commit(self, files: Sequence[DataFile], progress: Progress) -> None:
         from pyiceberg.exceptions import CommitFailedException
 
+        check_times(files, self._time, "Iceberg")
         pending = Commit(progress=progress, files=list(files))
         self._folder.publish(pending)
         try:
@@ -161,6 +173,13 @@ class IcebergTarget:
             ) from error
         except StrandlineError:
             raise
+        except OverflowError as error:  # in the statistics of the files, before the commit
+            self._folder.withdraw(pending)
+            raise InvalidRecord(
+                f"a time or a date in the records to be added to {self._folder.claim.table} is not in the years 1 "
+                f"to 9999, which are all that PyIceberg has ({error}); nothing was added. Load the topic as "
+                "Parquet or Delta Lake"
+            ) from error
         except Exception as error:
             raise StorageFailed(
                 f"cannot commit to table {self._folder.claim.table}: {error}; the next run finds out whether "

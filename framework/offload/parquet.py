@@ -18,6 +18,7 @@ from strandline.changelog.schema import read_schema
 from strandline.framework.offload.folder import META, PENDING, Commit, TargetFolder
 from strandline.framework.offload.plan import check_extends
 from strandline.framework.offload.progress import Progress
+from strandline.framework.offload.table_limits import check_parquet
 from strandline.framework.offload.target import DataFile
 
 COMMITS = f"{META}/commits"
@@ -54,6 +55,7 @@ class ParquetTarget:
         if last is not None:
             have = _schema(last.columns)
             wanted = pa.schema([*have, *check_extends(wanted, have)])
+        check_parquet(wanted)
         self._columns = wanted
         return wanted
 
