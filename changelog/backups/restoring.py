@@ -16,7 +16,7 @@ from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.embedded import document
 from strandline.changelog.embedded.checking.findings import Severity
 from strandline.changelog.embedded.checking.folder import check_log
-from strandline.changelog.embedded.filesystem import check_local
+from strandline.changelog.embedded.filesystem import check_local, is_mount_point
 from strandline.changelog.embedded.folder import FOLDER_KIND, FolderMeta, lock_note
 from strandline.changelog.errors import CorruptLog, InvalidConfig, StorageFailed
 from strandline.changelog.layout import CATALOG, FOLDER_META, LOCK, LOG_CONFIG, TOPIC_ID
@@ -84,8 +84,7 @@ def _restore_to(
     backup = store.load(name)
     _check_paths(backup, name)
     _check_free(goal)
-    parent = LocalStorage(goal.parent)
-    parent.make_dir("")
+    parent = LocalStorage(goal.parent)  # may be a folder that others write, such as /tmp
     temporary = f".{goal.name}.restoring"
     storage, lock = _begin(parent, goal.parent / temporary)
     try:
@@ -115,10 +114,15 @@ def _check_paths(backup: Backup, name: str) -> None:
 
 
 def _check_free(goal: Path) -> None:
-    """Raise InvalidConfig unless the target does not exist or is an empty folder."""
+    """Raise InvalidConfig unless the target is missing, or an empty folder and no mount point."""
     if os.path.lexists(goal) and (goal.is_symlink() or not goal.is_dir() or any(goal.iterdir())):
         raise InvalidConfig(
             f"{goal} exists and is not an empty folder; give another folder to restore to"
+        )
+    if is_mount_point(goal):
+        raise InvalidConfig(
+            f"{goal} is a mount point, and the new log is put into place by a rename, which a mount point "
+            f"does not have; give a folder inside, {goal / 'log'}"
         )
 
 

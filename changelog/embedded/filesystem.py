@@ -57,6 +57,12 @@ def check_local(path: str | os.PathLike[str]) -> None:
         )
 
 
+def is_mount_point(path: str | os.PathLike[str]) -> bool:
+    """Return True if a file system, or a part of one, is mounted on `path`."""
+    folder = os.path.realpath(path)
+    return any(mount.folder == folder for mount in _mounts())
+
+
 def mount_of(folder: str, mounts: Iterable[MountPoint]) -> MountPoint | None:
     """Return the mount that holds `folder`: the deepest one, and the last of several on one folder.
 

@@ -15,8 +15,9 @@ from strandline.changelog import backups
 from strandline.changelog.backups.pruning import prune_store
 from strandline.changelog.backups.restoring import MARK
 from strandline.changelog.backups.store import BLOCK_BYTES, BLOCKS, Backup, BackupFile, BackupStore
-from strandline.changelog.embedded import document
+from strandline.changelog.embedded import document, filesystem
 from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.embedded.filesystem import MountPoint
 from strandline.changelog.embedded.folder import FOLDER_KIND, FolderMeta
 from strandline.changelog.embedded.snapshots import LIFETIME_MS, Snapshot
 from strandline.changelog.errors import (
@@ -421,6 +422,44 @@ def test_a_restore_needs_an_empty_target(tmp_path: Path, log: Log, load: Load) -
     (tmp_path / "empty").mkdir()
     changelog.restore(to, tmp_path / "empty")
     check_moment(tmp_path / "empty", 1, 1)
+
+
+def test_a_restore_beside_files_of_others_is_a_log_of_this_user_only(
+    tmp_path: Path, log: Log, load: Load
+) -> None:
+    """As in /tmp. Before, the way out of the error was to take that folder from all other users."""
+    load.once()
+    changelog.backup(tmp_path / "data", tmp_path / "to")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    for to in (shared / "again", shared / "new/again"):
+        changelog.restore(tmp_path / "to", to)
+        assert to.stat().st_mode & 0o777 == 0o700
+        check_moment(to, 1, 1)
+    (shared / "open").mkdir()
+    (shared / "open").chmod(0o777)
+    changelog.restore(tmp_path / "to", shared / "open")
+    assert (shared / "open").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_mount_point_is_refused_before_anything_is_copied(
+    tmp_path: Path, log: Log, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load.once()
+    changelog.backup(tmp_path / "data", tmp_path / "to")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounts = [MountPoint("/", "ext4", "/dev/a"), MountPoint(os.path.realpath(disk), "xfs", "b")]
+    monkeypatch.setattr(filesystem, "_mounts", lambda: mounts)
+    monkeypatch.setattr(BackupStore, "block", pytest.fail)
+    with pytest.raises(InvalidConfig, match=rf"{disk} is a mount point.*give .*{disk}/log"):
+        changelog.restore(tmp_path / "to", disk)
+    monkeypatch.undo()
+    assert not os.listdir(disk)
+    assert not (tmp_path / ".disk.restoring").exists()
+    changelog.restore(tmp_path / "to", disk / "log")
+    check_moment(disk / "log", 1, 1)
 
 
 def test_only_one_backup_at_a_time_writes_to_a_folder(tmp_path: Path, log: Log) -> None:
