@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -68,6 +68,8 @@ class Session:
         self._prepare = prepare
         self._opening = threading.RLock()
         self._opened: _OpenLog | None = None
+        self._working_folder = Path()
+        """Current folder of the process when the log was opened; relative paths begin there."""
         self.use(log)
 
     def use(self, log: LogPlace) -> None:
@@ -84,6 +86,9 @@ class Session:
         """Return the broker of the log, which is opened if it is not open."""
         with self._opening:
             if self._opened is None:
+                # All files of the app stay together if the process changes its current folder.
+                with suppress(FileNotFoundError):  # it was removed: only absolute paths are of use
+                    self._working_folder = Path.cwd()
                 self._opened = _open(self.log, self.durability, self.clock)
                 self._close = CloseOnce(self, self._opened.close)
             return self._opened.broker
@@ -135,7 +140,7 @@ class Session:
         """Return the log's folder; None if it is not known or on another machine."""
         if not isinstance(self.log, str | os.PathLike) or location.is_url(self.log):
             return None
-        return Path(self.log)
+        return self._working_folder / self.log
 
     def is_encrypted(self) -> bool:
         """Return True if the log's URL asks for an encrypted connection."""
@@ -144,10 +149,10 @@ class Session:
     def state_folder(self) -> Path | None:
         """Return the folder of the files of the app's stores; None if they are in memory."""
         if self.state_dir is not None:
-            return Path(self.state_dir) / self.app
+            return self._working_folder / self.state_dir / self.app
         if not isinstance(self.log, str | os.PathLike):
             return None
-        folder = self.folder() or Path()
+        folder = self.folder() or self._working_folder
         # Raises if a part of the path is a symbolic link, which RocksDB would follow.
         LocalStorage(folder).exists(f"state/{self.app}/")
         return folder / "state" / self.app
