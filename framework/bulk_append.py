@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from strandline.changelog.client.columns import to_batches
+from strandline.changelog.client.columns import check_valid, to_batches
 from strandline.changelog.errors import InvalidRecord, SchemaMismatch
 from strandline.changelog.records import TopicInfo, columns_schema
 from strandline.changelog.times import to_ms
@@ -74,6 +74,7 @@ def stored_columns(
         table, keys = _with_own_keys(topic, table)
     if topic.rows is None and "value" in table.column_names:
         at = table.schema.get_field_index("value")
+        check_valid(table["value"], "value", f"topic {topic.name!r}")
         values = _stored(topic, "value", topic.values, table["value"])
         table = table.set_column(at, "value", values)
     described = TopicInfo(topic.name, "", 1, {}, schema)
@@ -114,6 +115,7 @@ def _with_own_keys(topic: TopicDeclaration, table: pa.Table) -> tuple[pa.Table, 
     name = topic.key_column or "key"
     if name not in table.column_names or (topic.key_column and topic.key_serde is None):
         return table, None
+    check_valid(table[name], name, f"topic {topic.name!r}")
     column = table[name].combine_chunks()
     kept = table if topic.key_column else table.drop_columns(["key"])
     if topic.keys.rows is not None:

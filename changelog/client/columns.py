@@ -59,8 +59,26 @@ def to_batches(
     [{'timestamp': 7, 'key': b'AA', 'value': {'carrier': 'AA'}}]
     """
     layout = _Layout(topic, key, timestamp, now_ms)
-    for piece in _pieces(_table(data, layout)):
+    table = _table(data, layout)
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        check_valid(column, name, layout.where)
+    for piece in _pieces(table):
         yield layout.convert(piece)
+
+
+def check_valid(column: pa.ChunkedArray, name: str, where: str) -> None:
+    """Raise InvalidRecord for Arrow data that contradicts its type, such as text that is no UTF-8.
+
+    Arrow does not check it when it reads a Parquet file, for example. In the log it would be taken
+    for damage, and could end the process that reads it.
+    """
+    try:
+        column.validate(full=True)
+    except pa.ArrowException as error:
+        raise InvalidRecord(
+            f"{where}: column {name!r} is not valid {column.type}: {error}; decode or replace such values, "
+            "or give the column as bytes"
+        ) from error
 
 
 def check_columns(

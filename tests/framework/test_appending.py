@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
 
 import strandline as sl
@@ -20,6 +21,11 @@ from strandline.changelog.storage import MemoryStorage
 @dataclass(frozen=True)
 class Delay:
     minutes: float
+
+
+@dataclass(frozen=True)
+class Name:
+    name: str
 
 
 @pytest.fixture
@@ -48,6 +54,24 @@ def test_a_table_with_times_keeps_them(app: sl.App) -> None:
     own = TABLE.with_columns(timestamp=pl.Series([NOON, NOON + dt.timedelta(hours=1)]))
     delays.append(own, timestamp=7)
     assert delays.to_polars()["timestamp"].to_list() == own["timestamp"].to_list()
+
+
+NOT_UTF8 = pa.array([b"ok", b"\xff"], pa.binary()).view(pa.string())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "column"),
+    [(str, Name, "name"), (str, str, "value"), (str, Name, "key"), (str, bytes, "key")],
+)
+def test_text_that_is_not_utf8_is_refused_and_nothing_is_appended(
+    app: sl.App, key: Any, value: Any, column: str
+) -> None:
+    topic = app.topic("names", key=key, value=value)
+    other = "name" if value is Name else "value"
+    data = {"key": ["a", "b"], other: pa.array(["c", "d"], pa.binary() if value is bytes else None)}
+    with pytest.raises(InvalidRecord, match=f"column '{column}' is not valid string: .*UTF8"):
+        topic.append(pa.table({**data, column: NOT_UTF8}))
+    assert len(topic.to_polars()) == 0
 
 
 @pytest.mark.parametrize("data", [ROWS, TABLE])

@@ -144,6 +144,34 @@ def test_data_that_does_not_fit_is_refused_by_name(change: dict[str, Any], probl
     assert "topic 'flights'" in str(caught.value)
 
 
+NOT_UTF8 = pa.array([b"ok", b"\xff"], pa.binary()).view(pa.string())
+BEYOND = pa.Array.from_buffers(
+    pa.string(),
+    2,
+    [None, pa.array([0, 1_000_000, 2], pa.int32()).buffers()[1], pa.py_buffer(b"abcdef")],
+)
+
+
+@pytest.mark.parametrize(
+    ("column", "topic", "name"),
+    [
+        (NOT_UTF8, FLIGHTS, "carrier"),
+        (BEYOND, FLIGHTS, "carrier"),
+        (BEYOND, BYTES, "value"),
+        (NOT_UTF8.cast(pa.large_string()), FLIGHTS, "carrier"),
+        (pa.DictionaryArray.from_arrays(pa.array([0, 1]), NOT_UTF8), FLIGHTS, "carrier"),
+        (NOT_UTF8, FLIGHTS, "key"),
+    ],
+)
+def test_invalid_arrow_data_is_refused_by_name(
+    column: pa.Array, topic: TopicInfo, name: str
+) -> None:
+    """Before, `check` called it damage and `repair` removed it, and Polars panicked or crashed."""
+    columns = {"carrier": pa.array(["AA", "B6"])} if topic is FLIGHTS else {}
+    with pytest.raises(InvalidRecord, match=rf"topic '{topic.name}': column '{name}' is not valid"):
+        converted(pa.table({**columns, name: column}), topic)
+
+
 def test_a_misspelt_column_is_answered_with_the_right_one() -> None:
     row = {"carrier": "AA", "dealy": 5, "hour": HOUR}
     with pytest.raises(SchemaMismatch, match="did you mean 'delay'"):
