@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from operator import itemgetter
+from typing import Any
 
 import pyarrow as pa
 from confluent_kafka import Message
@@ -46,7 +47,7 @@ def _batch(tp: TopicPartition, messages: Sequence[Message]) -> Batch:
         pa.array(list(map(Message.key, messages)), pa.binary()),
         pa.array(list(map(Message.value, messages)), pa.binary()),
     ]
-    heads = list(map(Message.headers, messages))
+    heads = _headers(messages)
     has_headers = any(heads)
     if has_headers:
         pairs = [
@@ -65,6 +66,32 @@ def _batch(tp: TopicPartition, messages: Sequence[Message]) -> Batch:
         None if follow else pa.array(list(map(Message.offset, messages)), pa.int64()),
     )
 
+
+def _headers(messages: Sequence[Message]) -> list[Any]:
+    """Return the headers of messages as pairs of name and value; None for a message without any."""
+    try:
+        return list(map(Message.headers, messages))
+    except SystemError:  # a message has a header whose name is not UTF-8
+        return list(map(_readable_headers, messages))
+
+
+def _readable_headers(message: Message) -> list[tuple[str, bytes | None]] | None:
+    """Return the headers of a message; names that are not UTF-8 become `UNREADABLE_NAME`."""
+    with suppress(SystemError):
+        message.headers()
+    # confluent-kafka raises once. Then it returns such a header as a tuple with a null pointer in
+    # place of the name. Touching that would end the process; the garbage collector passes over it.
+    found: Any = message.headers()
+    if found is None:
+        return None
+    return [
+        (pair[0] if len(gc.get_referents(pair)) == 2 else UNREADABLE_NAME, pair[1])
+        for pair in found
+    ]
+
+
+UNREADABLE_NAME = "\ufffd"
+"""Name of a header whose name is not UTF-8, which confluent-kafka cannot read."""
 
 _WHEN = itemgetter(1)
 """Function that returns the time in ms of a message's `timestamp()`, a pair of type and time."""
