@@ -13,7 +13,7 @@ from strandline.changelog.client.tables import PLACE, record_frame, topic_table
 from strandline.changelog.errors import InvalidRecord
 from strandline.changelog.records import Batch, TopicPartition
 from strandline.changelog.scan import scan_batches
-from strandline.framework.formats.codecs import Codec, TypedCodec
+from strandline.framework.formats.codecs import UNENCODABLE, Codec, TypedCodec
 from strandline.framework.topic_declaration import TopicDeclaration
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _shown(topic: TopicDeclaration, codec: Codec, stored: pa.Table, part: str) -
         return pa.chunked_array(made, codec.rows.arrow)
     try:
         return pa.chunked_array([pa.array([value for values in made for value in values])])
-    except (pa.ArrowException, OverflowError):
+    except UNENCODABLE:
         return column
 
 

@@ -242,7 +242,7 @@ def as_column(codec: Codec, stored: pa.Array) -> pa.Array:
     items = codec.decode(stored)
     try:
         return pa.array(items, _ARROW_TYPES.get(codec.exact))
-    except (pa.ArrowException, OverflowError) as error:
+    except UNENCODABLE as error:
         raise InvalidRecord(f"values that do not fit into one column: {error}") from error
 
 

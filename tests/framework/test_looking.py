@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 
+import pyarrow as pa
 import pytest
 
 import strandline as sl
@@ -61,3 +63,13 @@ def test_an_empty_topic_has_its_columns(
     seen = delays.to_polars(tombstones=tombstones)
     assert len(seen) == (len(rows) if tombstones else 0)
     assert "minutes" in seen.columns
+
+
+@pytest.mark.parametrize("value", ["Infinity", "-Infinity", "NaN", "1e100"])
+def test_values_without_a_column_type_are_shown_as_stored(app: sl.App, value: str) -> None:
+    """Before, one infinite Decimal made `to_polars` raise a TypeError."""
+    prices = app.topic("prices", value=Decimal)
+    prices.append([("AA", Decimal("1.5")), ("BA", Decimal(value))])
+    seen = prices.to_polars()["value"].to_list()
+    assert prices.values.decode(pa.array(seen))[0] == Decimal("1.5")
+    assert all(isinstance(item, bytes) for item in seen)
