@@ -72,8 +72,18 @@ class DeltaTarget:
 
     def _opened(self) -> DeltaTable | None:
         from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
 
-        return DeltaTable(self._path) if DeltaTable.is_deltatable(self._path) else None
+        try:
+            table = DeltaTable(self._path) if DeltaTable.is_deltatable(self._path) else None
+        except DeltaError as error:
+            raise StorageFailed(
+                f"the table {self._path} cannot be read: {_first_line(error)}; if its log is damaged, put it back "
+                f"from a backup, or {ANOTHER_FOLDER}"
+            ) from error
+        if table is not None:
+            _check_plain(table, self._path)
+        return table
 
     # Progress -------------------------------------------------------------------------
 
@@ -241,6 +251,26 @@ class DeltaTarget:
             modification_time=self._clock.now_ms(),
             data_change=True,
             stats=json.dumps(_statistics(file, self._columns)),
+        )
+
+
+def _check_plain(table: DeltaTable, path: str) -> None:
+    """Raise InvalidConfig for rules that other programs gave a table, and that a load does not check.
+
+    delta-rs checks them for rows that it writes itself, not for files that are added.
+    """
+    found = [
+        name
+        for name, value in table.metadata().configuration.items()
+        if name.startswith("delta.constraints.")
+        or (name == "delta.columnMapping.mode" and value != "none")
+    ]
+    for field in table.schema().fields:
+        found += [f"{field.name}: {name}" for name in field.metadata if name.startswith("delta.")]
+    if found:
+        raise InvalidConfig(
+            f"the table {path} has rules of another program that a load does not check ({', '.join(found)}); "
+            f"remove them, or {ANOTHER_FOLDER}"
         )
 
 

@@ -25,7 +25,7 @@ from strandline.changelog.errors import (
     StrandlineError,
 )
 from strandline.framework.offload.folder import Commit, TargetFolder
-from strandline.framework.offload.plan import check_extends
+from strandline.framework.offload.plan import ANOTHER_FOLDER, check_extends
 from strandline.framework.offload.progress import KEY, Progress, from_json
 from strandline.framework.offload.table_limits import check_parquet, check_times
 from strandline.framework.offload.target import DataFile
@@ -105,8 +105,16 @@ class IcebergTarget:
         self._table = self._loaded()
 
     def _loaded(self) -> Table | None:
-        exists = self._catalog.table_exists(self._name)
-        return self._catalog.load_table(self._name) if exists else None
+        from pyiceberg.exceptions import ValidationError
+
+        try:
+            exists = self._catalog.table_exists(self._name)
+            return self._catalog.load_table(self._name) if exists else None
+        except (OSError, ValueError, ValidationError) as error:
+            raise StorageFailed(
+                f"table {self._folder.claim.table} cannot be read: {str(error).splitlines()[0]}; if its metadata is damaged, put it "
+                f"back from a backup, or {ANOTHER_FOLDER}"
+            ) from error
 
     # Progress -------------------------------------------------------------------------
 

@@ -36,7 +36,19 @@ class ParquetTarget:
         self._complete()
         self._folder.sweep()
         last = self._last()
+        if last is None:
+            self._check_empty()
         return None if last is None else last.progress
+
+    def _check_empty(self) -> None:
+        """Raise CorruptLog if there are files without a manifest, which a load would add again."""
+        names = self._folder.storage.list_dir("")
+        records = [name for name in names if name.startswith(("part-", "_day="))]
+        if records:
+            raise CorruptLog(
+                f"there is {records[0]!r}, and no manifest in {COMMITS}: put the manifests back, or load into "
+                "another folder"
+            )
 
     def _complete(self) -> None:
         """Complete the commit that a crash has interrupted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -336,6 +337,80 @@ def test_a_delta_table_that_was_restored_is_refused(log: Log, to: Path) -> None:
     delta(to).restore(1)
     with refused(to, InvalidConfig, "restored to an earlier version.*load into another folder"):
         sl.offload("t", to, log=log, format="delta")
+
+
+def add_constraint(to: Path) -> None:
+    delta(to).alter.add_constraint({"few": "user < 10"})
+
+
+def add_invariant(to: Path) -> None:
+    """Rewrite the first entry of the log, because delta-rs adds none."""
+    entry = to / "_delta_log/00000000000000000000.json"
+    actions = [json.loads(line) for line in entry.read_text().splitlines()]
+    for action in actions:
+        if "metaData" in action:
+            schema = json.loads(action["metaData"]["schemaString"])
+            (user,) = [field for field in schema["fields"] if field["name"] == "user"]
+            rule = {"expression": {"expression": "user < 10"}}
+            user["metadata"]["delta.invariants"] = json.dumps(rule)
+            action["metaData"]["schemaString"] = json.dumps(schema)
+    entry.write_text("\n".join(map(json.dumps, actions)) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (add_constraint, "delta.constraints.few"),
+        (add_invariant, "user: delta.invariants"),
+    ],
+)
+def test_a_delta_table_with_rules_that_a_load_does_not_check_is_refused(
+    log: Log, to: Path, change: Callable[[Path], object], rule: str
+) -> None:
+    """Before, the table got rows that its constraint forbids."""
+    create(log, "t", schema=SALE)
+    append(log, "t", sales(0, 10), 1)
+    sl.offload("t", to, log=log, format="delta")
+    change(to)
+    append(log, "t", sales(10, 10), 1)
+    with refused(to, InvalidConfig, f"does not check .*{rule}.*; remove them"):
+        sl.offload("t", to, log=log, format="delta")
+    if change is add_constraint:
+        delta(to).alter.drop_constraint("few")
+        assert sl.offload("t", to, log=log, format="delta").rows == 10
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"), [("delta", "_delta_log/*.json"), ("iceberg", "metadata/*.metadata.json")]
+)
+def test_a_table_whose_metadata_is_damaged_is_named(
+    log: Log, to: Path, form: Format, pattern: str
+) -> None:
+    """Before, the run ended with an error of the table's library."""
+    create(log, "t", schema=SALE)
+    append(log, "t", sales(0, 10), 1)
+    sl.offload("t", to, log=log, format=form)
+    last = max(to.glob(pattern), key=lambda file: file.stat().st_mtime_ns)
+    whole = last.read_bytes()
+    last.write_bytes(whole[: len(whole) // 2])
+    with refused(to, sl.StorageFailed, "table .* cannot be read: .*put it back from a backup"):
+        sl.offload("t", to, log=log, format=form)
+    last.write_bytes(whole)
+    assert sl.offload("t", to, log=log, format=form).rows == 0
+
+
+def test_files_without_any_manifest_are_not_loaded_again(log: Log, to: Path) -> None:
+    """Before, each record was in the folder twice afterwards."""
+    create(log, "t", schema=SALE)
+    append(log, "t", sales(0, 10), 1)
+    sl.offload("t", to, log=log)
+    (to / "_strandline/commits").rename(to.parent / "kept")
+    with pytest.raises(sl.CorruptLog, match="no manifest in _strandline/commits: put .* back"):
+        sl.offload("t", to, log=log)
+    shutil.rmtree(to / "_strandline/commits", ignore_errors=True)
+    (to.parent / "kept").rename(to / "_strandline/commits")
+    assert sl.offload("t", to, log=log).rows == 0
+    assert places(stored("parquet", to)) == committed(log, "t")
 
 
 def test_a_delta_table_may_be_optimized_vacuumed_and_forget_its_log(log: Log, to: Path) -> None:
