@@ -183,12 +183,18 @@ class SmallAppend(FlightMessage, frozen=True):
 
 
 def encode(message: Any) -> bytes:
-    """Return a message as MessagePack.
+    """Return a message as MessagePack. Raises InvalidRequest for text that is not Unicode.
 
     >>> encode(RemoteFailure("DiskFull", "full"))
     b'\\x92\\xa8DiskFull\\xa4full'
     """
-    return _ENCODER.encode(message)
+    try:
+        return _ENCODER.encode(message)
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"{error.object[:100]!r} has a lone surrogate, which is no text; a name that is not UTF-8 is "
+            "decoded to that"
+        ) from error
 
 
 def decode(body: Any, kind: Any, max_bytes: int = MAX_MESSAGE_BYTES) -> Any:
@@ -229,12 +235,13 @@ def check_version(hello: Any) -> SessionHello:
 
 def failure_of(error: Exception) -> RemoteFailure:
     """Return the message for an error; unknown types are sent as StrandlineError."""
-    kind = type(error).__name__
+    # The path of the log's folder may have characters that stand for bytes which are not UTF-8.
+    kind, text = type(error).__name__, str(error).encode(errors="backslashreplace").decode()
     if _error_type(kind) is not type(error):
         return RemoteFailure(
-            "StrandlineError", f"the log's owner failed: {kind}: {error}"[:MAX_ERROR_CHARS]
+            "StrandlineError", f"the log's owner failed: {kind}: {text}"[:MAX_ERROR_CHARS]
         )
-    return RemoteFailure(kind, str(error)[:MAX_ERROR_CHARS])
+    return RemoteFailure(kind, text[:MAX_ERROR_CHARS])
 
 
 def error_of(failure: RemoteFailure) -> StrandlineError:

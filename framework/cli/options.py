@@ -108,4 +108,7 @@ def _column(text: str) -> pa.Field:
             f"{text!r}: no type is called {plain!r}; there are string, int64, double, bool, "
             "binary, date32, timestamp and Arrow's other names"
         ) from None
-    return pa.field(name.strip(), arrow, nullable=not kind.endswith("!"))
+    try:
+        return pa.field(name.strip(), arrow, nullable=not kind.endswith("!"))
+    except UnicodeEncodeError:
+        raise typer.BadParameter(f"{text!r}: the name is not UTF-8") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -267,6 +268,32 @@ def test_an_error_of_an_append_or_a_fetch_arrives_too(attached, owner, columns):
         )
     # records before the refused ones are stored
     assert attached.offsets([T0])[T0].high_watermark == 1
+
+
+def test_an_error_that_names_a_folder_whose_name_is_not_utf8_arrives(attached, owner, monkeypatch):
+    """Before, the client got an error about the encoding instead."""
+
+    def fail(_name):
+        raise errors.DiskFull(f"cannot append to {os.fsdecode(b'/bad' + bytes([255]))}")
+
+    monkeypatch.setattr(owner, "topic", fail)
+    with pytest.raises(errors.DiskFull, match=r"cannot append to /bad\\udcff"):
+        attached.topic("t")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda broker: broker.topic("\ud800"),
+        lambda broker: broker.create_topic("\ud800"),
+        lambda broker: broker.alter_config({"\ud800": "1"}),
+    ],
+)
+def test_names_that_are_no_text_are_refused(attached, owner, call):
+    for broker in (owner, attached):
+        with pytest.raises(errors.InvalidRequest):
+            call(broker)
+    assert attached.topics() == owner.topics()
 
 
 def test_an_unexpected_failure_of_the_owner_is_reported_as_one(attached, owner, monkeypatch):
