@@ -49,10 +49,10 @@ def main() -> int:
 
 
 def _figures(quick: bool, *, kafka: bool) -> Iterator[Figure]:
+    if kafka:  # first, because the process's JVM takes jars only when it starts
+        yield from run(quick=quick)
     yield from spark_read.run(quick=quick)
     yield from spark_write.run(quick=quick)
-    if kafka:
-        yield from run(quick=quick)
 
 
 def run(*, quick: bool) -> list[Figure]:
