@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -205,7 +205,8 @@ class Declarations:
             topic, stored = self.topics[name], spec.inputs[0].stored_schema
             if topic.is_derived and stored is not None:
                 topic.follow(stored)  # records are copied as they are
-            infos[name] = self._topic(broker, topic, _dead_letter_config(spec, infos), infos)
+            config = dead_letter_config(infos[source.name] for source in spec.inputs)
+            infos[name] = self._topic(broker, topic, config, infos)
         for spec in self.tasks.values():
             partitions = self._copartitioned(spec, infos)
             stores = [store.spec for store in spec.stores]
@@ -394,9 +395,9 @@ def _other_form(topic: Topic[Any, Any], info: TopicInfo) -> SchemaMismatch:
     )
 
 
-def _dead_letter_config(spec: TaskSpec, infos: Mapping[str, TopicInfo]) -> dict[str, str]:
+def dead_letter_config(inputs: Iterable[TopicInfo]) -> dict[str, str]:
     """Return the settings of a new dead-letter topic: room for input records and more headers."""
-    largest = max(infos[topic.name].effective.max_message_bytes for topic in spec.inputs)
+    largest = max(info.effective.max_message_bytes for info in inputs)
     return {"max.message.bytes": str(min(largest + DEAD_LETTER_ROOM_BYTES, LARGEST_MESSAGE_BYTES))}
 
 

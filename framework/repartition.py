@@ -6,15 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from strandline.changelog.errors import InvalidConfig
-from strandline.framework.declarations import Declarations
+from strandline.framework.declarations import KEEP_FOREVER, Declarations
 from strandline.framework.handlers import check_finished, check_handler
 from strandline.framework.record import Record
 from strandline.framework.session import Session
 from strandline.framework.task import TaskSpec
 from strandline.framework.topic import Topic
-
-KEEP_FOREVER = {"retention.ms": "-1"}
-"""Settings of a repartition topic: retention would delete records before the task reads them."""
 
 
 def declare(
@@ -40,7 +37,7 @@ def declare(
         value=source.kind,
         partitions=partitions if partitions is not None else source.partitions,
         serde=source.serde,
-        config=KEEP_FOREVER,
+        config=KEEP_FOREVER,  # retention would delete records before the task reads them
     )
     topic.sources = (source,)
     topic.is_internal = True

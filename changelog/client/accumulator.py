@@ -157,6 +157,10 @@ class TopicTarget:
         """
         timestamp = columns.column(0)[0].as_py()
         self.check_record(columns.column(1)[0].as_py(), timestamp, columns.nbytes)
+        self.check_time(timestamp, now_ms)
+
+    def check_time(self, timestamp: int, now_ms: int) -> None:
+        """Raise InvalidRecord for a time that the log would reject; `now_ms` is about its time."""
         before = self.config.message_timestamp_before_max_ms
         after = self.config.message_timestamp_after_max_ms
         if self._uses_append_time or -after <= now_ms - timestamp <= before:

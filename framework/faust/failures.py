@@ -17,6 +17,7 @@ from faust.exceptions import DecodeError
 from faust.sensors.base import Sensor
 from faust.streams import current_event
 
+from strandline.framework.declarations import KEEP_FOREVER, dead_letter_config
 from strandline.framework.faust.ledger import Unit
 from strandline.framework.faust.log_link import FaustLink
 
@@ -73,7 +74,8 @@ def settle_undecodable(link: FaustLink, unit: Unit, message: Any) -> bool:
 def _send_dead_letter(link: FaustLink, unit: Unit, message: Any, error: str) -> None:
     topic = DEAD_LETTER.format(topic=message.topic)
     info = link.info(message.topic)
-    link.ensure(topic, 1 if info is None else info.partitions)
+    if info is not None:
+        link.ensure(topic, info.partitions, {**KEEP_FOREVER, **dead_letter_config([info])})
     headers = (*(message.headers or ()), *_described(message, error))
     when = int(message.timestamp * 1000)
     link.ledger.send(unit, topic, message.partition, message.key, message.value, when, headers)

@@ -11,6 +11,7 @@ without harm are repeated then (`call_patiently`), as long as a Strandline app w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import weakref
@@ -20,10 +21,12 @@ from typing import Any, ParamSpec, TypeVar
 
 from strandline import changelog
 from strandline.changelog.broker import Broker
+from strandline.changelog.client.accumulator import TopicTarget, record_size
 from strandline.changelog.client.partitioner import partition_for
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.errors import (
+    InvalidRecord,
     InvalidRequest,
     InvalidTopic,
     Retriable,
@@ -31,7 +34,7 @@ from strandline.changelog.errors import (
     UnknownTopic,
 )
 from strandline.changelog.log import Log
-from strandline.changelog.records import TopicInfo
+from strandline.changelog.records import Headers, TopicInfo
 from strandline.framework.faust.address import FaustAddress
 from strandline.framework.faust.ledger import Ledger
 from strandline.framework.patience import (
@@ -64,6 +67,8 @@ class FaustLink:
         self._opening = asyncio.Lock()
         self._appender: Producer | None = None
         self._infos: dict[str, TopicInfo] = {}
+        self._targets: dict[str, TopicTarget] = {}
+        """Topics to which was sent, with their limits."""
         self._calls: ThreadPoolExecutor | None = None
         self._fetches: ThreadPoolExecutor | None = None
 
@@ -183,6 +188,7 @@ class FaustLink:
         info = self.info(topic)
         if info is not None and (info.effective.delete or not info.effective.compact):
             self._infos[topic] = self.broker.alter_topic(topic, {"cleanup.policy": "compact"})
+            self._targets.pop(topic, None)
 
     def partition_of(self, topic: str, key: bytes | None) -> int | None:
         """Return the partition of a key; None for no key or an unknown topic."""
@@ -190,6 +196,49 @@ class FaustLink:
         if info is None or key is None:
             return None
         return partition_for(key, info.partitions)
+
+    def check(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        timestamp_ms: int,
+        headers: Headers = (),
+    ) -> None:
+        """Raise the error with which the log would refuse the commit of a record.
+
+        Nothing is raised for a topic that does not exist, or while the log does not answer.
+
+        Raises:
+            InvalidRecord: The topic is compacted and the record has no key, or its time is not
+                allowed.
+            RecordTooLarge: The record exceeds the topic's `max.message.bytes`.
+        """
+        try:
+            self._check(topic, key, value, timestamp_ms, headers)
+        except InvalidRecord:
+            # The settings may have been changed since they were read.
+            del self._targets[topic], self._infos[topic]
+            with contextlib.suppress(Retriable):
+                self._check(topic, key, value, timestamp_ms, headers)
+
+    def _check(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        timestamp_ms: int,
+        headers: Headers,
+    ) -> None:
+        target = self._targets.get(topic)
+        if target is None:
+            info = self.info(topic)
+            if info is None:
+                return
+            target = TopicTarget(info, 0, "", earliest_ms=self.broker.earliest_ms)
+            self._targets[topic] = target
+        target.check_record(key, timestamp_ms, record_size(key, value, headers))
+        target.check_time(timestamp_ms, self.clock.now_ms())
 
 
 _links: weakref.WeakKeyDictionary[Any, FaustLink] = weakref.WeakKeyDictionary()

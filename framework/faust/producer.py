@@ -120,6 +120,7 @@ class FaustProducer(faust.transport.base.Producer):
             partition = self._partition(topic, key)
         future: asyncio.Future[RecordMetadata] = loop.create_future()
         if unit is not None:
+            link.check(topic, key, value, when, pairs)  # or the log would refuse the whole commit
             link.ledger.send(unit, topic, partition, key, value, when, pairs)
             tp = TP(topic, -1 if partition is None else partition)
             future.set_result(RecordMetadata(topic, tp.partition, tp, -1, when / 1000, 0))

@@ -94,6 +94,8 @@ class FaustStore(faust.stores.base.SerializedStore):
                 f"table {self.table_name!r} can only be changed while handling a record of a "
                 "partition that this worker owns"
             )
+        # A change that the log would refuse raises here, and not in the commit.
+        self.link.check(part.changelog.topic, key, value, self.link.clock.now_ms())
         unit = current_unit(self.link.ledger, self.app)
         if unit is None:
             unit = self.link.ledger.loose()

@@ -101,6 +101,34 @@ def test_a_record_that_cannot_be_decoded_follows_the_policy(
     assert [letter["value"] for letter in letters] == [b"{no json"]
 
 
+def test_effects_that_the_log_refuses_are_failures_of_their_record(
+    system: System, log: FaustLog, tmp_path: Path
+) -> None:
+    """The log refuses a whole commit for one record in it, also when it is tried again."""
+    refused = ["too large", "no key", "before 1970", "table"]
+    log.create("orders", 1)
+    log.create("compacted", 1, config={"cleanup.policy": "compact"})
+    log.create("accepted", 1, config={"max.message.bytes": "1000000"})
+    orders = ["a", *refused, "b"]
+    log.append("orders", [{"value": json.dumps(order).encode()} for order in orders])
+    with worker(
+        "sample_refused", system, tmp_path, FAUST_OPTIONS="?on_error=dead_letter"
+    ) as running:
+        eventually(lambda: accepted(log)[-1:] == ["b 2"])
+        assert running.stop() == 0
+    assert accepted(log) == ["a 1", "b 2"]
+    assert log.latest("refused-totals-changelog") == {"orders": 2}
+    assert log.latest("refused-notes-changelog") == {}
+    letters = log.read("orders.dead-letter")
+    assert [json.loads(letter["value"]) for letter in letters] == refused
+    errors = [
+        next(one["value"] for one in letter["headers"] if one["key"] == "strandline.error")
+        for letter in letters
+    ]
+    kinds = [error.decode().split(":")[0] for error in errors]
+    assert kinds == ["RecordTooLarge", "InvalidRecord", "InvalidRecord", "RecordTooLarge"]
+
+
 @pytest.mark.damages
 def test_a_log_that_has_lost_records_stops_the_worker(
     system: System, log: FaustLog, tmp_path: Path
