@@ -22,6 +22,7 @@ from strandline.framework.declarations import Declarations
 from strandline.framework.formats.choice import AnySerde, Name
 from strandline.framework.formats.registry import SchemaRegistry, registry_of
 from strandline.framework.formats.wire import SerdeForm
+from strandline.framework.handlers import check_reducers
 from strandline.framework.options import Guarantee, Options, Until
 from strandline.framework.record import Record
 from strandline.framework.session import AppSettings, LogPlace, Session
@@ -409,6 +410,7 @@ class App(StreamDeclaring):
         Raises:
             InvalidConfig: The declaration is not valid.
         """
+        check_reducers(aggregates)
         figures = Aggregates(**aggregates)
         return self.declared.add_store(
             Grouped(self.session, name, key, figures, **(settings or {}))

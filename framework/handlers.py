@@ -31,6 +31,7 @@ from collections.abc import (
     Generator,
     Iterable,
     Iterator,
+    Mapping,
 )
 from typing import Any
 
@@ -39,6 +40,7 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.changelog.errors import InvalidConfig, InvalidRequest
+from strandline.statestore.aggregates.reducer import Reducer
 
 OPTIONAL_METHODS = ("init", "window", "on_timer", "close")
 """Methods that a class task may have besides `process`."""
@@ -92,6 +94,22 @@ def check_methods(what: str, declared: type) -> None:
         method = getattr(declared, name, None)
         if method is not None:
             check_handler(f"{what}: {name}", method, may_be_async=may_be_async)
+
+
+def check_reducers(aggregates: Mapping[str, Any]) -> None:
+    """Refuse a reducer whose functions a call does not run. Raises InvalidConfig.
+
+    Args:
+        aggregates: Aggregates by their names.
+    """
+    for name, reducer in aggregates.items():
+        if not isinstance(reducer, Reducer):
+            continue
+        given = {"init": reducer.init, "add": reducer.add, "merge": reducer.merge_states}
+        for argument, function in given.items():
+            if callable(function):
+                what = f"{name}: {argument}= of sl.reducer"
+                check_handler(what, function, may_be_async=False)
 
 
 def check_result(result: Any, what: str = "the handler") -> None:

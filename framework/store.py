@@ -55,9 +55,11 @@ class Store(NoLen, Generic[K, V]):
     """
 
     def __init__(self, session: Session, spec: StoreSpec[K, V]) -> None:
-        if spec.default_factory is not None:
-            what = f"the default_factory of store {spec.name!r}"
-            check_handler(what, spec.default_factory, may_be_async=False)
+        for argument in ("default_factory", "upgrade"):
+            function = getattr(spec, argument)
+            if function is not None:
+                what = f"the {argument} of store {spec.name!r}"
+                check_handler(what, function, may_be_async=False)
         self.session = session
         """Session of the app that declared the store."""
         self.spec = spec

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from strandline.changelog.errors import InvalidConfig
+from strandline.framework.handlers import check_reducers
 from strandline.framework.streams.building import made, with_expressions
 from strandline.framework.streams.durations import milliseconds_of
 from strandline.framework.streams.expressions import (
@@ -217,6 +218,7 @@ def _with_computed(node: Node, given: Mapping[str, Any]) -> tuple[Node, dict[str
 
 def _checked_aggregates(kinds: Mapping[str, Aggregate], window: Window | None) -> Aggregates:
     try:
+        check_reducers(kinds)
         figures = Aggregates(**kinds)
     except InvalidConfig as error:
         raise refusal("agg", str(error)) from None

@@ -189,6 +189,32 @@ def test_a_default_factory_that_would_not_run_is_refused() -> None:
         sl.App("app").store("s", default_factory=factory)
 
 
+def test_an_upgrade_that_would_not_run_is_refused() -> None:
+    async def upgrade(old: int) -> str:
+        return str(old)
+
+    with pytest.raises(sl.InvalidConfig, match="upgrade of store 's' is async"):
+        sl.App("app").store("s", value=str, upgrade=upgrade)
+
+
+@pytest.mark.parametrize("argument", ["init", "add", "merge"])
+def test_functions_of_a_reducer_that_would_not_run_are_refused(argument: str) -> None:
+    async def function(*_: Any) -> list[Any]:
+        return []
+
+    functions: dict[str, Any] = {
+        "init": list,
+        "add": lambda old, _: old,
+        "merge": lambda old, _: old,
+    }
+    made = sl.reducer(**{**functions, argument: function}, returns=int)
+    app = sl.App("app")
+    with pytest.raises(sl.InvalidConfig, match=f"words: {argument}= of sl.reducer is async"):
+        app.aggregates("s", words=made)
+    with pytest.raises(sl.InvalidConfig, match=f"words: {argument}= of sl.reducer is async"):
+        app.stream(app.topic("in", value=str)).group_by("key").agg(words=made)
+
+
 # Detected at the call -----------------------------------------------------------------
 
 
