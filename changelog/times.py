@@ -5,8 +5,9 @@ as data frames hold them. Read as milliseconds, seconds are in January 1970 and 
 year 9999, so that windows, timers and retention silently go wrong. Therefore a float is rejected,
 and so is an integer that is before 1980 in milliseconds but after 1980 in seconds, or that is
 between 1980 and 2100 in microseconds or nanoseconds. For older data, pass datetimes, which are
-unambiguous. Records that are already in a log are read whatever their time, and a handler may use
-times similar to that of its record.
+unambiguous. The same holds for times by which records are searched: with seconds, the first record
+at or after a time would be the first of all. Records that are already in a log are read whatever
+their time, and a handler may use times similar to that of its record.
 """
 
 from __future__ import annotations
@@ -68,6 +69,24 @@ def to_ms(at: Any, around: int) -> int:
     elif ms >= MIN_FINE:
         _check_late(ms, around)
     return ms
+
+
+def sought_ms(at: Any, *, after: bool = False) -> int:
+    """Return the first millisecond at or after a time from a user who searches for it.
+
+    The rules are those of `to_ms`, except that an integer before 1980 gives no warning, because 0
+    stands for the beginning.
+
+    Args:
+        at: An integer of milliseconds since the epoch, or a datetime (UTC if it has no zone).
+        after: Return the first millisecond after the time, even if the time is a whole one.
+
+    >>> at = dt.datetime(1970, 1, 1, microsecond=1_500)
+    >>> sought_ms(0), sought_ms(at), sought_ms(at, after=True), sought_ms(2, after=True)
+    (0, 2, 2, 3)
+    """
+    part = isinstance(at, dt.datetime) and at.microsecond % 1_000 > 0
+    return to_ms(at, around=0) + (after or part)
 
 
 def check_column(times: pa.Int64Array, around: int, where: str) -> None:

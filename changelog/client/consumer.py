@@ -18,6 +18,7 @@ under which offsets are committed.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import sys
 import threading
 from collections import deque
@@ -56,6 +57,7 @@ from strandline.changelog.records import (
     TopicPartition,
 )
 from strandline.changelog.settings import LONG_MAX, check_number
+from strandline.changelog.times import sought_ms
 
 POLL_SECONDS = 1.0
 """Seconds that iteration waits in one poll before it checks if the consumer was closed."""
@@ -391,15 +393,20 @@ class Consumer:
         for tp, offset in self.end_offsets(partitions or self._assigned).items():
             self._of(tp).seek(offset)
 
-    def seek_to_time(self, timestamp: int, *partitions: TopicPartition) -> None:
+    def seek_to_time(self, timestamp: int | dt.datetime, *partitions: TopicPartition) -> None:
         """Continue at the first record at or after a time, or at the end if there is none.
 
         Args:
-            timestamp: Milliseconds since the epoch.
+            timestamp: Milliseconds since the epoch, or a datetime (UTC if it has no zone).
             *partitions: Partitions to seek; by default all assigned ones.
+
+        Raises:
+            InvalidRecord: The time is a float, or looks like seconds, microseconds or nanoseconds.
+            InvalidRequest: A partition is not assigned to this consumer.
         """
+        ms = sought_ms(timestamp)
         for tp in partitions or list(self._assigned):
-            offset = self._broker.offset_for_time(tp, timestamp, isolation=self._isolation)
+            offset = self._broker.offset_for_time(tp, ms, isolation=self._isolation)
             self._of(tp).seek(self.end_offsets([tp])[tp] if offset is None else offset)
 
     def position(self, partition: TopicPartition) -> int:

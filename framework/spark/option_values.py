@@ -1,15 +1,17 @@
-"""Values of Spark's options: names that ignore case, flags, numbers, paths."""
+"""Values of Spark's options: names that ignore case, flags, numbers, times, paths."""
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
 import logging
 import os
 from collections.abc import Mapping, Sequence
 
 from strandline.changelog import location
-from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.errors import InvalidConfig, InvalidRecord
 from strandline.changelog.secret import masked
+from strandline.changelog.times import sought_ms
 
 _log = logging.getLogger(__name__)
 
@@ -64,3 +66,41 @@ def count_of(name: str, given: Mapping[str, str], least: int = 1) -> int | None:
     if not (text.isascii() and text.isdigit() and int(text) >= least):
         raise InvalidConfig(f"{name} must be a whole number above {least - 1}, got {given[name]!r}")
     return int(text)
+
+
+def time_of(name: str, given: Mapping[str, str], *, after: bool = False) -> int | None:
+    """Return an option that is a time, in ms since the epoch; None if it is not given.
+
+    The text is a number of milliseconds, or a time in ISO 8601 (UTC if it has no zone).
+
+    Args:
+        name: Name of the option.
+        given: All options.
+        after: Return the first millisecond after the time.
+
+    Raises:
+        InvalidConfig: The text is neither, or the number looks like seconds or another unit.
+    """
+    if name not in given:
+        return None
+    text = given[name].strip()
+    if text.isascii() and text.isdigit():
+        return checked_ms(name, int(text)) + after
+    try:
+        return sought_ms(dt.datetime.fromisoformat(text), after=after)
+    except ValueError as error:
+        raise InvalidConfig(
+            f"{name} must be a whole number of milliseconds, or a time like 2024-05-01T00:00, got "
+            f"{given[name]!r}"
+        ) from error
+
+
+def checked_ms(name: str, ms: int) -> int:
+    """Return the time of an option. Raise InvalidConfig if it looks like another unit."""
+    try:
+        return sought_ms(ms)
+    except InvalidRecord as error:
+        raise InvalidConfig(
+            f"{name}: {error}, and in startingTimestamp, endingTimestamp and asOfTimestamp as text "
+            "like 1979-05-01T00:00"
+        ) from error

@@ -8,8 +8,8 @@ They have the names of Spark's Kafka source wherever the meaning is the same:
                            {"flights": {"0": 23, "1": -2}}, with -2 for earliest and -1 for latest;
                            default earliest, for streams latest
     endingOffsets          the same for the end of a batch read; default latest
-    startingTimestamp      milliseconds since the epoch: begin at the first record of each partition
-                           that is at least as late; before startingOffsets
+    startingTimestamp      milliseconds since the epoch, or ISO 8601: begin at the first record of each
+                           partition that is at least as late; before startingOffsets
     startingOffsetsByTimestamp   the same for each partition: {"flights": {"0": 1700000000000}}
     startingOffsetsByTimestampStrategy   "error" (default) or "latest": what to do in a partition
                            without such a record
@@ -31,7 +31,7 @@ These options, and `maxBytesPerTask`, are Strandline's own:
     partition              partition of the store to read; default all partitions
     asOfOffsets            JSON such as {"app-store-changelog": {"0": 23}}: read the store as it was at
                            these offsets (exclusive); -1 for latest
-    asOfTimestamp          milliseconds since the epoch: read it as it was at that time
+    asOfTimestamp          milliseconds since the epoch, or ISO 8601: read it as it was at that time
     changes                "true": follow the changes of `store` in a stream; of the other options those
                            of a stream's start and size may be given too
     pinTimeoutMs           milliseconds that planned records are kept unchanged without being read;
@@ -49,7 +49,14 @@ from typing import Literal, NamedTuple
 from strandline.changelog.decoding import json_decoder
 from strandline.changelog.errors import UNREADABLE, InvalidConfig
 from strandline.changelog.secret import masked
-from strandline.framework.spark.option_values import count_of, flag_of, known_name, log_path
+from strandline.framework.spark.option_values import (
+    checked_ms,
+    count_of,
+    flag_of,
+    known_name,
+    log_path,
+    time_of,
+)
 
 EARLIEST = -2
 LATEST = -1
@@ -270,13 +277,15 @@ def _at_time(which: Literal["starting", "ending"], given: Mapping[str, str]) -> 
     """Return the time of a start or end. As in Spark, one time for all is preferred."""
     or_latest = which == "ending" or _strategy(given) == "latest"
     single, each = f"{which}Timestamp", f"{which}OffsetsByTimestamp"
-    if (ms := count_of(single, given, least=0)) is not None:
+    if (ms := time_of(single, given)) is not None:
         return AtTime(ms, single, or_latest)
     if each not in given:
         return None
     times = _numbers(given[each].strip(), f"{each} must be JSON like")
     if any(ms < 0 for partitions in times.values() for ms in partitions.values()):
         raise InvalidConfig(f"{each}: a time is 0 or more milliseconds, got {given[each]!r}")
+    for ms in {ms for partitions in times.values() for ms in partitions.values()}:
+        checked_ms(each, ms)
     return AtTime(times, each, or_latest)
 
 
@@ -284,8 +293,8 @@ def _as_of(given: Mapping[str, str]) -> StartOrEnd | None:
     """Return the end of a table's records: those up to a time are before the first later one."""
     if "asOfOffsets" in given and "asOfTimestamp" in given:
         raise InvalidConfig("give asOfOffsets or asOfTimestamp, not both")
-    if (ms := count_of("asOfTimestamp", given, least=0)) is not None:
-        return AtTime(ms + 1, "asOfTimestamp")
+    if (ms := time_of("asOfTimestamp", given, after=True)) is not None:
+        return AtTime(ms, "asOfTimestamp")
     offsets = _offsets("asOfOffsets", given)
     if _mentions(offsets, "earliest", EARLIEST):
         raise InvalidConfig("asOfOffsets cannot be earliest (-2): the table would be empty")

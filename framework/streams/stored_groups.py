@@ -8,7 +8,6 @@ and its figures are the kinds of the aggregates. Only the functions of a reducer
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +24,7 @@ from strandline.changelog.errors import (
     InvalidRequest,
     KeyInSeveralPartitions,
 )
-from strandline.changelog.times import to_ms
+from strandline.changelog.times import sought_ms
 from strandline.framework.streams.operators.group_keys import PANE, PLACE, SINCE, key_layout
 from strandline.framework.streams.operators.groups import kept_aggregates, state_inputs
 from strandline.framework.streams.operators.merging import (
@@ -214,8 +213,7 @@ class StoredGroups:
             return None
         if not isinstance(self.window, CountWindow):
             # Windows begin at whole milliseconds, so the first ms at or after a bound is meant.
-            part = isinstance(given, dt.datetime) and given.microsecond % 1_000 > 0
-            return max(-MAX_TIME_MS, min(to_ms(given, around=0) + part, MAX_TIME_MS))
+            return max(-MAX_TIME_MS, min(sought_ms(given), MAX_TIME_MS))
         if type(given) is not int:
             raise InvalidRecord(
                 f"windows of store {self.name!r} begin at numbers of rows, got {given!r:.80}; give"

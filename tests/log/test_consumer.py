@@ -4,6 +4,7 @@ lost."""
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import threading
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from strandline.changelog.client.producer import Producer
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import (
     InvalidConfig,
+    InvalidRecord,
     InvalidRequest,
     OffsetOutOfRange,
     OwnerUnavailable,
@@ -27,6 +29,7 @@ from tests.log.kit import START_MS, Client, World, columns
 
 T0 = TopicPartition("t", 0)
 T1 = TopicPartition("t", 1)
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 @pytest.fixture
@@ -287,6 +290,30 @@ def test_seeks_move_the_position(world: World, client: Client) -> None:
     assert (consumer.position(T0), consumer.position(T1)) == (4, 0)
     with pytest.raises(OffsetOutOfRange, match="negative"):
         consumer.seek(T0, -1)
+
+
+@pytest.mark.parametrize(
+    "at", [START_MS // 1000, START_MS / 1000, float(START_MS), START_MS * 1000, START_MS * 10**6]
+)
+def test_a_seek_to_a_time_in_another_unit_is_refused(
+    world: World, client: Client, at: float
+) -> None:
+    client.append(b"a", b"b")
+    consumer = consumer_of(world)
+    consumer.seek(T0, 1)
+    with pytest.raises(InvalidRecord, match=r"times are integers of milliseconds"):
+        consumer.seek_to_time(at)  # type: ignore[arg-type]
+    assert consumer.position(T0) == 1
+
+
+def test_a_seek_takes_a_datetime_and_the_beginning(world: World, client: Client) -> None:
+    for n in range(3):
+        client.append(b"%d" % n, times=START_MS + n)
+    consumer = consumer_of(world)
+    consumer.seek_to_time(EPOCH + dt.timedelta(milliseconds=START_MS, microseconds=1))
+    assert consumer.position(T0) == 1
+    consumer.seek_to_time(0)
+    assert consumer.position(T0) == 0
 
 
 def test_a_seek_drops_records_that_were_fetched_ahead(world: World, client: Client) -> None:

@@ -53,7 +53,22 @@ def test_offsets_are_words_or_kafkas_json() -> None:
         ({"subscribe": "a", "startingOffsets": '{"a": {"0": -3}}'}, "0 or more"),
         ({"subscribe": "a", "decode": "false"}, "decode can be used with store only"),
         ({"store": "a/b", "startingOffsets": "earliest"}, "with subscribe only"),
-        ({"subscribe": "a", "startingTimestamp": "2024-01-01"}, "whole number above -1"),
+        (
+            {"subscribe": "a", "startingTimestamp": "yesterday"},
+            "number of milliseconds, or a time like",
+        ),
+        ({"subscribe": "a", "startingTimestamp": "-1"}, "number of milliseconds, or a time like"),
+        ({"subscribe": "a", "startingTimestamp": "1760000400"}, "Timestamp: .*looks like seconds"),
+        ({"subscribe": "a", "endingTimestamp": "1760000400000000"}, "looks like microseconds"),
+        ({"store": "a/b", "asOfTimestamp": "1760000400"}, "asOfTimestamp: .*looks like seconds"),
+        (
+            {"subscribe": "a", "startingOffsetsByTimestamp": '{"a": {"0": 0, "1": 1760000400}}'},
+            "startingOffsetsByTimestamp: .*looks like seconds",
+        ),
+        (
+            {"subscribe": "a", "endingOffsetsByTimestamp": '{"a": {"0": 1760000400}}'},
+            "endingOffsetsByTimestamp: .*looks like seconds",
+        ),
         ({"subscribe": "a", "endingOffsetsByTimestamp": "5"}, "must be JSON like"),
         ({"subscribe": "a", "endingOffsetsByTimestamp": '{"a": {"0": -1}}'}, "0 or more"),
         (
@@ -111,3 +126,26 @@ def test_a_time_for_all_goes_before_times_and_times_before_offsets() -> None:
     assert latest.start_of_stream() == AtTime(0, "startingTimestamp")
     with pytest.raises(InvalidConfig, match="no end"):
         parse(subscribe="a", endingTimestamp="5").start_of_stream()
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("1760000400000", 1_760_000_400_000),
+        ("2025-10-09T09:00", 1_760_000_400_000),
+        ("2025-10-09 11:00:00+02:00", 1_760_000_400_000),
+        ("2025-10-09T09:00:00.0005", 1_760_000_400_001),
+        ("1970-01-21T08:53:20.400", 1_760_000_400),
+    ],
+)
+def test_a_time_is_milliseconds_or_iso_8601(text: str, ms: int) -> None:
+    start = parse(subscribe="a", startingTimestamp=text).start_of_batch()
+    assert start == AtTime(ms, "startingTimestamp", or_latest=False)
+    end = parse(subscribe="a", endingTimestamp=text).end_of_batch()
+    assert end == AtTime(ms, "endingTimestamp")
+
+
+@pytest.mark.parametrize("text", ["1760000400000", "2025-10-09T09:00:00.0005"])
+def test_a_table_as_of_a_time_has_the_records_up_to_its_millisecond(text: str) -> None:
+    as_of = parse(store="a/b", asOfTimestamp=text).as_of
+    assert as_of == AtTime(1_760_000_400_001, "asOfTimestamp")
