@@ -27,6 +27,7 @@ from strandline.changelog.errors import (
     UnknownPin,
     UnknownTopic,
 )
+from strandline.changelog.history import epoch_before
 from strandline.changelog.layout import pin_file, pin_folder
 from strandline.changelog.pins import MAX_TIMEOUT_MS, PinName, PinnedRange
 from strandline.changelog.records import Append, TopicPartition, columns_schema
@@ -348,6 +349,17 @@ def test_another_topic_of_the_same_name_is_not_pinned(world: World) -> None:
     fill(world, 3)
     with pytest.raises(UnknownTopic, match="created again"):
         world.owner.pins.hold(PIN, {T0: old}, timeout_ms=HOUR)
+
+
+def test_a_range_of_another_history_is_not_pinned(world: World) -> None:
+    fill(world, 3)
+    epoch = epoch_before(world.owner.offsets([T0])[T0].epochs, committed(world).end)
+    own = committed(world)._replace(leader_epoch=epoch.number, incarnation=epoch.incarnation)
+    other = own._replace(incarnation="of a copy")
+    with pytest.raises(OffsetOutOfRange, match="cannot pin offsets .* of another history"):
+        world.owner.pins.hold(PIN, {T0: other}, timeout_ms=HOUR)
+    assert world.storage.list_dir("pins") == []
+    assert world.owner.pins.hold(PIN, {T0: own}, timeout_ms=HOUR) == {T0: committed(world)}
 
 
 def test_a_pin_holds_exactly_the_requested_range(world: World) -> None:

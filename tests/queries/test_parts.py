@@ -102,6 +102,7 @@ READS: list[Callable[[Any], Any]] = [
     lambda store: store["x"],
     lambda store: store.get("x"),
     lambda store: store.get("x", 0),
+    lambda store: "x" in store,
     lambda store: list(store.all()),
     lambda store: list(store.range("w", "z")),
 ]
