@@ -68,7 +68,7 @@ def prune_store(store: BackupStore, keep: int) -> PruneReport:
 
 def _store(backups: str | os.PathLike[str]) -> BackupStore:
     store = BackupStore(LocalStorage(backups))
-    store.check()
+    store.check(os.fspath(backups))
     return store
 
 

@@ -70,7 +70,7 @@ def restore(
     goal = Path(os.path.abspath(to))
     check_local(goal)
     store = BackupStore(LocalStorage(backups))
-    store.check()
+    store.check(os.fspath(backups))
     chosen = name or next(reversed(store.names()), None)
     if chosen is None:
         raise InvalidConfig(f"{os.fspath(backups)} has no complete backup")

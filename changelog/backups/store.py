@@ -109,12 +109,12 @@ class BackupStore:
                 ) from None
             document.save(self._storage, META, KIND, StoreMeta(log_id))
 
-    def check(self) -> None:
-        """Raise InvalidConfig if this is not a backup folder."""
+    def check(self, path: str) -> None:
+        """Raise InvalidConfig, which names the folder by `path`, if it is not a backup folder."""
         try:
             document.load(self._storage, META, KIND, StoreMeta)
         except FileNotFoundError:
-            raise InvalidConfig("this is not a backup folder: it has no backups.meta") from None
+            raise InvalidConfig(f"{path} is not a backup folder: it has no backups.meta") from None
 
     def names(self) -> list[str]:
         """Return the names of all backups, the earliest first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,30 +10,54 @@ import pytest
 import strandline as sl
 from strandline import changelog
 from strandline.changelog.errors import InvalidConfig
+from strandline.framework.cli.application import WholeCommand
 from tests.cli.conftest import Command
 
+LOG = "the mistyped path"
+"""Stands for the path in the arguments of a command; others get it by the environment."""
 CREATING_NOTHING = [
     ("topics", "list"),
     ("topics", "describe", "t"),
+    ("topics", "alter", "t", "--config", "retention.ms=1"),
+    ("topics", "add-partitions", "t", "3"),
+    ("topics", "delete", "t", "--yes"),
     ("consume", "t"),
     ("produce", "t"),
     ("groups", "list"),
+    ("groups", "offsets", "g"),
     ("groups", "lag", "g"),
+    ("groups", "members", "g"),
+    ("sinks", "list"),
+    ("sinks", "forget", "s"),
     ("stores", "list"),
     ("stores", "get", "a/s", "k"),
-    ("cleaner", "status"),
+    ("stores", "scan", "a/s"),
+    ("cleaner",),
     ("clean", "t"),
     ("config", "show"),
     ("config", "set", "log.retention.hours=2"),
     ("config", "unset", "log.retention.hours"),
-    ("describe", "app"),
+    ("tokens", "create", "me", "--read", "t"),
+    ("tokens", "list"),
+    ("tokens", "revoke", "me"),
+    ("describe",),
+    ("plan", "shop.py:app"),
     ("reset", "app", "--yes"),
-    ("check",),
-    ("repair",),
-    ("segments", "list"),
-    ("serve",),
-    ("serve", "--listen", "127.0.0.1:0"),
+    ("offload", "t", "--to", "files"),
+    ("segments", "t"),
+    ("move", LOG, "moved", "--topics", "t"),
+    ("backup", LOG, "backups"),
+    ("backups", "list", LOG),
+    ("backups", "prune", LOG, "--keep", "1"),
+    ("restore", LOG, "restored"),
+    ("check", LOG),
+    ("repair", LOG),
+    ("serve", LOG),
+    ("serve", LOG, "--listen", "127.0.0.1:0"),
 ]
+CREATING = {"run", "topics create"}
+"""Commands that create a log, because there would be nothing to run or to hold the topic."""
+WITHOUT_LOG = {"needs"}
 
 
 @pytest.fixture
@@ -42,15 +67,37 @@ def mistyped(tmp_path: Path) -> Path:
         return tmp_path / "ordres"
 
 
+def commands() -> Iterator[str]:
+    """Yield the words of every command that `strandline` has."""
+    for name, lazy in WholeCommand.lazy.items():
+        parts = getattr(lazy.loaded(name), "commands", None)
+        yield from (name,) if parts is None else (f"{name} {part}" for part in parts)
+
+
+def test_every_command_is_tried_or_known_to_create_a_log() -> None:
+    known = set(commands())
+    tried = {command for words in CREATING_NOTHING for command in _named(words) & known}
+    assert tried | CREATING | WITHOUT_LOG == known
+    assert not tried & (CREATING | WITHOUT_LOG)
+
+
+def _named(words: tuple[str, ...]) -> set[str]:
+    """Return the command that words may begin with: one or two of them."""
+    return {words[0], " ".join(words[:2])}
+
+
 @pytest.mark.parametrize("words", CREATING_NOTHING, ids=" ".join)
 def test_a_command_creates_no_log_unless_it_is_asked_to(
     strandline: Command, mistyped: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(mistyped.parent)
+    Path("shop.py").write_text("import strandline as sl\napp = sl.App('shop')\n")
+    before = sorted(mistyped.parent.iterdir())
     monkeypatch.setenv("STRANDLINE_LOG", str(mistyped))
-    named = words[0] in ("serve", "check", "repair")
-    outcome = strandline(*words, *([str(mistyped)] if named else ()))
+    outcome = strandline(*(str(mistyped) if word == LOG else word for word in words))
     assert outcome.code != 0
-    assert not mistyped.exists()
+    assert "ordres" in outcome.err, "another error came first"
+    assert sorted(mistyped.parent.iterdir()) == before
 
 
 def test_settings_of_a_new_log_are_set_on_request(
