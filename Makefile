@@ -106,8 +106,12 @@ faust-newest:  ## The tests of Faust apps with the newest Faust there is; a fail
 faust-suite: .venv-faust-suite/.installed  ## Faust's own tests on this transport and store (ARGS='--only stress --seconds 300')
 	.venv-faust-suite/bin/python -m tests.faust.suite $(ARGS)
 
+# A lock names all that is installed. docs.txt does not, so pip chooses the rest of it.
 audit: $(STAMP)  ## Look the locked versions up in the databases of known vulnerabilities
-	$(BIN)/uvx pip-audit --requirement requirements/dev.lock --require-hashes --disable-pip --strict
+	@found=; for file in requirements/dev.lock requirements/faust.lock requirements/docs.txt; do \
+	    case $$file in *.lock) how="--require-hashes --disable-pip";; *) how=;; esac; \
+	    echo "$$file:" >&2; $(BIN)/uvx pip-audit --requirement $$file $$how --strict || found=1; \
+	done; [ -z "$$found" ]
 
 docs: .venv-docs/.installed  ## Build the documentation as a site, in site/, and check its links (BROWSER=chromium opens it too)
 	.venv-docs/bin/python docs/build.py $(if $(BROWSER),--browser $(BROWSER))
