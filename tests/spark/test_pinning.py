@@ -178,7 +178,7 @@ def test_partitions_added_before_the_first_commit_are_read_from_their_beginning(
     [
         ({"startingOffsets": '{"t": {"0": 4}}'}, "must name every partition; missing: t-1"),
         ({"startingOffsets": '{"t": {"0": 4, "1": 0, "2": 0}}'}, "not subscribed: t-2"),
-        ({"startingTimestamp": str(1 << 50)}, "all records of t-0 are before"),
+        ({"startingTimestamp": str(1 << 42)}, "all records of t-0 are before"),
     ],
 )
 def test_a_start_that_does_not_fit_the_topic_fails_before_the_first_batch(
