@@ -78,6 +78,8 @@ lock: $(STAMP)  ## Write requirements/dev.lock anew, with the newest versions th
 	    --custom-compile-command 'make lock'
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	    --extra dev --extra faust pyproject.toml -o requirements/faust.lock --custom-compile-command 'make lock'
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --extra faust \
+	    pyproject.toml requirements/faust-suite.txt -o requirements/faust-suite.lock --custom-compile-command 'make lock'
 
 # Faust needs an older click than the other tools, so it has an environment of its own.
 faust: $(if $(filter .venv-faust,$(VENV)),$(STAMP))  ## The tests of Faust apps
@@ -108,7 +110,7 @@ faust-suite: .venv-faust-suite/.installed  ## Faust's own tests on this transpor
 
 # A lock names all that is installed. docs.txt does not, so pip chooses the rest of it.
 audit: $(STAMP)  ## Look the locked versions up in the databases of known vulnerabilities
-	@found=; for file in requirements/dev.lock requirements/faust.lock requirements/docs.txt; do \
+	@found=; for file in requirements/*.lock requirements/docs.txt; do \
 	    case $$file in *.lock) how="--require-hashes --disable-pip";; *) how=;; esac; \
 	    echo "$$file:" >&2; $(BIN)/uvx pip-audit --requirement $$file $$how --strict || found=1; \
 	done; [ -z "$$found" ]
@@ -184,9 +186,10 @@ $(BIN)/python:
 	.venv-docs/bin/python -m pip install --quiet --requirement $< && touch $@
 
 # Faust's own tests need an old pytest.
-.venv-faust-suite/.installed: requirements/faust-suite.txt pyproject.toml | $(BIN)/python
+.venv-faust-suite/.installed: requirements/faust-suite.lock pyproject.toml | $(BIN)/python
 	$(BIN)/python -m venv .venv-faust-suite
-	.venv-faust-suite/bin/python -m pip install --quiet --editable '.[faust]' --requirement $< && touch $@
+	.venv-faust-suite/bin/python -m pip install --quiet --require-hashes --requirement $< && \
+	    .venv-faust-suite/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable . && touch $@
 
 # The lock names each package with its version and hashes. A package index may fail for a moment.
 INSTALL := $(BIN)/python -m pip install --quiet
