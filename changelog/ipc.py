@@ -10,6 +10,8 @@ The layout is that of RecordBatch in Arrow's format/Message.fbs.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 
@@ -50,7 +52,7 @@ def check_unpacked_size(message: pa.Message) -> None:
     if message.type != "record batch":
         raise pa.ArrowInvalid(f"a record batch was expected, got a {message.type}")
     try:
-        sizes = _unpacked_sizes(memoryview(message.metadata), memoryview(message.body))
+        sizes = _unpacked_sizes(memoryview(message.metadata), lambda: message.body)
     except struct.error as error:
         raise pa.ArrowInvalid(f"a message points out of its bytes: {error}") from error
     if min(sizes, default=0) < 0 or sum(sizes) > MAX_UNPACKED_BYTES:
@@ -69,10 +71,26 @@ def claimed_bytes(content: pa.Buffer) -> int:
         message = pa.ipc.read_message(content)
         check_unpacked_size(message)
         metadata = memoryview(message.metadata)
-        sizes = _unpacked_sizes(metadata, memoryview(message.body))
+        sizes = _unpacked_sizes(metadata, lambda: message.body)
         return sum(sizes) + sum(_buffer_sizes(metadata))
     except (EOFError, OSError, ValueError, struct.error) as error:
         raise pa.ArrowInvalid(str(error)) from error
+
+
+def unpacked_bytes(content: memoryview) -> int:
+    """Return the uncompressed bytes of a message's compressed buffers, as claimed by the message.
+
+    It is 0 for a message without compression, and for one that cannot be read: `read_batch` raises
+    for the latter. Arrow is not used, because this is called for every frame of a fetch.
+    """
+    try:
+        if not field(content, _batch_table(content, _PREFIX_BYTES), _BATCH_COMPRESSION):
+            return 0
+        body = _PREFIX_BYTES + int.from_bytes(content[4:_PREFIX_BYTES], "little")
+        sizes = _unpacked_sizes(content[_PREFIX_BYTES:body], lambda: content[body:])
+    except struct.error:
+        return 0
+    return sum(size for size in sizes if size > 0)
 
 
 def _buffer_sizes(metadata: memoryview) -> list[int]:
@@ -82,25 +100,27 @@ def _buffer_sizes(metadata: memoryview) -> list[int]:
     return [max(0, size) for _, size in pairs]
 
 
-def _unpacked_sizes(metadata: memoryview, body: memoryview) -> list[int]:
+def _unpacked_sizes(metadata: memoryview, body: Callable[[], Any]) -> list[int]:
     """Return the claimed uncompressed lengths of a batch's buffers; none if not compressed."""
     batch = _batch_table(metadata)
     if not field(metadata, batch, _BATCH_COMPRESSION):
         return []
     start, count = vector_of(metadata, batch, _BATCH_BUFFERS)
-    sizes = []
+    content, sizes = memoryview(body()), []
     for index in range(count):
         at, size = PAIR.unpack_from(metadata, start + index * PAIR.size)
-        (unpacked,) = I64.unpack_from(body, at) if size else (0,)
+        (unpacked,) = I64.unpack_from(content, at) if size else (0,)
         sizes.append(0 if unpacked == _STORED_UNCOMPRESSED else unpacked)
     return sizes
 
 
-def _batch_table(metadata: memoryview) -> int:
-    """Return the position of the table RecordBatch of a message."""
-    return target(metadata, field(metadata, target(metadata, 0), _MESSAGE_HEADER))
+def _batch_table(metadata: memoryview, start: int = 0) -> int:
+    """Return the position of the table RecordBatch of the message whose metadata is at `start`."""
+    return target(metadata, field(metadata, target(metadata, start), _MESSAGE_HEADER))
 
 
+_PREFIX_BYTES = 8
+"""Bytes before the metadata of a message: a mark, and the metadata's length."""
 _MESSAGE_HEADER = 2
 _BATCH_BUFFERS, _BATCH_COMPRESSION = 2, 3
 _STORED_UNCOMPRESSED = -1

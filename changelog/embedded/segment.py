@@ -9,14 +9,24 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from strandline.changelog.embedded import document
-from strandline.changelog.embedded.format import HEADER_SIZE, FrameHeader, unpack_header
+from strandline.changelog.embedded.format import (
+    HEADER_SIZE,
+    FrameHeader,
+    FrameKind,
+    unpack_header,
+)
 from strandline.changelog.embedded.frame import payload_bytes, walk
 from strandline.changelog.embedded.manifest import NO_HORIZON, SegmentEntry
 from strandline.changelog.errors import REPAIR, CorruptLog
+from strandline.changelog.ipc import unpacked_bytes
 from strandline.changelog.layout import SegmentName, place_of
 from strandline.changelog.storage import File, Storage
 
 INDEX_KIND = "index"
+PIECE_READ_BYTES = 4 << 20
+"""Number of bytes of a piece that are read at a time, so that a reader that stops at its limit has
+not read the rest. A larger frame is read whole."""
+_ARROW = int(FrameKind.ARROW)
 _NO_TIME = -1
 
 
@@ -36,6 +46,19 @@ class LocatedFrame(NamedTuple):
     def payload(self) -> memoryview:
         """The payload, its checksum verified. Raises CorruptLog."""
         return payload_bytes(self.data, self.position, self.header, self.where, self.place)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Number of bytes that the decoded frame takes, as far as the frame claims them.
+
+        Limits of reads count these bytes, because a compressed frame of a few kilobytes can have
+        records of a gigabyte. Nothing is decoded, and no checksum is verified.
+        """
+        header = self.header
+        if header.kind != _ARROW:
+            return header.length
+        start = self.position + header.payload_start
+        return header.length + unpacked_bytes(self.data[start : start + header.payload_size])
 
 
 class SegmentPiece(NamedTuple):
@@ -57,13 +80,7 @@ class SegmentPiece(NamedTuple):
     def frames(self, storage: Storage) -> Iterator[LocatedFrame]:
         """Read the frames of the piece. Raises FileNotFoundError, StorageFailed, CorruptLog."""
         with contextlib.closing(storage.open(self.path)) as file:
-            data = memoryview(file.read(self.start, self.size))
-        seen = 0
-        for frame in _located(data, self.path, self.start):
-            yield frame
-            seen = frame.position + frame.header.length
-        if seen != self.size:
-            raise _cut_off(self.path, self.start + seen)
+            yield from _frames(file, self.path, self.start, self.end, PIECE_READ_BYTES)
 
 
 class SparseIndex:
@@ -263,18 +280,7 @@ class Segment:
         A frame that is larger than a chunk is read whole.
         """
         end = self.size if end is None else end
-        file = self.file
-        while position < end:
-            data = memoryview(file.read(position, min(chunk_bytes, end - position)))
-            consumed = 0
-            for frame in _located(data, self.path, position):
-                yield frame
-                consumed = frame.position + frame.header.length
-            if consumed == 0:
-                if len(data) == 0 or len(data) >= end - position:
-                    raise _cut_off(self.path, position)
-                chunk_bytes = max(chunk_bytes * 2, 1 << 12)
-            position += consumed
+        return _frames(self.file, self.path, position, end, chunk_bytes)
 
     def headers(self) -> Iterator[FrameHeader]:
         """Read the headers of all frames without their payloads. Raises CorruptLog."""
@@ -364,6 +370,31 @@ class Segment:
         """Delete the segment's files. A reader that has one open can read it to its end."""
         for name in self.name.files:
             self._storage.unlink(f"{self._folder}/{name}")
+
+
+def _frames(
+    file: File, path: str, position: int, end: int, chunk_bytes: int
+) -> Iterator[LocatedFrame]:
+    """Read the frames in [`position`, `end`) of a file, a chunk or a larger frame at a time."""
+    size = chunk_bytes
+    while position < end:
+        wanted = min(size, end - position)
+        data = memoryview(file.read(position, wanted))
+        consumed = 0
+        for frame in _located(data, path, position):
+            yield frame
+            consumed = frame.position + frame.header.length
+        size = chunk_bytes if consumed else _size_of_first(data, path, position)
+        if not consumed and (len(data) < wanted or size > end - position):
+            raise _cut_off(path, position)
+        position += consumed
+
+
+def _size_of_first(data: memoryview, path: str, position: int) -> int:
+    """Return the number of bytes to read for the frame that begins at `data`, which lacks its end."""
+    if len(data) < HEADER_SIZE:
+        return HEADER_SIZE
+    return unpack_header(data, 0, f"{path} at byte {position}").length
 
 
 def _located(data: memoryview, path: str, position: int) -> Iterator[LocatedFrame]:

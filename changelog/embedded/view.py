@@ -48,18 +48,20 @@ class RecordView:
     ) -> Fetched:
         """Read at least one selected batch if there is any, then up to `max_bytes`.
 
+        A compressed batch counts with the size that it claims to have unpacked.
         Raises FileNotFoundError, CorruptLog, StorageFailed.
         """
         batches: list[Batch] = []
         position, used = self.offset, 0
         for frame in self._frames(storage):
-            if used and used + frame.header.length > max_bytes:
+            size = frame.memory_bytes
+            if used and used + size > max_bytes:
                 break
             position = frame.header.last_offset + 1
             batch = self._batch(frame, selection)
             if batch is not None:
                 batches.append(batch)
-                used += frame.header.length
+                used += size
         else:
             position = max(position, self.limit)
         return Fetched(

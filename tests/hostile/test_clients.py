@@ -41,11 +41,13 @@ from strandline.changelog.flight.messages import (
 from strandline.changelog.flight.requests import InitProducer
 from strandline.changelog.flight.serve import ServedLog, serve
 from strandline.changelog.flight.splice import ConnectionCut
+from strandline.changelog.pins import PinName, PinnedRange, there
 from strandline.changelog.records import Append, TopicPartition
-from tests.hostile.bombs import batch, compressed
+from tests.hostile.bombs import batch, compressed, measured
 from tests.hostile.conftest import Stranger
 from tests.hostile.test_front import process, read, resets, taken
 from tests.hostile.test_wire import header
+from tests.log.kit import columns
 
 TOKEN = "sixteen-or-more-characters"
 MIB = 1 << 20
@@ -273,6 +275,34 @@ def test_batches_count_with_their_unpacked_size(tmp_path: Path) -> None:
                 stranger.act(kind, encode(sent), [producer])
         stranger.connection.close()
         check_served(served)
+
+
+@contextlib.contextmanager
+def packed_batches(served: ServedLog, count: int) -> Iterator[changelog.Log]:
+    """A client, after it has appended batches that unpack to 8 MiB each."""
+    with changelog.open(served.url, token=TOKEN) as log:
+        log.create_topic("packed", config={"compression.type": "zstd", "retention.ms": "-1"})
+        producer, zeros = log.broker.init_producer(), columns([bytes(8 * MIB // 32)] * 32)
+        for number in range(count):
+            log.broker.append([Append("packed", 0, zeros, producer, 32 * number)])
+        yield log
+
+
+@pytest.mark.parametrize("pinned", [False, True], ids=["fetch", "pin"])
+def test_fetched_batches_count_with_their_unpacked_size(tmp_path: Path, pinned: bool) -> None:
+    packed = TopicPartition("packed", 0)
+    with serving(tmp_path) as served, packed_batches(served, 24) as log:
+        pins, pin = there(log.broker.pins), PinName("holder", "since", "until")
+        whole = PinnedRange(log.topic("packed").topic_id, 0, 24 * 32)
+        pins.hold(pin, {packed: whole}, timeout_ms=60_000)
+        with measured() as taken:
+            if pinned:
+                fetched = pins.fetch(pin, packed, 0, max_bytes=20 * MIB)
+            else:
+                fetched = log.broker.fetch({packed: 0}, max_bytes=20 * MIB)[packed]
+        assert len(fetched.batches) == 2
+        assert taken.arrow < 64 * MIB
+        assert len(pins.fetch(pin, packed, 0, max_bytes=1).batches) == 1
 
 
 def test_streams_of_a_client_are_never_unpacked(tmp_path: Path) -> None:
