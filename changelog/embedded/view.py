@@ -64,9 +64,17 @@ class RecordView:
                 used += size
         else:
             position = max(position, self.limit)
+        return self._fetched(batches, position)
+
+    def nothing(self) -> Fetched:
+        """Return the result of a fetch that reads none of the records."""
+        position = self.offset if self.pieces else max(self.offset, self.limit)
+        return self._fetched([], position)
+
+    def _fetched(self, batches: list[Batch], next_offset: int) -> Fetched:
         return Fetched(
             batches,
-            position,
+            next_offset,
             self.log_start,
             self.high_watermark,
             self.last_stable_offset,

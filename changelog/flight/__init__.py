@@ -31,6 +31,7 @@
     budgets.py      limits on calls and bytes in flight, per client and in total
     http2.py        counts calls and messages of clients before gRPC receives them
     answers.py      fetches over TCP: read in parts, counted until they are sent
+    locating.py     brokers that say where records are, without reading them
     splice.py       copies a connection's bytes between two sockets
     private.py      folders for sockets that only this user can access
     relay.py        the client's side of the front

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 
 from strandline.changelog.broker import Broker
-from strandline.changelog.errors import QuotaExceeded
 from strandline.changelog.flight.budgets import ClientBudget
 from strandline.changelog.flight.clients import Client
-from strandline.changelog.flight.limits import PARTITIONS_AT_ONCE
-from strandline.changelog.flight.messages import MAX_FETCH_BYTES, FetchRequest
+from strandline.changelog.flight.limits import FIRST_BATCH_BYTES, PARTITIONS_AT_ONCE
+from strandline.changelog.flight.locating import Locate
+from strandline.changelog.flight.messages import MAX_FETCH_BYTES, FetchRequest, Located
 from strandline.changelog.pins import PinName, there
 from strandline.changelog.records import Fetched, Isolation, TopicPartition
 
+Read = Callable[[TopicPartition, int, int], Fetched]
+"""Reads one partition from an offset on, up to a number of bytes."""
 Answered = dict[TopicPartition, Fetched]
 
 
@@ -23,8 +25,11 @@ class Answer:
     Partitions that do not fit are answered as having no new records, and come with a later fetch.
     """
 
-    def __init__(self, broker: Broker, budget: ClientBudget, client: Client) -> None:
+    def __init__(
+        self, broker: Broker, locate: Locate, budget: ClientBudget, client: Client
+    ) -> None:
         self._broker = broker
+        self._locate = locate
         self._budget = budget
         self._client = client
         self._taken = 0
@@ -37,57 +42,82 @@ class Answer:
         isolation: Isolation,
         timeout: float,
     ) -> Answered:
-        """Fetch like Broker.fetch, a group of partitions at a time. Raises QuotaExceeded."""
-        left = self._room(max_bytes)
-        answered: Answered = {}
-        waiting = iter(positions.items())
-        while left > 0 and (some := dict(islice(waiting, PARTITIONS_AT_ONCE))):
-            last = len(answered) + len(some) == len(positions)
-            fetched = self._broker.fetch(
-                some,
-                max_bytes=max(1, left // len(some)),
-                isolation=isolation,
-                # Only the last group waits, because a wait before it would delay the records of
-                # later groups.
-                timeout=timeout if last and not any(f.batches for f in answered.values()) else 0.0,
-            )
-            left -= self._count(fetched)
-            answered |= fetched
-        answered |= self._not_fetched(dict(waiting))
-        return {partition: answered[partition] for partition in positions}
+        """Fetch like Broker.fetch, a partition at a time. Raises QuotaExceeded.
+
+        It waits without a reservation, because idle readers would use up the budget.
+        """
+        located = self._located(positions, isolation, timeout)
+        answered = {partition: view.nothing() for partition, view in located.items()}
+        new = {partition: positions[partition] for partition, v in located.items() if v.pieces}
+
+        def read(partition: TopicPartition, offset: int, size: int) -> Fetched:
+            there = {partition: offset}
+            return self._broker.fetch(there, max_bytes=size, isolation=isolation)[partition]
+
+        return answered | self._read(new, max_bytes, read)
 
     def pinned(self, request: FetchRequest, pin: PinName) -> Answered:
         """Return the pinned records at the request's positions.
 
         Raises QuotaExceeded, UnknownPin.
         """
-        left = self._room(min(request.max_bytes, MAX_FETCH_BYTES))
-        pins, answered = there(self._broker.pins), Answered()
-        for partition, offset in request.positions.items():
-            fetched = pins.fetch(pin, partition, offset, max_bytes=max(1, left))
-            left -= self._count({partition: fetched})
-            answered[partition] = fetched
-        return answered
+        pins = there(self._broker.pins)
+
+        def read(partition: TopicPartition, offset: int, size: int) -> Fetched:
+            return pins.fetch(pin, partition, offset, max_bytes=size)
+
+        found = self._read(request.positions, min(request.max_bytes, MAX_FETCH_BYTES), read)
+        left = {tp: offset for tp, offset in request.positions.items() if tp not in found}
+        return found | self._not_fetched(left)
 
     def sent(self) -> None:
         """Stop counting the answer, which was sent or is lost. Idempotent."""
         self._budget.give(self._client, self._taken)
         self._taken = 0
 
-    def _room(self, max_bytes: int) -> int:
-        room = self._budget.room(self._client)
-        if room <= 0:
-            raise QuotaExceeded(
-                "this client has reached the limit of fetched bytes that it has not read; read the "
-                "answers first"
+    def _located(
+        self, positions: Mapping[TopicPartition, int], isolation: Isolation, timeout: float
+    ) -> Located:
+        """Return where the records are. If there are none yet, wait for them."""
+        located: Located = {}
+        waiting = iter(positions.items())
+        while some := dict(islice(waiting, PARTITIONS_AT_ONCE)):
+            last = len(located) + len(some) == len(positions)
+            # Only the last group waits, because a wait before it would delay the records of later
+            # groups.
+            idle = last and not any(view.pieces for view in located.values())
+            located |= self._locate(
+                some, max_bytes=1, isolation=isolation, timeout=timeout if idle else 0.0
             )
-        return min(max_bytes, room)
+        return located
 
-    def _count(self, fetched: Answered) -> int:
-        size: int = sum(batch.columns.nbytes for one in fetched.values() for batch in one.batches)
-        self._budget.take(self._client, size)
-        self._taken += size
-        return size
+    def _read(
+        self, positions: Mapping[TopicPartition, int], max_bytes: int, read: Read
+    ) -> Answered:
+        """Read the partitions that fit into `max_bytes`, at least one batch of the first one.
+
+        The bytes are reserved before they are read, so parallel fetches cannot use the same room.
+        """
+        if not positions:
+            return {}
+        reserved = self._budget.reserve(self._client, max(max_bytes, FIRST_BATCH_BYTES))
+        used, limit, answered = 0, min(max_bytes, reserved), Answered()
+        try:
+            for number, (partition, offset) in enumerate(positions.items()):
+                sharing = min(len(positions) - number, PARTITIONS_AT_ONCE)
+                fetched = read(partition, offset, max(1, (limit - used) // sharing))
+                size = sum(batch.columns.nbytes for batch in fetched.batches)
+                if used and used + size > limit:
+                    break
+                answered[partition] = fetched
+                used += size
+        except BaseException:
+            used = 0
+            raise
+        finally:
+            self._budget.settle(self._client, reserved, used)
+            self._taken += used
+        return answered
 
     def _not_fetched(self, positions: Mapping[TopicPartition, int]) -> Answered:
         ends = self._broker.offsets(list(positions)) if positions else {}

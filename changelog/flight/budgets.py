@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from strandline.changelog.errors import QuotaExceeded
 from strandline.changelog.flight.clients import Client
-from strandline.changelog.flight.limits import ListenerLimits
+from strandline.changelog.flight.limits import RESERVING_S, ListenerLimits
 
 
 class ClientBudget:
@@ -29,8 +29,12 @@ class ClientBudget:
         self._each = each
         self._total = total
         self._lock = threading.Lock()
+        self._settled = threading.Condition(self._lock)
+        """Notified when a reservation ends."""
         self._held: Counter[Client] = Counter()
         self._sum = 0
+        self._reserved: Counter[Client] = Counter()
+        """Part of the held amounts whose use is not known yet."""
 
     def room(self, client: Client) -> int:
         """Return the amount that a client may still take."""
@@ -58,14 +62,66 @@ class ClientBudget:
                 self._forget(largest)
             largest.drop()
 
+    def reserve(self, client: Client, amount: int) -> int:
+        """Take up to `amount` before its use is known, and return the reserved amount.
+
+        If other calls have reserved what is missing, it waits until they know their use. They wait
+        for no peer, so this is not for long. Without such calls, what is left is reserved.
+        Call `settle` afterwards. Raises QuotaExceeded if the client has nothing left.
+        """
+        amount = min(amount, self._each)
+        with self._settled:
+            if not self._settled.wait_for(lambda: self._may_reserve(client, amount), RESERVING_S):
+                raise QuotaExceeded(
+                    f"other calls have reserved all {self._what} for {RESERVING_S:.0f} s; try again later"
+                )
+            if self._held[client] >= self._each:
+                raise QuotaExceeded(
+                    f"this client has {self._held[client]:,} {self._what} that it has not read, at "
+                    f"most {self._each:,} are allowed; read the answers first"
+                )
+            amount = max(1, min(amount, self._room(client)))
+            self._held[client] += amount
+            self._sum += amount
+            self._reserved[client] += amount
+            return amount
+
+    def settle(self, client: Client, reserved: int, used: int) -> None:
+        """End a reservation: count `used` instead of it. Raises QuotaExceeded, counting nothing."""
+        with self._settled:
+            left = min(reserved, self._reserved[client])  # 0 for a client that is gone
+            self._reserved[client] -= left
+            if not self._reserved[client]:
+                del self._reserved[client]
+            self._give(client, max(0, left - used))
+            self._settled.notify_all()
+        try:
+            self.take(client, max(0, used - left))
+        except QuotaExceeded:
+            self.give(client, left)
+            raise
+
+    def _may_reserve(self, client: Client, amount: int) -> bool:
+        """Return True if `amount` is free, or waiting for reservations could not free more."""
+        if amount <= self._room(client):
+            return True
+        mine = self._each - self._held[client] < amount
+        return not (self._reserved[client] if mine else self._reserved.total())
+
+    def _room(self, client: Client) -> int:
+        return min(self._each - self._held[client], self._total - self._sum)
+
     def give(self, client: Client, amount: int) -> None:
         """Return an amount that `take` has counted; does nothing for a client that is gone."""
         with self._lock:
-            amount = min(amount, self._held[client])
-            self._sum -= amount
-            self._held[client] -= amount
-            if not self._held[client]:
-                del self._held[client]
+            self._give(client, amount)
+
+    def _give(self, client: Client, amount: int) -> None:
+        amount = min(amount, self._held[client])
+        self._sum -= amount
+        self._held[client] -= amount
+        if not self._held[client]:
+            del self._held[client]
 
     def forget(self, client: Client) -> None:
         """Return everything that was counted for a client."""
@@ -74,6 +130,8 @@ class ClientBudget:
 
     def _forget(self, client: Client) -> None:
         self._sum -= self._held.pop(client, 0)
+        self._reserved.pop(client, None)
+        self._settled.notify_all()
 
     @contextmanager
     def taken(self, client: Client, amount: int) -> Iterator[None]:

@@ -19,7 +19,7 @@ from strandline.changelog.flight.connection import ConnectionTarget, FlightConne
 from strandline.changelog.flight.files import FileReader
 from strandline.changelog.flight.fork import keep_in_child
 from strandline.changelog.flight.grants import Grants
-from strandline.changelog.flight.messages import FetchRequest
+from strandline.changelog.flight.messages import FetchRequest, Located
 from strandline.changelog.flight.pins import FlightPins
 from strandline.changelog.flight.requests import Request, RequestBroker
 from strandline.changelog.flight.snapshots import FlightSnapshots
@@ -110,6 +110,17 @@ class FlightBroker(RequestBroker):
                 break  # the log was replaced in between, which the caller's next fetch shows
             at, fetched = following, {tp: fetched[tp].joined(one) for tp, one in later.items()}
         return fetched
+
+    def locate(
+        self,
+        positions: Mapping[TopicPartition, int],
+        *,
+        max_bytes: int,
+        isolation: Isolation,
+        timeout: float,
+    ) -> Located:
+        """Implement `Locate`."""
+        return self._connection.locate(FetchRequest(dict(positions), max_bytes, isolation, timeout))
 
     def close(self) -> None:
         self._closing()

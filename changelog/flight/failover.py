@@ -39,6 +39,8 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.flight.fork import ForkGuard, keep_in_child
 from strandline.changelog.flight.guard import TransactionGuard
+from strandline.changelog.flight.locating import LocatingBroker
+from strandline.changelog.flight.messages import Located
 from strandline.changelog.flight.metrics import OWNED, TAKEOVERS
 from strandline.changelog.flight.pins import FailoverPins
 from strandline.changelog.flight.requests import Request, RequestBroker
@@ -64,7 +66,7 @@ T = TypeVar("T")
 class LogLink:
     """A connection to the log."""
 
-    broker: Broker
+    broker: LocatingBroker
     lost: Callable[[], bool]
     """Returns True once the connection is permanently lost."""
     close: Callable[[], None]
@@ -79,7 +81,7 @@ Connect = Callable[[float], LogLink]
 
 
 class _Attempt(NamedTuple):
-    broker: Broker
+    broker: LocatingBroker
     connection: int
     """Number of the connection, from 1."""
     repeated: bool
@@ -185,6 +187,23 @@ class FailoverBroker(RequestBroker):
             )
 
         return self._repeated(fetch, extra_s=timeout)
+
+    def locate(
+        self,
+        positions: Mapping[TopicPartition, int],
+        *,
+        max_bytes: int,
+        isolation: Isolation,
+        timeout: float,
+    ) -> Located:
+        """Implement `Locate`."""
+
+        def locate(attempt: _Attempt) -> Located:
+            return attempt.broker.locate(
+                positions, max_bytes=max_bytes, isolation=isolation, timeout=timeout
+            )
+
+        return self._repeated(locate, extra_s=timeout)
 
     @property
     def pins(self) -> Pins:

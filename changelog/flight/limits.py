@@ -46,7 +46,11 @@ By default a batch has at most 100 MiB.
 LARGE_APPEND_BYTES = 16 << 20
 """Size in bytes from which a client sends append calls one at a time."""
 PARTITIONS_AT_ONCE = 64
-"""Number of partitions that are fetched together before their bytes are counted."""
+"""Number of partitions that are located together, and that share what is left of an answer."""
+FIRST_BATCH_BYTES = 120 << 20
+"""Minimum bytes that a fetch reserves, because its first batch is read whatever its size."""
+RESERVING_S = 30.0
+"""Maximum seconds for which a fetch waits for those that are reading."""
 
 
 def _limit(default: float, variable: str, low: float = 1) -> Any:

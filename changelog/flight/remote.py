@@ -6,13 +6,13 @@ import os
 import ssl
 import threading
 
-from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.flight.budgets import Budgets
 from strandline.changelog.flight.clients import Authority, Clients
 from strandline.changelog.flight.front import Front
 from strandline.changelog.flight.limits import ListenerLimits
+from strandline.changelog.flight.locating import LocatingBroker
 from strandline.changelog.flight.private import private_socket, remove_private
 from strandline.changelog.flight.server import FlightEndpoint, RemoteClients
 
@@ -38,7 +38,7 @@ class RemoteEndpoint:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: LocatingBroker,
         address: tuple[str, int],
         authority: Authority,
         *,
@@ -55,7 +55,7 @@ class RemoteEndpoint:
                 f"grpc+unix://{self._backend}",
                 token="",
                 clock=clock,
-                remote=RemoteClients(self.clients, budgets, authority.granting),
+                remote=RemoteClients(self.clients, budgets, authority.granting, broker.locate),
             )
         except BaseException:
             remove_private(self._backend)

@@ -19,9 +19,9 @@ import logging
 import os
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pyarrow import flight
 
@@ -47,6 +47,7 @@ from strandline.changelog.flight.clients import Client, Clients
 from strandline.changelog.flight.grants import GRANTS_HEADER, Granting, presented_in
 from strandline.changelog.flight.held import HeldObjects
 from strandline.changelog.flight.limits import MAX_REMOTE_APPEND_BYTES, ListenerLimits
+from strandline.changelog.flight.locating import Locate
 from strandline.changelog.flight.messages import (
     APPEND,
     GOODBYE,
@@ -61,7 +62,6 @@ from strandline.changelog.flight.messages import (
     WIRE_VERSION,
     AppendAnswer,
     FetchRequest,
-    Located,
     SessionEnded,
     SessionHello,
     SessionWelcome,
@@ -84,7 +84,7 @@ from strandline.changelog.flight.sessions import ClientSession, Sessions
 from strandline.changelog.flight.sink_rights import StagingTargets
 from strandline.changelog.groups import GroupMember
 from strandline.changelog.pins import PinName, there
-from strandline.changelog.records import Append, Fetched, Isolation, TopicPartition
+from strandline.changelog.records import Append, Fetched, TopicPartition
 
 _log = logging.getLogger(__name__)
 
@@ -92,19 +92,6 @@ T = TypeVar("T")
 
 POLL_SLICE_S = 0.2
 """Seconds after which a waiting fetch checks if its client is still connected."""
-
-
-class Locate(Protocol):
-    """Signature of `Owner.locate`, which returns where records are instead of the records."""
-
-    def __call__(
-        self,
-        positions: Mapping[TopicPartition, int],
-        *,
-        max_bytes: int,
-        isolation: Isolation,
-        timeout: float,
-    ) -> Located: ...
 
 
 @dataclass(frozen=True)
@@ -117,6 +104,8 @@ class RemoteClients:
     """Limits on the calls and bytes that they have in flight."""
     granting: Granting
     """Issues and checks their grants."""
+    locate: Locate
+    """Waits for records without reading them, before bytes are reserved for them."""
 
 
 class FlightEndpoint:
@@ -152,6 +141,7 @@ class FlightEndpoint:
         self._service.bind(broker, self.sessions, clock or SystemClock(), locate)
         self._service.budgets = Budgets(ListenerLimits()) if remote is None else remote.budgets
         self._service.granting = None if remote is None else remote.granting
+        self._service.remote_locate = None if remote is None else remote.locate
         self._closing = threading.Lock()
         self._closed = False
         fork.keep_in_child(self, self._service)
@@ -195,6 +185,8 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
 
     budgets: Budgets
     granting: Granting | None
+    remote_locate: Locate | None
+    """Locates records for fetches over TCP, whose clients may not locate any themselves."""
 
     def bind(self, broker: Broker, sessions: Sessions, clock: Clock, locate: Locate | None) -> None:
         self._broker = broker
@@ -347,7 +339,8 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         self, context: Any, client: Client, request: FetchRequest
     ) -> Iterator[StreamMessage]:
         """Yield the answer to a fetch over TCP; its bytes count as in flight until it is sent."""
-        answer = Answer(self._broker, self.budgets.answers, client)
+        assert self.remote_locate is not None, "only clients over TCP have a permit"
+        answer = Answer(self._broker, self.remote_locate, self.budgets.answers, client)
         try:
             if request.pin is not None:
                 fetched = answer.pinned(request, request.pin)

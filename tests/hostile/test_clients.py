@@ -71,6 +71,41 @@ def test_a_client_is_refused_more_than_its_share() -> None:
     assert budget.room(one) == 0
 
 
+def test_a_reservation_keeps_other_calls_from_the_same_bytes() -> None:
+    budget, one = ClientBudget("bytes", 10, 100), client()
+    assert budget.reserve(one, 8) == 8
+    waiting: list[int] = []
+    other = threading.Thread(target=lambda: waiting.append(budget.reserve(one, 8)))
+    other.start()
+    budget.settle(one, 8, 3)
+    other.join(30)
+    assert waiting == [7]
+    with pytest.raises(QuotaExceeded, match="at most 10"):
+        budget.settle(one, 7, 8)
+    assert budget.room(one) == 7
+
+
+def test_what_is_left_is_reserved_if_no_other_call_reads() -> None:
+    budget, one, other = ClientBudget("bytes", 10, 15), client(), client()
+    budget.take(one, 9)
+    assert budget.reserve(other, 50) == 6
+    budget.settle(other, 6, 0)
+    assert budget.reserve(one, 5) == 1
+    budget.settle(one, 1, 1)
+    with pytest.raises(QuotaExceeded, match="read the answers first"):
+        budget.reserve(one, 1)
+
+
+def test_a_reservation_of_a_client_that_is_gone_is_forgotten() -> None:
+    budget, one, other = ClientBudget("bytes", 10, 10), client(), client()
+    reserved = budget.reserve(one, 10)
+    budget.forget(one)
+    assert budget.reserve(other, 10) == 10
+    budget.settle(one, reserved, 0)
+    assert budget.room(one) == 10
+    assert budget.room(other) == 0
+
+
 def test_the_client_with_the_most_is_cut_off_when_the_budget_is_used_up() -> None:
     budget = ClientBudget("bytes", 60, 100)
     small, large, other = client(), client(), client()
@@ -345,6 +380,49 @@ def test_unread_answers_are_bounded(tmp_path: Path, eventually: Eventually) -> N
         for reader in readers:
             reader.cancel()
         eventually(lambda: budget.room(holder) == 4 * MIB)
+        connection.close()
+
+
+def test_parallel_fetches_of_a_client_do_not_read_into_the_same_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(tmp_path, max_answer_bytes_per_client=4 * MIB) as served:
+        with changelog.open(tmp_path / "log") as log, log.producer() as producer:
+            for _ in range(16):
+                producer.send("t", bytes(MIB // 2), partition=0)
+                producer.flush()
+        broker, meeting, met = served.broker, threading.Barrier(2), []
+        fetch = broker.fetch
+
+        def held(*positions: Any, **limits: Any) -> Any:
+            """Fetch, after waiting for another fetch that reads at the same time."""
+            with contextlib.suppress(threading.BrokenBarrierError):
+                met.append(meeting.wait(timeout=2))
+            return fetch(*positions, **limits)
+
+        monkeypatch.setattr(broker, "fetch", held)
+        connection = connection_to(served)
+        request = FetchRequest({TopicPartition("t", 0): 0}, 1 << 40, "read_committed", 0.0)
+        ticket, readers, refused = flight.Ticket(encode(request)), [], []
+
+        def get() -> None:
+            try:
+                with connection._errors_translated("fetch"):
+                    readers.append(connection._client.do_get(ticket, connection._options()))
+                    assert readers[-1].schema == ROW_SCHEMA
+                    readers[-1].read_chunk()
+            except QuotaExceeded as error:
+                refused.append(error)
+
+        threads = [threading.Thread(target=get) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert not met
+        assert refused
+        for reader in readers:
+            reader.cancel()
         connection.close()
 
 
