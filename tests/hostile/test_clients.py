@@ -426,6 +426,22 @@ def test_parallel_fetches_of_a_client_do_not_read_into_the_same_room(
         connection.close()
 
 
+def test_large_batches_of_several_partitions_come_in_parts(tmp_path: Path) -> None:
+    with serving(tmp_path, max_answer_bytes_per_client=5 * MIB // 2) as served:
+        with changelog.open(served.url, token=TOKEN) as log, log.producer() as producer:
+            for number in range(4):
+                producer.send("t", bytes(MIB), partition=number)
+            producer.flush()
+            at = {TopicPartition("t", number): 0 for number in range(4)}
+            parts = []
+            while at:
+                fetched = log.broker.fetch(at)
+                parts.append([tp for tp in at if fetched[tp].batches])
+                assert all(fetched[tp].next_offset == int(tp in parts[-1]) for tp in at)
+                at = {tp: 0 for tp in at if tp not in parts[-1]}
+        assert [len(part) for part in parts] == [2, 2]
+
+
 def test_a_fetch_of_many_partitions_comes_in_parts(tmp_path: Path) -> None:
     with serving(tmp_path, max_answer_bytes_per_client=2 * MIB) as served:
         with changelog.open(tmp_path / "log") as log:
