@@ -19,6 +19,7 @@ NEED_FAUST = [
     "failures",
     "fetching",
     "group_worker",
+    "guide",
     "leader",
     "livecheck",
     "outages",
