@@ -9,6 +9,7 @@ Faust finds this package by the entry points `faust.transports` and `faust.store
     producer.py       sends records, or keeps them until the commit of their source record
     store.py          tables: our engine, restored by position
     table_changelog.py  its changelog topic, to which Faust sends nothing
+    table_backup.py   backups of single partitions
     declarations.py   how tables are written, recorded for other readers
     ledger.py         the effects of each record until its commit, and which may be committed
     overlay.py        uncommitted values of a table partition

@@ -23,6 +23,7 @@ from strandline.changelog.location import shown
 from strandline.changelog.records import TopicPartition
 from strandline.framework.faust.effects import current_unit, expiring_unit, reading_unit
 from strandline.framework.faust.log_link import FaustLink, link_for
+from strandline.framework.faust.table_backup import PartitionBackups
 from strandline.framework.faust.table_changelog import keeps_windows, replace_changelog_topic
 from strandline.framework.faust.table_partition import TablePartition
 from strandline.statestore.engines.folders import remove_all
@@ -228,9 +229,8 @@ class FaustStore(faust.stores.base.SerializedStore):
             self.link.keep_latest(topic)  # an earlier version has declared it as Faust does
         if topic in self.link.declared:
             self.link.declared[topic].confirm([topic])
-        folder = Path(self.app.conf.tabledir) / self.table_name / str(number)
         return TablePartition(
-            TopicPartition(topic, number), folder, self.link.clock, standby=standby
+            *(TopicPartition(topic, number), self._folder(number), self.link.clock), standby=standby
         )
 
     async def need_active_standby_for(self, tp: TP) -> bool:
@@ -265,15 +265,53 @@ class FaustStore(faust.stores.base.SerializedStore):
     async def backup_partition(
         self, tp: TP | int, flush: bool = True, purge: bool = False, keep: int = 1
     ) -> None:
-        """Raise InvalidRequest: the log is what is backed up."""
-        raise InvalidRequest(
-            "tables are not backed up one by one: `strandline backup` copies the log with all "
-            "changelogs, and tables are restored from them"
-        )
+        """Back up the committed state of a partition that this worker has.
+
+        Args:
+            tp: The partition, of the table's changelog.
+            flush: True to include the newest commits; False for the state as it is on disk.
+            purge: True to remove older backups of the partition.
+            keep: Number of backups to keep then, at least 1.
+
+        Raises:
+            InvalidRequest: The worker does not have the partition, or it has no state yet.
+            StorageFailed: The files cannot be written.
+        """
+        number = _number_of(tp)
+        part = self.parts.get(number)
+        if part is None:
+            raise InvalidRequest(
+                f"table {self.table_name!r}: partition {number} is not on this worker, which has "
+                f"{sorted(self.parts)}"
+            )
+        backups = self._backups(number)
+        await self.link.call(part.back_up, backups, flush=flush)
+        if purge:
+            await self.link.call(backups.keep_newest, keep)
 
     def restore_backup(self, tp: TP | int, latest: bool = True, backup_id: int = 0) -> None:
-        """Raise InvalidRequest: the log is what is restored."""
-        raise InvalidRequest(
-            "tables are not restored one by one: `strandline restore` restores the log with all "
-            "changelogs, and tables are restored from them"
-        )
+        """Replace the state of a partition by a backup, before the worker starts.
+
+        The worker then replays only what the changelog has got since the backup.
+
+        Args:
+            tp: The partition, of the table's changelog.
+            latest: True for the newest backup.
+            backup_id: Number of the backup otherwise; they are counted from 1.
+
+        Raises:
+            InvalidRequest: There is no such backup.
+            LogLocked: A worker has the partition open.
+        """
+        number = _number_of(tp)
+        self._backups(number).restore(self._folder(number), None if latest else backup_id)
+
+    def _backups(self, number: int) -> PartitionBackups:
+        return PartitionBackups(Path(self.app.conf.appdir), self.table_name, number)
+
+    def _folder(self, number: int) -> Path:
+        return Path(self.app.conf.tabledir) / self.table_name / str(number)
+
+
+def _number_of(tp: TP | int) -> int:
+    return tp if isinstance(tp, int) else tp.partition

@@ -11,9 +11,10 @@ import pyarrow as pa
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.producer import BatchMetadata
 from strandline.changelog.clock import Clock
-from strandline.changelog.errors import CorruptLog, InvalidRecord
+from strandline.changelog.errors import CorruptLog, InvalidRecord, InvalidRequest
 from strandline.changelog.records import TopicPartition
 from strandline.framework.faust.overlay import MISSING, Overlay, Writer
+from strandline.framework.faust.table_backup import PartitionBackups
 from strandline.statestore.changelogged import ChangelogBatch, Changelogged, later
 from strandline.statestore.engine import StorePosition
 from strandline.statestore.engines.folders import open_beside, open_when_free
@@ -51,6 +52,7 @@ class TablePartition:
             if standby
             else open_when_free(folder, timeout=LOCK_TIMEOUT_S, clock=clock)
         )
+        self._engine = engine
         self._state = Changelogged(engine)
         self._closing = threading.Lock()
         self._closed = False
@@ -141,6 +143,23 @@ class TablePartition:
             if size > CHECKPOINT_BYTES or (size and waited > CHECKPOINT_S):
                 self._state.checkpoint()
                 self._checkpointed_at = self._clock.monotonic()
+
+    def back_up(self, backups: PartitionBackups, *, flush: bool) -> int:
+        """Add a backup of the committed state; return its number.
+
+        Args:
+            backups: Backups of this partition.
+            flush: True to include the newest commits; False for the state as it is on disk.
+
+        Raises:
+            InvalidRequest: The partition is closed, or there is no state on disk.
+        """
+        with self._closing:
+            if self._closed:
+                raise InvalidRequest(f"the state of {self.changelog} is not open on this worker")
+            if flush:
+                self._state.checkpoint()
+            return backups.add(self._engine)
 
     def close(self) -> None:
         """Write committed changes to the engine and close it. Repeated calls have no effect."""

@@ -33,6 +33,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -64,6 +65,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 DATABASE = "db"
+CONFIG = "rocksdict-config.json"
 """Name of the database, within a partition's folder."""
 _REMOVED = "tmp/gone"
 """Path of a database that is being removed, within a partition's folder."""
@@ -199,6 +201,22 @@ class RocksEngine:
 
     def wipe(self) -> None:
         self._discard_database()
+
+    def copy_to(self, folder: str | os.PathLike[str]) -> None:
+        """Write a copy of the database, as it is now, into a folder that does not exist.
+
+        Files that do not change any more are linked, if the file system can do so. Raises
+        InvalidRequest if there is no database yet, StorageFailed, DiskFull.
+        """
+        if self._is_absent():
+            raise InvalidRequest(
+                f"the state in {self.folder} is empty, so there is nothing to copy"
+            )
+        checkpoint = self._guarded("copy", rocksdict.Checkpoint, self._db)
+        self._guarded("copy", checkpoint.create_checkpoint, str(folder))
+        config = self.folder / DATABASE / CONFIG
+        if config.exists():  # rocksdict's own file, of which RocksDB knows nothing
+            self._guarded("copy", shutil.copyfile, config, Path(folder) / CONFIG)
 
     def take_over(self, other: RocksEngine) -> None:
         """Replace the database by that of `other`, whose folder is beside this one.

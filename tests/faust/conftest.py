@@ -12,6 +12,7 @@ from tests.systems import System
 
 NEED_FAUST = [
     "apps",
+    "backups",
     "chaos",
     "credentials",
     "declarations",
