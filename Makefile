@@ -110,7 +110,7 @@ faust-suite: .venv-faust-suite/.installed  ## Faust's own tests on this transpor
 
 # A lock names all that is installed. docs.txt does not, so pip chooses the rest of it.
 audit: $(STAMP)  ## Look the locked versions up in the databases of known vulnerabilities
-	@found=; for file in requirements/*.lock requirements/docs.txt; do \
+	@found=; for file in requirements/dev.lock requirements/faust.lock requirements/faust-suite.lock requirements/docs.txt; do \
 	    case $$file in *.lock) how="--require-hashes --disable-pip";; *) how=;; esac; \
 	    echo "$$file:" >&2; $(BIN)/uvx pip-audit --requirement $$file $$how --strict || found=1; \
 	done; [ -z "$$found" ]

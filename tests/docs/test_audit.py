@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.docs.page import ROOT
 
 NOT_PINNED = {"faust-suite.txt"}
-"""Ranges of old versions, for Faust's own tests only."""
+"""Ranges of old versions, the source of faust-suite.lock."""
 
 
 def test_every_file_of_pinned_versions_is_audited() -> None:
