@@ -15,12 +15,14 @@ from tests.faust.faust_workers import FaustProcess, eventually, in_folder, lates
 
 LOG = "/tmp/orders/log"
 CHANGELOG = "orders-totals-changelog"
+PAGES = ("faust.md", "from-other-frameworks.md")
 
 
 def blocks(repository: Path, folder: Path) -> list[str]:
     """Return the blocks of the guide that are for an environment with Faust."""
-    page = (repository / "docs" / "guide" / "faust.md").read_text()
-    found = re.findall(r"^( *)```python faust\n(.*?)^\1```$", page, re.MULTILINE | re.DOTALL)
+    guide = repository / "docs" / "guide"
+    pages = "\n".join((guide / name).read_text() for name in PAGES)
+    found = re.findall(r"^( *)```python faust\n(.*?)^\1```$", pages, re.MULTILINE | re.DOTALL)
     return [textwrap.dedent(code).replace(LOG, str(folder / "log")) for _, code in found]
 
 
