@@ -49,6 +49,8 @@ R = TypeVar("R")
 
 _log = logging.getLogger("strandline")
 
+SMALL_BYTES = 512
+"""Bytes of a value up to which its size is left to the commit; `check` takes microseconds."""
 THREADS = 4
 """Threads for calls other than fetches, such as commits and restores."""
 
