@@ -50,7 +50,7 @@ R = TypeVar("R")
 _log = logging.getLogger("strandline")
 
 SMALL_BYTES = 512
-"""Bytes of a value up to which its size is left to the commit; `check` takes microseconds."""
+"""Bytes of a record up to which its size is left to the commit; a check takes microseconds."""
 THREADS = 4
 """Threads for calls other than fetches, such as commits and restores."""
 
@@ -204,34 +204,33 @@ class FaustLink:
         topic: str,
         key: bytes | None,
         value: bytes | None,
-        timestamp_ms: int,
+        timestamp_ms: int | None = None,
         headers: Headers = (),
     ) -> None:
         """Raise the error with which the log would refuse the commit of a record.
 
-        Nothing is raised for a topic that does not exist, or while the log does not answer.
+        Nothing is raised for a small record with a key, of now and without headers, for a topic
+        that does not exist, or while the log does not answer.
 
         Raises:
             InvalidRecord: The topic is compacted and the record has no key, or its time is not
                 allowed.
             RecordTooLarge: The record exceeds the topic's `max.message.bytes`.
         """
+        is_plain = key is not None and timestamp_ms is None and not headers
+        if is_plain and len(key or b"") + len(value or b"") <= SMALL_BYTES:
+            return
+        now = self.clock.now_ms()
+        when, size = now if timestamp_ms is None else timestamp_ms, record_size(key, value, headers)
         try:
-            self._check(topic, key, value, timestamp_ms, headers)
+            self._check(topic, key, when, size, now)
         except InvalidRecord:
             # The settings may have been changed since they were read.
             del self._targets[topic], self._infos[topic]
             with contextlib.suppress(Retriable):
-                self._check(topic, key, value, timestamp_ms, headers)
+                self._check(topic, key, when, size, now)
 
-    def _check(
-        self,
-        topic: str,
-        key: bytes | None,
-        value: bytes | None,
-        timestamp_ms: int,
-        headers: Headers,
-    ) -> None:
+    def _check(self, topic: str, key: bytes | None, when: int, size: int, now: int) -> None:
         target = self._targets.get(topic)
         if target is None:
             info = self.info(topic)
@@ -239,8 +238,8 @@ class FaustLink:
                 return
             target = TopicTarget(info, 0, "", earliest_ms=self.broker.earliest_ms)
             self._targets[topic] = target
-        target.check_record(key, timestamp_ms, record_size(key, value, headers))
-        target.check_time(timestamp_ms, self.clock.now_ms())
+        target.check_record(key, when, size)
+        target.check_time(when, now)
 
 
 _links: weakref.WeakKeyDictionary[Any, FaustLink] = weakref.WeakKeyDictionary()

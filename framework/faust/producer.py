@@ -21,7 +21,7 @@ from strandline.changelog.client.accumulator import RecordMetadata as Acknowledg
 from strandline.changelog.errors import InvalidConfig, InvalidRecord
 from strandline.changelog.records import Headers
 from strandline.framework.faust.effects import current_unit
-from strandline.framework.faust.log_link import SMALL_BYTES, FaustLink
+from strandline.framework.faust.log_link import FaustLink
 
 REPLY_TO = "Faust-Ag-ReplyTo"
 """Faust's header with the topic of the replies to a request."""
@@ -120,8 +120,8 @@ class FaustProducer(faust.transport.base.Producer):
             partition = self._partition(topic, key)
         future: asyncio.Future[RecordMetadata] = loop.create_future()
         if unit is not None:
-            if key is None or timestamp or pairs or len(key) + len(value or b"") > SMALL_BYTES:
-                link.check(topic, key, value, when, pairs)  # or the whole commit may be refused
+            # What the log would refuse raises here, and not in the commit.
+            link.check(topic, key, value, when if timestamp else None, pairs)
             link.ledger.send(unit, topic, partition, key, value, when, pairs)
             tp = TP(topic, -1 if partition is None else partition)
             future.set_result(RecordMetadata(topic, tp.partition, tp, -1, when / 1000, 0))

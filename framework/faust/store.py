@@ -22,7 +22,7 @@ from strandline.changelog.errors import InvalidConfig, InvalidRequest, Retriable
 from strandline.changelog.location import shown
 from strandline.changelog.records import TopicPartition
 from strandline.framework.faust.effects import current_unit, expiring_unit, reading_unit
-from strandline.framework.faust.log_link import SMALL_BYTES, FaustLink, link_for
+from strandline.framework.faust.log_link import FaustLink, link_for
 from strandline.framework.faust.table_backup import PartitionBackups
 from strandline.framework.faust.table_changelog import keeps_windows, replace_changelog_topic
 from strandline.framework.faust.table_partition import TablePartition
@@ -95,9 +95,8 @@ class FaustStore(faust.stores.base.SerializedStore):
                 f"table {self.table_name!r} can only be changed while handling a record of a "
                 "partition that this worker owns"
             )
-        if len(value or b"") > SMALL_BYTES or len(key) > SMALL_BYTES:
-            # A change that the log would refuse raises here, and not in the commit.
-            self.link.check(part.changelog.topic, key, value, self.link.clock.now_ms())
+        # A change that the log would refuse raises here, and not in the commit.
+        self.link.check(part.changelog.topic, key, value)
         unit = current_unit(self.link.ledger, self.app)
         if unit is None:
             unit = self.link.ledger.loose()
