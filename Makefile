@@ -16,8 +16,9 @@ LOCK    ?= requirements/dev.lock
 EXTRAS  := dev,spark,demo
 VERSIONS ?= 3.11 3.12 3.13
 PYTEST  := $(BIN)/python -m pytest
-# tests/conftest.py decides the groups and their order.
-PARALLEL = -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+# tests/conftest.py decides the groups and their order. A test that kills its process ends that process's
+# groups: xdist runs such a test again in a new process, and then waits for ever.
+PARALLEL = -n $(JOBS) --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes. Each would compile every module again if none kept the result.
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/bytecode
