@@ -140,33 +140,25 @@ class StoreProvider:
 def _get_some(
     reader: CommittedReader, keys: Sequence[bytes], room: int
 ) -> tuple[list[bytes | None], StorePosition | None, int] | None:
-    """Return the values of the first keys, about `room` bytes, their position, and their size.
+    """Return the values of the first keys, their position, and their size in a message.
 
-    None if the reader is closed. At most KEYS_AT_ONCE values are read beyond `room`.
+    None if the reader is closed. They end with the value that fills `room` bytes; KEYS_AT_ONCE
+    values are in memory at a time beyond those.
     """
-    if len(keys) <= KEYS_AT_ONCE:  # the usual case
-        found = reader.get_many(keys)
-        return None if found is None else (found.values, found.position, _size(found.values))
     values: list[bytes | None] = []
     position: StorePosition | None = None
     size = 0
-    while len(values) < len(keys) and (size < room or not values):
-        found = reader.get_many(keys[len(values) : len(values) + KEYS_AT_ONCE])
+    for begin in range(0, max(1, len(keys)), KEYS_AT_ONCE):  # a request without keys gets a position
+        found = reader.get_many(keys[begin : begin + KEYS_AT_ONCE])
         if found is None:
             return None
         position = position or found.position  # the first step's; later steps reflect it too
-        values += found.values
-        size += _size(found.values)
+        for value in found.values:
+            values.append(value)
+            size += VALUE_OVERHEAD_BYTES + (0 if value is None else len(value))
+            if size >= room:
+                return values, position, size
     return values, position, size
-
-
-def _size(values: Sequence[bytes | None]) -> int:
-    """Return the approximate number of bytes of the values in a message."""
-    size = VALUE_OVERHEAD_BYTES * len(values)
-    for value in values:
-        if value is not None:
-            size += len(value)
-    return size
 
 
 def _at(position: StorePosition | None) -> ReflectedPosition:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -103,6 +105,14 @@ def test_a_stop_from_another_thread_ends_a_run_after_the_running_record(slow: Sl
     thread.start()
     assert slow.app.run(progress=False) == 1
     thread.join()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_after_the_running_record(slow: Slow, number: int) -> None:
+    slow.within = lambda: os.kill(os.getpid(), number)
+    assert slow.app.run(progress=False) == 1
+    assert slow.handled == [0]
+    assert slow.counted() == 1
 
 
 def test_a_worker_checks_its_group_between_slow_records(
@@ -213,6 +223,31 @@ def test_a_guard_that_was_never_needed_has_no_thread() -> None:
     guard.end()
     guard.close()
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_backlog_of_slow_records_takes_longer_than_a_worker_may_take_for_a_call(
+    tmp_path: Path, is_async: bool
+) -> None:
+    """Another member would get the partition if the worker did not call in between."""
+    app = sl.App("app", log=tmp_path / "log", max_poll_interval_ms=500, session_timeout_ms=500)
+    words, handled = app.topic("words", key=str, value=int), list[int]()
+    counted = app.counter("counted")
+
+    def handle(record: sl.Record[str, int]) -> None:
+        handled.append(record.value)
+        time.sleep(0.02)
+        counted.add(record.key)
+
+    async def awaited(record: sl.Record[str, int]) -> None:
+        handle(record)
+
+    app.task(words, stores=[counted], name="t")(awaited if is_async else handle)
+    with app:
+        words.append([("a", n) for n in range(100)])
+        app.run(until="idle", timeout=BOUND_S, progress=False)
+        assert handled == list(range(100))
+        assert app.query(counted).to_dict() == {"a": 100}
 
 
 def test_a_batch_task_that_is_slow_for_each_record_makes_progress_on_a_backlog(

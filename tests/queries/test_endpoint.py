@@ -29,7 +29,7 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.flight import hello
 from strandline.changelog.flight.greeting import Greeting
-from strandline.framework.container.provider import KEYS_AT_ONCE, StoreProvider
+from strandline.framework.container.provider import StoreProvider
 from strandline.framework.peers import Admission
 from strandline.framework.querying import listener as listeners
 from strandline.framework.querying import messages, sockets
@@ -611,9 +611,9 @@ def test_a_long_answer_comes_in_pages(size: int) -> None:
     found = WorkerSource(Group(), "raw", ["sales"]).read([0, 1], names)  # type: ignore[arg-type]
     wanted = [*(bytes([n]) * size for n in range(60)), None]
     assert found == {0: wanted, 1: wanted}
-    assert max(answers) <= (1 << 20) + size * KEYS_AT_ONCE + 4_096
+    assert max(answers) <= (1 << 20) + size + 4_096
     got = provider.answer(GetKeys("raw", [0, 1] * 4_000, names, {}))
-    assert len(encode(got)) <= (1 << 20) + size * KEYS_AT_ONCE + 4_096
+    assert len(encode(got)) <= (1 << 20) + size + 4_096
 
 
 def test_small_values_do_not_make_a_worker_read_large_ones_at_once() -> None:
@@ -634,7 +634,7 @@ def test_small_values_do_not_make_a_worker_read_large_ones_at_once() -> None:
     got = provider.answer(GetKeys("raw", [0], [missing] * 100 + [large] * 1_000, {}))
     assert isinstance(got, FoundKeys)
     assert got.full
-    assert len(encode(got)) <= (1 << 20) + size * KEYS_AT_ONCE + 4_096
+    assert len(encode(got)) <= (1 << 20) + size + 4_096
     [part] = got.parts
     assert part.values[:100] == [None] * 100
 
