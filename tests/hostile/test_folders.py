@@ -194,6 +194,29 @@ def test_the_state_of_a_log_is_in_its_folder(level: str, folder: Path, outside: 
     assert content(outside) == before
 
 
+@pytest.mark.parametrize("level", ["app/seen", "app/seen/0", "app/seen/0/db"])
+def test_a_state_folder_that_others_may_write_is_refused(
+    level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "state"
+    app = sl.App("app", log=tmp_path / "log", state_dir=state)
+    topic = app.topic("t")
+    seen = app.store("seen", key=str, value=int, default=0)
+
+    @app.task(topic, stores=[seen])
+    def count(record: sl.Record[str, str]) -> None:
+        seen["x"] += 1
+
+    with app:
+        topic.append([("k", "v")])
+        app.run(until="idle", timeout=30, progress=False)
+        (state / level).chmod(0o777)
+        with pytest.raises(UntrustedFolder, match="chmod go-w.*STRANDLINE_TRUST=1"):
+            app.run(until="idle", timeout=30, progress=False)
+        monkeypatch.setenv(trust.TRUST_VARIABLE, "1")
+        app.run(until="idle", timeout=30, progress=False)
+
+
 def test_rocksdb_never_opens_links(tmp_path: Path, outside: Path) -> None:
     open_when_free(tmp_path / "0").close()
     before = content(outside)
