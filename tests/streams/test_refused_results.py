@@ -65,6 +65,30 @@ def test_a_function_that_raises_for_a_result_loses_that_result_alone(
         assert b"ValueError: two" in letter["error.message"]
 
 
+TEXT = pa.schema([("user", pa.string()), ("text", pa.string())])
+
+
+def long_if_two(row: Any) -> dict[str, Any]:
+    return {"user": row.user, "text": "x" * (5_000 if row.n == 2 else 5)}
+
+
+@pytest.mark.parametrize("what", ["a result", "a row"])
+def test_a_row_too_large_for_its_topic_is_one_dead_letter(what: str) -> None:
+    app, stream = app_of("dead_letter")
+    out = app.topic("out", value=TEXT, key="user", config={"max.message.bytes": "1000"})
+    windows = stream.group_by("user").window(sl.tumbling(10))
+    results = windows.agg(n=sl.count(), name="agg") if what == "a result" else None
+    rows = results or stream.select("user", n="amount")
+    rows.map(long_if_two, schema=TEXT).to(out)
+    amounts = range(1, 6) if what == "a row" else [1] * 5
+    driver = run(app, list(zip([0, 11, 12, 23, 34], amounts, strict=True)))
+    sent = [record.value["text"] for record in driver.output(out)]
+    assert sent == ["xxxxx"] * (3 if what == "a result" else 4)
+    [letter] = letters(driver)
+    assert b"max.message.bytes = 1000" in letter["error.message"]
+    assert what == "a result" or letter["origin.offset"] == b"1"
+
+
 def test_without_a_policy_the_task_stops_at_such_a_result() -> None:
     app, stream = app_of("fail")
     windows = stream.group_by("user").window(sl.tumbling(10)).agg(n=sl.count(), name="agg")
