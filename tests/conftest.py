@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -43,6 +44,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             item.add_marker(pytest.mark.xdist_group(_group(item)))
         items.sort(key=_by_length(items))
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and collected tests out of garbage collections: that of 7,000 tests takes 0.8 s
+    otherwise, and some tests ask for one."""
+    gc.collect()
+    gc.freeze()
 
 
 def _is_long(item: pytest.Item) -> bool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TypeVar
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import pytest
 
 T = TypeVar("T")
 
@@ -14,3 +17,16 @@ LONG = os.environ.get("STRANDLINE_LONG") == "1"
 def by_form(short: T, long: T) -> T:
     """Return what the form that runs needs."""
     return long if LONG else short
+
+
+def examples(number: int) -> int:
+    """Return the number of examples of a property: a third of them in the short form."""
+    return by_form(max(5, number // 3), number)
+
+
+def few_on_kafka(values: Iterable[Any], few: int = 1) -> list[Any]:
+    """Return parameters of a test of which the first `few` run on Kafka in the short form."""
+    return [
+        pytest.param(value, marks=[] if number < few else pytest.mark.long_on_kafka)
+        for number, value in enumerate(values)
+    ]

@@ -76,6 +76,7 @@ def events() -> list[Event]:
     ]
 
 
+@pytest.mark.long_on_kafka
 @pytest.mark.timeout(240)
 def test_each_window_is_sent_once_and_late_records_are_kept_over_restarts(
     system: System, name: str

@@ -108,6 +108,7 @@ def test_one_of_two_programs_that_start_at_once_begins(system: System, log: Log)
         assert len(shops["str"].app.query(shops["str"].totals).to_dict()) == 8
 
 
+@pytest.mark.long_on_kafka
 def test_an_empty_store_changes_only_while_no_worker_runs(
     system: System, log: Log, eventually: Eventually
 ) -> None:
@@ -145,6 +146,7 @@ def _some(kind: Any) -> bytes:
     return declaration_of(StoreSpec("x", key=kind, value=int)).to_bytes()
 
 
+@pytest.mark.long_on_kafka
 def test_a_reset_deletes_the_declaration(system: System, log: Log) -> None:
     shop = Shop(system, log, Small)
     shop.sales.append([("york", 1)])

@@ -14,6 +14,7 @@ from strandline.framework.container import async_slice, outage, scheduler
 from strandline.framework.decoding import decode
 from strandline.framework.testing import TestDriver
 from tests.exactly_once.apps import expected, running_totals, totals_sent
+from tests.forms import by_form
 
 GIVEN = [(key, n) for n in range(5) for key in "abcd"]
 
@@ -33,7 +34,7 @@ class Once:
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(by_form(3, 8)))
 def test_each_record_counts_once_after_crashes_while_handlers_run(
     seed: int, concurrency: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 import strandline as sl
 from strandline.changelog.records import TopicPartition
 from tests.exactly_once.flaky import Flaky
+from tests.forms import few_on_kafka
 from tests.kafka.apps import Totals
 from tests.systems import System
 
@@ -39,7 +40,7 @@ def picky(system: System, on_error: Any, *, refused: int = -1) -> Iterator[Total
         yield Totals(app, words, out, seen)
 
 
-@pytest.mark.parametrize("on_error", ["skip", "dead_letter"])
+@pytest.mark.parametrize("on_error", few_on_kafka(["dead_letter", "skip"]))
 def test_a_record_is_skipped_in_the_commit_of_its_neighbours(system: System, on_error: str) -> None:
     """The commit is repeated with some errors, and still skips the record."""
     with picky(system, on_error) as made:

@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 
 import strandline as sl
+from tests.forms import few_on_kafka
 from tests.systems import System
 
 LARGE = b"x" * 5_000
 A_CENTURY_MS = 100 * 365 * 24 * 3_600_000
 
 
-@pytest.mark.parametrize("what", ["too large", "without a key", "too far ahead", "a store's value"])
+@pytest.mark.parametrize(
+    "what", few_on_kafka(["too far ahead", "too large", "without a key", "a store's value"], 2)
+)
 def test_one_refused_record_is_one_dead_letter(system: System, what: str) -> None:
     app = sl.App(f"{system.prefix}refused", log=system.url, state_dir=system.state)
     words = app.topic(f"{system.prefix}words", key=str, value=int)

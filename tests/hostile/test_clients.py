@@ -408,9 +408,10 @@ def test_parallel_fetches_of_a_client_do_not_read_into_the_same_room(
         def get() -> None:
             try:
                 with connection._errors_translated("fetch"):
-                    readers.append(connection._client.do_get(ticket, connection._options()))
-                    assert readers[-1].schema == ROW_SCHEMA
-                    readers[-1].read_chunk()
+                    reader = connection._client.do_get(ticket, connection._options())
+                    readers.append(reader)
+                    assert reader.schema == ROW_SCHEMA
+                    reader.read_chunk()
             except QuotaExceeded as error:
                 refused.append(error)
 

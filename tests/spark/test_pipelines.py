@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from strandline.framework.spark.java import find_java
-from tests.forms import by_form
 from tests.spark.conftest import SMALL
 from tests.spark.sinks import values
 
@@ -62,6 +61,7 @@ def run_pipeline(folder: Path) -> None:
     subprocess.run(command, cwd=folder, env=environment, check=True, timeout=600)
 
 
+@pytest.mark.long
 def test_rows_of_a_pipeline_are_written_once(log: Log, tmp_path: Path) -> None:
     log.create_topic("in", 2)
     log.create_topic("out", 2)
@@ -69,7 +69,7 @@ def test_rows_of_a_pipeline_are_written_once(log: Log, tmp_path: Path) -> None:
     (folder / "flows").mkdir(parents=True)
     (folder / "spark-pipeline.yml").write_text(SPEC.format(storage=(tmp_path / "state").as_uri()))
     (folder / "flows" / "copy.py").write_text(FLOW.format(log=str(tmp_path / "log")))
-    for start in by_form((0,), (0, 100)):
+    for start in (0, 100):
         with log.producer() as producer:
             for number in range(start, start + 100):
                 producer.send("in", b"v%d" % number, key=b"k%d" % (number % 5))

@@ -67,6 +67,7 @@ def jvm_of(pid: int) -> int:
     raise AssertionError("the worker has no JVM")
 
 
+@pytest.mark.long
 @on_a_folder
 def test_killed_workers_and_tasks_lose_nothing_and_a_signal_ends_all(
     on_spark: OnSpark, eventually: Eventually

@@ -23,6 +23,7 @@ from strandline.changelog.errors import CorruptLog, InvalidConfig, InvalidRecord
 from strandline.statestore.aggregates import Aggregates, distinct, recorded, sketches
 from strandline.statestore.column_store import open_column_store
 from strandline.statestore.serdes import value_serde
+from tests.forms import examples
 
 INT64_MAX = (1 << 63) - 1
 SCHEMA = pl.Schema(
@@ -208,7 +209,7 @@ def check_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert wrong == {}
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(ROWS, CUTS)
 def test_batches_cut_anywhere_give_the_results_of_all_rows(
     rows: list[Row], cuts: list[int]
@@ -224,7 +225,7 @@ def test_batches_cut_anywhere_give_the_results_of_all_rows(
 SKETCHED = {name for name in KINDS if name.startswith(("about", "median", "high"))}
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(ROWS, CUTS)
 def test_a_state_by_columns_is_the_state_by_rows(rows: list[Row], cuts: list[int]) -> None:
     states = merged_by_key(EXACT, batches(rows, cuts))
@@ -240,7 +241,7 @@ def test_a_state_by_columns_is_the_state_by_rows(rows: list[Row], cuts: list[int
         check_equal(result, {name: getattr(row_result, name) for name in result})
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(ROWS, CUTS)
 def test_combined_states_are_the_state_of_all_rows(rows: list[Row], cuts: list[int]) -> None:
     parts = pl.concat([EXACT.partial(frame, ["key"]) for frame in batches(rows, cuts)])
@@ -254,7 +255,7 @@ def test_combined_states_are_the_state_of_all_rows(rows: list[Row], cuts: list[i
         check_equal(result, {name: oracle(group) for name, (_, oracle) in KINDS.items()})
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(ROWS)
 def test_merged_objects_are_the_state_of_all_rows(rows: list[Row]) -> None:
     parts = [EXACT.fold(EXACT.empty, row, time=row["timestamp"]) for row in rows]
@@ -263,7 +264,7 @@ def test_merged_objects_are_the_state_of_all_rows(rows: list[Row]) -> None:
     check_equal(found, {name: oracle(rows) for name, (_, oracle) in KINDS.items()})
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(ROWS, CUTS)
 def test_advancing_a_reducer_without_merge_folds_the_rows_in_order(
     rows: list[Row], cuts: list[int]
@@ -287,7 +288,7 @@ def listed(state: list[Any], row: Row) -> list[Any]:
     return state
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(ROWS)
 def test_the_types_of_states_and_results_are_those_that_are_declared(rows: list[Row]) -> None:
     partial = EXACT.partial(framed(rows), ["key"])
@@ -297,7 +298,7 @@ def test_the_types_of_states_and_results_are_those_that_are_declared(rows: list[
     assert EXACT.results(partial).schema == EXACT.result_schema(SCHEMA)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(ROWS)
 def test_states_pass_through_an_arrow_array(rows: list[Row]) -> None:
     partial = EXACT.partial(framed(rows), ["key"])
@@ -307,7 +308,7 @@ def test_states_pass_through_an_arrow_array(rows: list[Row]) -> None:
     assert_frame_equal(EXACT.from_struct(array), partial.drop("key"))
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(ROWS)
 def test_states_pass_through_the_values_of_a_store(rows: list[Row]) -> None:
     partial = EXACT.partial(framed(rows), ["key"])
@@ -372,7 +373,7 @@ def row_of(key: str | None, **values: Any) -> Row:
 # Overflow ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     st.lists(st.integers(-(2**63), INT64_MAX) | st.sampled_from([-(2**63), INT64_MAX]), max_size=5),
     st.lists(st.integers(-(2**63), INT64_MAX) | st.sampled_from([-(2**63), INT64_MAX]), max_size=5),
@@ -600,7 +601,7 @@ def test_a_value_that_cannot_be_kept_is_refused_and_the_store_takes_all_others()
             kept.fold(kept.empty, {"v": wrong, "n": 1})
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(ROWS)
 def test_states_by_rows_pass_through_a_store_s_bytes(rows: list[Row]) -> None:
     serde = value_serde(EXACT.state)
@@ -663,7 +664,7 @@ def test_a_reducer_s_functions_must_be_callable() -> None:
             sl.reducer(0, **wrong)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=30), st.sampled_from([0.0, 1e7, -1e9]))
 def test_the_variance_of_large_values_keeps_its_precision(xs: list[float], far: float) -> None:
     values = [x + far for x in xs]

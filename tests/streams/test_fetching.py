@@ -26,6 +26,7 @@ from strandline.framework.querying import committed, groups
 from strandline.framework.querying.folded import ReplayedSource
 from strandline.framework.testing import TestDriver
 from strandline.statestore.keys import key_codec
+from tests.forms import by_form
 from tests.streams import test_aggregates as every
 from tests.streams.oracle import Event, Windowed, by_partition, fixed_windows, sessions, sliding
 from tests.streams.test_running import (
@@ -89,7 +90,7 @@ class sl_row(dict[str, Any]):  # noqa: N801 - a row of a frame with attributes
     __getattr__ = dict.__getitem__
 
 
-FETCHED = settings(PROPERTY, max_examples=12)
+FETCHED = settings(PROPERTY, max_examples=by_form(5, 12))
 SMALL_PAGES = st.sampled_from([1, 2, 1_000])
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 import strandline as sl
 from strandline.changelog.log import Log
 from tests.streams.oracle import Event
@@ -69,6 +71,7 @@ def open_at_the_end() -> list[tuple[str, int, int]]:
     return [(user, start, LAST - first_of(start)) for start in starts for user in USERS]
 
 
+@pytest.mark.long_on_kafka
 def test_windows_are_as_of_one_moment_while_workers_run(
     system: System, eventually: Eventually
 ) -> None:

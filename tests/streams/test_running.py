@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import strandline as sl
 from strandline.framework.container import batch_size
 from strandline.framework.testing import CRASH, TestDriver
+from tests.forms import by_form, examples
 from tests.streams.oracle import (
     Event,
     Key,
@@ -52,9 +53,11 @@ AGGREGATES: dict[str, Any] = {
     "most": sl.max("amount"),
     "mean": sl.mean("amount"),
 }
-PROPERTY = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+PROPERTY = settings(
+    max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
-FEW = settings(PROPERTY, max_examples=8)
+FEW = settings(PROPERTY, max_examples=by_form(4, 8))
 """For properties of which each example runs twice."""
 
 

@@ -77,6 +77,7 @@ def test_each_record_counts_once_while_workers_join_and_leave(
     assert judge(two.made, [*given, *more, *last]) == []
 
 
+@pytest.mark.long_on_kafka
 def test_async_handlers_count_once_while_workers_join_and_leave(
     on: On, eventually: Eventually
 ) -> None:
@@ -101,6 +102,7 @@ def test_async_handlers_count_once_while_workers_join_and_leave(
     third.judge(given * 3)
 
 
+@pytest.mark.long_on_kafka
 def test_until_idle_means_the_whole_app(on: On, eventually: Eventually) -> None:
     """A worker without work waits for those that have some."""
     slow = on.running(commit_records=50)

@@ -10,6 +10,7 @@ import pytest
 from strandline.changelog.embedded.groups.group import Group
 from strandline.changelog.groups import Subscription
 from strandline.changelog.records import TopicPartition
+from tests.forms import few_on_kafka
 from tests.systems import System
 from tests.workers.pipeline import PARTITIONS, judge, some
 from tests.workers.test_sharing import Running
@@ -50,7 +51,7 @@ def copies(worker: Running) -> dict[TopicPartition, int]:
     return running._tasks._standbys.positions() if running else {}
 
 
-@pytest.mark.parametrize("apart", [True, False], ids=["on two machines", "on one"])
+@pytest.mark.parametrize("apart", few_on_kafka([True, False]), ids=["on two machines", "on one"])
 def test_a_copy_follows_the_changelog_and_replays_only_its_tail_when_it_takes_over(
     apart: bool,
     system: System,
