@@ -12,7 +12,7 @@ from strandline.changelog.client.partitioner import partition_for
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.storage import MemoryStorage
-from strandline.framework.container import scheduler
+from strandline.framework.container import scheduler, slice_guard
 
 PARTITIONS = 4
 SLICES = 3
@@ -49,6 +49,7 @@ class Slow:
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     monkeypatch.setattr(scheduler, "FIRST_SLICE_RECORDS", SLICE)
     monkeypatch.setattr(scheduler, "MAX_SLICE_RECORDS", SLICE)
+    monkeypatch.setattr(slice_guard, "GUARD_S", 1e6)  # a busy machine ends no slice
     made = Slow()
     made.fill()
     yield made
