@@ -65,7 +65,9 @@ class CommittingConsumer(PositionedConsumer):
         work = FaustCommit(plan.offsets or self._unchanged(), plan.sent, batches)
         self._commit_patience.ask()
         try:
-            appended = await self.link.call(commit, work, self.link, worker.producer, worker.member)
+            appended = await self.link.call_in_turns(
+                commit, work, self.link, worker.producer, worker.member
+            )
         except (TransactionAborted, Fenced, Retriable) as error:
             await self._give_up(worker, error)
             return False

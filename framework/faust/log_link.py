@@ -16,7 +16,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, ParamSpec, TypeVar
 
 from strandline import changelog
@@ -53,6 +53,10 @@ SMALL_BYTES = 512
 """Bytes of a record up to which its size is left to the commit; a check takes microseconds."""
 THREADS = 4
 """Threads for calls other than fetches, such as commits and restores."""
+TURN_EVERY_S = 0.001
+"""Seconds of the agents' work between two turns of a thread (`call_in_turns`)."""
+TURN_S = 0.00005
+"""Seconds of a turn. A thread that needs the interpreter for longer keeps it."""
 
 
 class FaustLink:
@@ -118,6 +122,25 @@ class FaustLink:
         self.broker  # noqa: B018 - raises if the app does not run
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._calls, functools.partial(function, *args, **kwargs))
+
+    async def call_in_turns(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a function on a thread that gets turns of the interpreter while agents work.
+
+        The event loop releases Python's lock whenever it looks for events, but it takes the lock again
+        within microseconds, before a thread on another processor has woken up. Agents that always
+        have records would delay a commit of milliseconds by up to seconds.
+        """
+        self.broker  # noqa: B018 - raises if the app does not run
+        assert self._calls is not None
+        called = self._calls.submit(function, *args, **kwargs)
+        result = asyncio.wrap_future(called)
+        try:
+            while not result.done():
+                await asyncio.wait({result}, timeout=TURN_EVERY_S)
+                wait({called}, timeout=TURN_S)
+        finally:
+            result.cancel()  # if this call was cancelled
+        return result.result()
 
     async def call_patiently(
         self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs

@@ -31,6 +31,8 @@ class FaustProducer(faust.transport.base.Producer):
     """Producer of a Faust app. Used by the thread of the event loop only."""
 
     link: FaustLink
+    event_loop: asyncio.AbstractEventLoop | None = None
+    """The running loop, once started. Python 3.11 asks the system for the process at each look."""
 
     def __post_init__(self) -> None:
         self.link = self.transport.link
@@ -43,6 +45,7 @@ class FaustProducer(faust.transport.base.Producer):
     async def on_start(self) -> None:
         """Open the log."""
         await super().on_start()
+        self.event_loop = asyncio.get_running_loop()
         await self.link.acquire()
 
     async def on_stop(self) -> None:
@@ -109,7 +112,7 @@ class FaustProducer(faust.transport.base.Producer):
         timestamp: float | None,
         headers: Any,
     ) -> asyncio.Future[RecordMetadata]:
-        loop = asyncio.get_running_loop()
+        loop = self.event_loop or asyncio.get_running_loop()
         link = self.link
         self._declare(topic)
         key, value = _as_bytes(key, topic), _as_bytes(value, topic)
@@ -267,6 +270,22 @@ class OneTransaction(TransactionManager):
     def key_partition(self, topic: str, key: bytes) -> TP:
         """Return the partition of a key."""
         return self.producer.key_partition(topic, key)
+
+
+def find_promptly(app: Any) -> None:
+    """Let an app find its producer without waiting, once that has started.
+
+    Faust asks for the producer at each `send`, behind a guard that gives up three turns of the event
+    loop (mode's `stampede`). With them a record takes half as much time again.
+    """
+    start = app.maybe_start_producer
+
+    async def producer() -> Any:
+        if app.in_transaction:
+            return app.consumer.transactions
+        return app.producer if app.producer.started else await start()
+
+    app.maybe_start_producer = producer
 
 
 def _as_bytes(content: Any, topic: str) -> bytes | None:

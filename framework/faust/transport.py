@@ -15,7 +15,7 @@ from strandline.changelog.errors import InvalidConfig
 from strandline.framework.faust.address import parse
 from strandline.framework.faust.consumer import FaustConsumer
 from strandline.framework.faust.log_link import FaustLink, link_of
-from strandline.framework.faust.producer import FaustProducer, OneTransaction
+from strandline.framework.faust.producer import FaustProducer, OneTransaction, find_promptly
 from strandline.framework.faust.supervisor import restart_promptly
 
 RESUBSCRIBE_S = 0.5
@@ -80,3 +80,4 @@ class FaustTransport(faust.transport.base.Transport):
             )
         self.link: FaustLink = link_of(app, address)
         restart_promptly(app.conf)
+        find_promptly(app)

@@ -1,0 +1,78 @@
+"""Calls of a Faust worker: those that block are on threads, and those of each record wait for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faust.app import App
+
+from strandline.framework.faust.address import FaustAddress
+from strandline.framework.faust.log_link import FaustLink
+
+
+@pytest.fixture
+async def link(tmp_path: Path) -> AsyncIterator[FaustLink]:
+    made = FaustLink(FaustAddress(str(tmp_path / "log")))
+    await made.acquire()
+    yield made
+    await made.release()
+
+
+async def test_a_call_in_turns_returns_what_the_function_returns(link: FaustLink) -> None:
+    assert await link.call_in_turns(divmod, 7, 3) == (2, 1)
+
+
+async def test_a_call_in_turns_raises_what_the_function_raises(link: FaustLink) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await link.call_in_turns(divmod, 1, 0)
+
+
+async def test_agents_work_during_a_call_in_turns(link: FaustLink) -> None:
+    turns, enough = 0, threading.Event()
+
+    async def work() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            if turns == 1_000:
+                enough.set()
+            await asyncio.sleep(0)
+
+    agent = asyncio.ensure_future(work())
+    assert await link.call_in_turns(enough.wait, 60.0)
+    agent.cancel()
+
+
+async def test_a_call_in_turns_that_is_cancelled_waits_for_nothing(link: FaustLink) -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def block() -> None:
+        begun.set()
+        assert end.wait(60.0)
+        raise ValueError("nobody asks for this any more")
+
+    call = asyncio.ensure_future(link.call_in_turns(block))
+    while not begun.is_set():
+        await asyncio.sleep(0.001)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    end.set()
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+async def test_an_app_that_runs_finds_its_producer_without_waiting(
+    tmp_path: Path, guarantee: str
+) -> None:
+    app: Any = App("app", broker=f"strandline://{tmp_path}/log", processing_guarantee=guarantee)
+    producer = await app.maybe_start_producer()
+    assert producer.started
+    with pytest.raises(StopIteration) as found:
+        app.maybe_start_producer().send(None)
+    assert found.value.value is producer
+    await app.producer.stop()
