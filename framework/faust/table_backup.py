@@ -35,9 +35,9 @@ class PartitionBackups:
 
     def __init__(self, app: Path, table: str, partition: int) -> None:
         self._what = f"partition {partition} of table {table!r}"
-        self._folder = app / BACKUPS / table / str(partition)
         self._storage = LocalStorage(app, follow=False)
         self._path = f"{BACKUPS}/{table}/{partition}"
+        """Folder of the backups, in the app's folder."""
 
     def numbers(self) -> list[int]:
         """Return the numbers of all complete backups, ascending."""
@@ -52,7 +52,7 @@ class PartitionBackups:
         self._storage.make_dir(self._path)
         self._storage.remove_tree(f"{self._path}/{UNFINISHED}")  # of a process that was killed
         self._storage.make_dir(f"{self._path}/{UNFINISHED}")
-        engine.copy_to(self._folder / UNFINISHED / DATABASE)
+        engine.copy_to(self._database(UNFINISHED))
         self._storage.rename(f"{self._path}/{UNFINISHED}", f"{self._path}/{number}")
         self._storage.sync_dir(self._path)
         return number
@@ -79,7 +79,7 @@ class PartitionBackups:
         if wanted not in known:
             raise InvalidRequest(
                 f"{self._what} has no backup {'at all' if number is None else number}; in "
-                f"{self._folder} there are {known}"
+                f"{self._storage.root / self._path} there are {known}"
             )
         parent = LocalStorage(state.parent, follow=False)
         parent.make_dir(state.name)
@@ -87,12 +87,15 @@ class PartitionBackups:
         try:
             fresh = f"{state.name}/{UNFINISHED}"
             parent.remove_tree(fresh)
-            _copy(parent, self._folder / str(wanted) / DATABASE, fresh)
+            _copy(parent, self._database(wanted), fresh)
             parent.remove_tree(f"{state.name}/{DATABASE}")
             parent.rename(fresh, f"{state.name}/{DATABASE}")
             parent.sync_dir(state.name)
         finally:
             lock.release()
+
+    def _database(self, folder: int | str) -> Path:
+        return self._storage.root / self._path / str(folder) / DATABASE
 
 
 def _copy(storage: LocalStorage, source: Path, target: str) -> None:

@@ -282,9 +282,9 @@ def _at_time(which: Literal["starting", "ending"], given: Mapping[str, str]) -> 
     if each not in given:
         return None
     times = _numbers(given[each].strip(), f"{each} must be JSON like")
-    if any(ms < 0 for partitions in times.values() for ms in partitions.values()):
-        raise InvalidConfig(f"{each}: a time is 0 or more milliseconds, got {given[each]!r}")
     for ms in {ms for partitions in times.values() for ms in partitions.values()}:
+        if ms < 0:
+            raise InvalidConfig(f"{each}: a time is 0 or more milliseconds, got {given[each]!r}")
         checked_ms(each, ms)
     return AtTime(times, each, or_latest)
 
