@@ -92,8 +92,7 @@ class GroupSubscription:
         def take(_new: Partitions) -> None:
             assign([*kept, *new])
 
-        rebalance(membership, frozenset(owned), assigned, release=release, take=take)
-        if new:
+        if rebalance(membership, frozenset(owned), assigned, release=release, take=take):
             self._listener.on_assigned(new)
 
     def leave(self) -> None:

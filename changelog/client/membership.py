@@ -8,6 +8,11 @@ revoked in the middle of its work:
     assigned   partitions that are assigned in addition
     lost       the consumer is no longer a member: uncommitted work is void
 
+A partition that is reported as owned is not assigned to another member before its release is
+reported. One that is not reported yet may be revoked at any moment, and even come back. So new
+partitions are reported before anything about them is read, and only if they were not away since the
+consumer has looked at its assignment (`holds`).
+
 Membership is lost if the owner reports it, if no heartbeat was answered for a session timeout, or
 if the consumer did not poll for `max_poll_interval_ms`. Its partitions are then assigned to others.
 """
@@ -43,8 +48,8 @@ Partitions = frozenset[TopicPartition]
 class Reporting(Protocol):
     """Part of a membership that `rebalance` needs."""
 
-    def holds(self, partitions: Collection[TopicPartition]) -> None:
-        """Report the owned partitions to the group."""
+    def holds(self, partitions: Collection[TopicPartition]) -> bool:
+        """Report the owned partitions to the group. See Membership.holds."""
         ...
 
 
@@ -55,11 +60,12 @@ def rebalance(
     *,
     release: Callable[[Partitions], bool],
     take: Callable[[Partitions], None],
-) -> None:
+) -> bool:
     """Change the owned partitions to the assigned ones, and report them to the group.
 
     Revoked partitions come first, because other members wait for them. They are released before the
-    report, so that a last commit of them is still accepted.
+    report, so that a last commit of them is still accepted. New ones are taken after the report, so
+    that no other member can have changed their offsets in between.
 
     Args:
         membership: Membership to which the owned partitions are reported.
@@ -68,14 +74,20 @@ def rebalance(
         release: Commits and releases revoked partitions; returns False if the membership was lost
             meanwhile, and then nothing more is done.
         take: Takes new partitions.
+
+    Returns:
+        True if new partitions were taken. New ones that were away meanwhile are left to the next
+        call.
     """
     if (revoked := owned - assigned) and not release(revoked):
-        return
+        return False
     # Also if nothing was revoked: partitions may have been dropped since the last report.
     membership.holds(owned & assigned)
-    if new := assigned - owned:
-        take(new)
-        membership.holds(assigned)
+    new = assigned - owned
+    if not new or not membership.holds(assigned):
+        return False
+    take(new)
+    return True
 
 
 class Membership:
@@ -100,6 +112,10 @@ class Membership:
         self._owned: frozenset[TopicPartition] = frozenset()
         self._assignment = Assignment(0, ())
         self._assigned: frozenset[TopicPartition] = frozenset()
+        self._shown: frozenset[TopicPartition] = frozenset()
+        """Partitions that the consumer saw at its last look."""
+        self._missed: frozenset[TopicPartition] = frozenset()
+        """Those of them that were not assigned at some moment since."""
         self._standbys: frozenset[TopicPartition] = frozenset()
         self._answered_at = self._confirmed_at = self._polled_at = clock.monotonic()
         self._failure: StrandlineError | None = None
@@ -120,6 +136,7 @@ class Membership:
             self._polled_at = self._clock.monotonic()
             if self._failure is not None:
                 raise self._failure
+            self._shown, self._missed = self._assigned, frozenset()
             return self._assigned
 
     def standbys(self) -> frozenset[TopicPartition]:
@@ -127,14 +144,21 @@ class Membership:
         with self._lock:
             return self._standbys
 
-    def holds(self, partitions: Collection[TopicPartition]) -> None:
-        """Report the partitions that the consumer owns from now on, unless they are the same."""
+    def holds(self, partitions: Collection[TopicPartition]) -> bool:
+        """Report the partitions that the consumer owns from now on, unless they are the same.
+
+        Returns False, and reports nothing, if new ones among them were not assigned at some moment
+        since the last call of `allowed`: another member may have had them.
+        """
         owned = frozenset(partitions)
         with self._lock:
             if owned == self._owned:
-                return
+                return True
+            if not self._missed.isdisjoint(owned - self._owned):
+                return False
             self._owned = owned
         self.beat(0.0)
+        return True
 
     def is_certain(self) -> bool:
         """Return True if no other member can own the consumer's partitions now.
@@ -168,6 +192,7 @@ class Membership:
             self._confirmed_at = max(self._confirmed_at, started_at)
             if is_new := answer.number > self._assignment.number:
                 self._assignment, self._assigned = answer, frozenset(answer.partitions)
+                self._missed |= self._shown - self._assigned
                 self._standbys = frozenset(answer.standbys)
         return is_new
 

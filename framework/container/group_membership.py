@@ -32,8 +32,11 @@ class GroupMembership(Protocol):
         """Return the partitions, owned by other workers, of which this one keeps standby copies."""
         ...
 
-    def holds(self, partitions: Collection[TopicPartition]) -> None:
-        """Report the owned partitions. `allowed`, not this method, reports a lost membership."""
+    def holds(self, partitions: Collection[TopicPartition]) -> bool:
+        """Report the owned partitions; False if new ones may have been another worker's meanwhile.
+
+        `allowed`, not this method, reports a lost membership.
+        """
         ...
 
     def is_certain(self) -> bool:
@@ -62,8 +65,9 @@ class SoleMember:
     def standbys(self) -> frozenset[TopicPartition]:
         return frozenset()
 
-    def holds(self, partitions: Collection[TopicPartition]) -> None:
-        """Do nothing, because there is no group."""
+    def holds(self, partitions: Collection[TopicPartition]) -> bool:
+        """Return True: there is no group, and so no other worker."""
+        return True
 
     def is_certain(self) -> bool:
         return True

@@ -55,7 +55,7 @@ class CommittingConsumer(PositionedConsumer):
 
     async def _commit_once(self) -> bool:
         worker = self._worker
-        if worker is None or self._must_rewind:
+        if worker is None or self._must_rewind or not self._has_begun():
             return False
         plan = self.link.ledger.plan()
         if not plan:

@@ -198,9 +198,11 @@ class FaustConsumer(FetchingConsumer):
             await self.link.call(
                 worker.report, frozenset(TopicPartition(*tp) for tp in self._owned & owned)
             )
+            self._owned &= owned | self._private
+        if not await self.link.call(worker.report, active):
+            return  # the next look begins again
         self._owned = frozenset(owned | self._private)
         self._copies = frozenset(TP(*tp) for tp in copies)
-        await self.link.call(worker.report, frozenset(TopicPartition(*tp) for tp in owned))
         with contextlib.suppress(Retriable):  # looked up again in a moment
             self._workers = await self.link.call(workers_of, self.link.broker, app.conf.id)
         tell_assignor(app, self.link, self._owned, self._copies, self._workers)

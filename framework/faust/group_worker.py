@@ -49,9 +49,9 @@ class GroupWorker:
         """Return the assigned partitions and those to keep copies of. Raises MemberFenced."""
         return self._membership.allowed(), self._membership.standbys()
 
-    def report(self, owned: frozenset[TopicPartition]) -> None:
-        """Report the owned partitions to the group."""
-        self._membership.holds(owned)
+    def report(self, owned: frozenset[TopicPartition]) -> bool:
+        """Report the owned partitions to the group; False if new ones were away meanwhile."""
+        return self._membership.holds(owned)
 
     def abort(self) -> None:
         """Abort the transaction that has failed."""

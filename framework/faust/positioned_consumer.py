@@ -76,6 +76,15 @@ class PositionedConsumer(faust.transport.base.Consumer):
         is_open = self.app.client_only or self._open == self.app.consumer_generation_id
         return is_open or tp.topic in self.app.tables.changelog_topics
 
+    def _has_begun(self) -> bool:
+        """Return True if the source partitions are read from where this assignment begins.
+
+        Before that nothing is committed: the tables may not be restored, and on Kafka a commit of
+        work without records contains `_begun_at`, which is that of an earlier assignment. Another
+        worker may have committed more in the meantime.
+        """
+        return self._sought == self.app.consumer_generation_id
+
     async def _seek_missing(self) -> None:
         missing = [TopicPartition(*tp) for tp in self._private if tp not in self._positions]
         found = await self.link.call_patiently(

@@ -134,9 +134,10 @@ class Told(SoleMember):
     def allowed(self) -> frozenset[TopicPartition]:
         return self.may
 
-    def holds(self, partitions: Collection[TopicPartition]) -> None:
+    def holds(self, partitions: Collection[TopicPartition]) -> bool:
         if self.told[-1:] != [told := frozenset(partitions)]:
             self.told.append(told)
+        return True
 
 
 def test_a_worker_that_dropped_all_partitions_reports_that_it_owns_none_once_they_are_revoked() -> (

@@ -1,4 +1,4 @@
-"""Calls of a Faust worker: those that block are on threads, and those of each record wait for nothing."""
+"""Calls of a Faust worker to its log: which are on threads, which wait, and when commits begin."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,3 +77,26 @@ async def test_an_app_that_runs_finds_its_producer_without_waiting(
         app.maybe_start_producer().send(None)
     assert found.value.value is producer
     await app.producer.stop()
+
+
+async def test_nothing_is_committed_before_the_source_is_read_from_its_committed_offsets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The offsets that this worker knows are those of an earlier assignment."""
+    app: Any = App("app", broker=f"strandline://{tmp_path}/log", store="strandline://")
+    consumer, ledger = app.consumer, app.consumer.link.ledger
+    consumer._worker = SimpleNamespace(producer=None, member=None)
+    ledger.send(ledger.loose(), "out", 0, b"k", b"v", 1, ())
+    commits: list[Any] = []
+
+    async def call(commit: Any, work: Any, *others: Any) -> dict[Any, Any]:
+        commits.append(work)
+        return {}
+
+    monkeypatch.setattr(consumer.link, "call_in_turns", call)
+    consumer._sought, app.consumer_generation_id = 1, 2
+    assert not await consumer.force_commit()
+    assert commits == []
+    consumer._sought = 2
+    assert await consumer.force_commit()
+    assert len(commits[0].sent) == 1

@@ -69,11 +69,12 @@ class Seated:
     def standbys(self) -> frozenset[TopicPartition]:
         return frozenset()
 
-    def holds(self, partitions: Collection[TopicPartition]) -> None:
+    def holds(self, partitions: Collection[TopicPartition]) -> bool:
         self._holds = partitions
         # the error is raised when the assignment is requested
         with contextlib.suppress(MemberFenced):
             self.allowed()
+        return True
 
     def leave(self) -> None:
         self._broker.leave_group(self.member)
