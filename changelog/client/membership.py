@@ -115,7 +115,7 @@ class Membership:
         self._shown: frozenset[TopicPartition] = frozenset()
         """Partitions that the consumer saw at its last look."""
         self._missed: frozenset[TopicPartition] = frozenset()
-        """Those of them that were not assigned at some moment since."""
+        """Partitions of `_shown` that were not assigned at some moment since."""
         self._standbys: frozenset[TopicPartition] = frozenset()
         self._answered_at = self._confirmed_at = self._polled_at = clock.monotonic()
         self._failure: StrandlineError | None = None
