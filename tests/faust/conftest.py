@@ -13,6 +13,7 @@ from tests.systems import System
 NEED_FAUST = [
     "apps",
     "backups",
+    "calls",
     "chaos",
     "credentials",
     "declarations",
