@@ -15,6 +15,7 @@ if several agents work on one table at the same time.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from typing import NamedTuple, Protocol
 
 from strandline.changelog.records import Headers, TopicPartition
 from strandline.framework.faust.overlay import Overlay, Writer
+
+_log = logging.getLogger("strandline")
 
 
 class Delivered(Protocol):
@@ -118,21 +121,41 @@ class Ledger:
         self._units: dict[int, Unit] = {}
         """Units by the identity of their message, which they keep alive."""
         self._loose: list[Unit] = []
+        self._delivered: dict[TopicPartition, int] = {}
+        """Offset of the last record of each partition since everything was dropped."""
         self._dropped: list[Delivered] = []
         """Records that an agent had begun with when they were dropped; it may still have them."""
         self.must_rewind = False
-        """True if a batch has mixed dropped records with others, so that all must be read again."""
+        """True if all records must be read again: a batch has mixed dropped records with others, or a
+        record came twice."""
         self._numbers = itertools.count()
 
     def deliver(self, message: Delivered) -> Unit:
-        """Add the unit of a record, before Faust gets the record."""
+        """Add the unit of a record, before Faust gets the record.
+
+        A record that comes once more, without anything dropped or sought in between, may have been
+        committed. Neither it nor what follows it is committed, and all are read again.
+        """
         unit = Unit(message)
+        if message.offset <= self._delivered.get(message.tp, -1):
+            _log.error(
+                "%s: offset %d was handed on before; all records are read again",
+                *(message.tp, message.offset),
+                extra={"offset": message.offset},
+            )
+            unit.interrupted = self.must_rewind = True
+        else:
+            self._delivered[message.tp] = message.offset
         queue = self._queues.get(message.tp)
         if queue is None:
             queue = self._queues[message.tp] = deque()
         queue.append(unit)
         self._units[id(message)] = unit
         return unit
+
+    def sought(self, partition: TopicPartition) -> None:
+        """Expect any offset of a partition next, because the app has sought one."""
+        self._delivered.pop(partition, None)
 
     def unit_of(self, message: object) -> Unit | None:
         """Return the unit of a record; None if it is settled or was never delivered."""
@@ -234,6 +257,7 @@ class Ledger:
             message for message in (*self._dropped, *begun) if message.tracked and not message.acked
         ]
         self.must_rewind = False
+        self._delivered.clear()
         self._queues.clear()
         self._units.clear()
         self._loose.clear()

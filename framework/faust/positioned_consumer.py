@@ -101,9 +101,11 @@ class PositionedConsumer(faust.transport.base.Consumer):
             tp = TP(*partition)
             self._positions[tp] = offset
             self._read_offset[tp] = offset or None
+            self.link.ledger.sought(tp)
 
     async def _seek(self, partition: TP, offset: int) -> None:
         self._positions[TP(*partition)] = offset
+        self.link.ledger.sought(TP(*partition))
 
     async def seek_to_latest(self, *partitions: TP) -> None:
         """Read partitions from their ends."""

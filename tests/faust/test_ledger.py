@@ -144,3 +144,33 @@ def test_a_batch_with_dropped_records_is_read_again() -> None:
     ledger.discard()
     deliver(ledger, A, 0)[0].acked = True
     assert ledger.plan().offsets == {A: 1}
+
+
+def test_a_record_that_comes_twice_is_committed_once_and_all_are_read_again() -> None:
+    """Its first time may have been committed already."""
+    ledger = Ledger()
+    messages = [deliver(ledger, A, offset)[0] for offset in (3, 4)]
+    other, _ = deliver(ledger, B, 3)
+    messages[0].acked = messages[1].acked = other.acked = True
+    ledger.settle(ledger.plan())
+    assert not ledger.must_rewind
+    again = [deliver(ledger, A, offset)[0] for offset in (4, 5)]
+    again[0].acked = again[1].acked = True
+    assert ledger.must_rewind
+    assert not ledger.plan()
+    ledger.discard()
+    assert not ledger.must_rewind
+    last, _ = deliver(ledger, A, 4)
+    last.acked = True
+    assert ledger.plan().offsets == {A: 5}
+
+
+def test_a_record_that_the_app_has_sought_may_come_again() -> None:
+    ledger = Ledger()
+    for _ in range(2):
+        message, _ = deliver(ledger, A, 7)
+        message.acked = True
+        assert ledger.plan().offsets == {A: 8}
+        ledger.settle(ledger.plan())
+        ledger.sought(A)
+    assert not ledger.must_rewind
