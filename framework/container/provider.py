@@ -148,9 +148,8 @@ def _get_some(
     values: list[bytes | None] = []
     position: StorePosition | None = None
     size = 0
-    for begin in range(
-        0, max(1, len(keys)), KEYS_AT_ONCE
-    ):  # a request without keys gets a position
+    # At least one step, because a request without keys gets a position.
+    for begin in range(0, max(1, len(keys)), KEYS_AT_ONCE):
         found = reader.get_many(keys[begin : begin + KEYS_AT_ONCE])
         if found is None:
             return None

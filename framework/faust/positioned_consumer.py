@@ -99,9 +99,8 @@ class PositionedConsumer(faust.transport.base.Consumer):
         )
         for partition, offset in found.items():
             tp = TP(*partition)
-            self._positions[tp] = offset
+            await self._seek(tp, offset)
             self._read_offset[tp] = offset or None
-            self.link.ledger.sought(tp)
 
     async def _seek(self, partition: TP, offset: int) -> None:
         self._positions[TP(*partition)] = offset
