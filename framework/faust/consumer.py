@@ -173,6 +173,8 @@ class FaustConsumer(FetchingConsumer):
     async def _rebalance(self, *, rejoin: bool) -> None:
         app = self.app
         self._rebalancing = True
+        self._taken = None
+        self.stop_flow()
         app.on_rebalance_start()
         before = self.assignment()
         if self._assigned_once:
@@ -207,7 +209,8 @@ class FaustConsumer(FetchingConsumer):
             self._workers = await self.link.call(workers_of, self.link.broker, app.conf.id)
         tell_assignor(app, self.link, self._owned, self._copies, self._workers)
         self._assigned_once = True
-        await self.on_partitions_assigned(self.assignment(), app.consumer_generation_id)
+        self._taken = app.consumer_generation_id
+        await self.on_partitions_assigned(self.assignment(), self._taken)
         self._rebalancing = False
 
     def _assigned_to(

@@ -130,8 +130,9 @@ class FetchingConsumer(CommittingConsumer):
         active = None if self.app.client_only else self._get_active_partitions()
         if active is not None and not active:
             await asyncio.sleep(ROOM_S)
-            return {}, active
-        records = await self._getmany(active_partitions=active, timeout=timeout)
+            records = {}
+        else:
+            records = await self._getmany(active_partitions=active, timeout=timeout)
         return (records if self.flow_active else None), active
 
     async def _getmany(self, active_partitions: Any, timeout: float) -> Any:
@@ -203,7 +204,9 @@ class FetchingConsumer(CommittingConsumer):
         except OffsetOutOfRange as error:
             self.log.warning("records are gone, and those after them are read: %s", error)
             moved = await self.link.call_patiently(within, self.link.broker, wanted)
-            self._positions.update({TP(*tp): at for tp, at in moved.items() if tp in wanted})
+            for partition, at in moved.items():
+                if self._positions.get(TP(*partition)) == wanted[TP(*partition)]:
+                    self._positions[TP(*partition)] = at
             return
         except Retriable as error:
             if not self._fetch_patience.failed(error):

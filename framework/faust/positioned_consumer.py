@@ -5,6 +5,12 @@ agents' queues once more after that. A record that an agent had got in between w
 handled twice. So agents get records only after the whole recovery:
 
     rebalance → (recovery: flow on) → seek to committed → queues emptied, flow on → records
+
+A recovery is not stopped when the next rebalance begins, and Faust's loop of fetches seeks too. A
+late seek would set back partitions whose records are handled but not committed, and they would be
+handled twice. A seek during the rebalance would find the offsets before those of another worker. So
+each assignment is sought once, after its partitions are taken, and a rebalance stops the flow until
+then, whatever an earlier recovery does.
 """
 
 from __future__ import annotations
@@ -36,6 +42,8 @@ class PositionedConsumer(faust.transport.base.Consumer):
         self._ends: dict[TP, int] = {}
         self._begun_at: dict[TP, int] = {}
         """Offset of each source partition that is committed, or would be if nothing was handled."""
+        self._taken: int | None = None
+        """Generation whose partitions this worker has taken; None during a rebalance."""
         self._sought: int | None = None
         """Generation in which the source partitions were sought to their committed offsets."""
         self._open: int | None = None
@@ -44,11 +52,15 @@ class PositionedConsumer(faust.transport.base.Consumer):
         """Held during a commit, and while uncommitted work is dropped."""
 
     async def seek_to_committed(self) -> Mapping[TP, int]:
-        """Read all source partitions from their committed offsets. The recovery calls this once."""
-        generation = self.app.consumer_generation_id
+        """Read all source partitions from their committed offsets, once in each assignment.
+
+        Returns:
+            The offsets; none if another rebalance has begun, or the assignment is sought already.
+        """
+        generation = self._taken
         async with self._committing:
-            if generation != self.app.consumer_generation_id:
-                return {}  # another rebalance has begun, and its recovery seeks
+            if generation is None or generation != self._taken or generation == self._sought:
+                return {}
             changelogs = self.app.tables.changelog_topics
             sources = [tp for tp in self._owned - self._private if tp.topic not in changelogs]
             found = await self.link.call_patiently(
@@ -67,7 +79,12 @@ class PositionedConsumer(faust.transport.base.Consumer):
         return offsets
 
     def resume_flow(self) -> None:
-        """Read records. A recovery calls this several times, and at last after its seek."""
+        """Read records. A recovery calls this several times, and at last after its seek.
+
+        A call during a rebalance has no effect: it is of the recovery before.
+        """
+        if self._taken is None and not self.app.client_only:
+            return
         self._open = self._sought
         super().resume_flow()
 

@@ -179,21 +179,28 @@ class FaustStore(faust.stores.base.SerializedStore):
         standbys -= actives
         for number, part in list(self.parts.items()):
             kept = standbys if part.is_standby else actives
-            if number not in kept:
-                del self.parts[number]
+            if number not in kept and self.parts.pop(number, None) is not None:
                 await self.link.call(part.close)
         for number in sorted(standbys - self.parts.keys()):
-            self.parts[number] = await self.link.call_patiently(
-                self._open, topic, number, standby=True
-            )
+            await self._add(topic, number, standby=True)
         await asyncio.gather(*(self._activate(topic, number) for number in sorted(actives)))
         await self._schedule_expiry()
 
+    async def _add(self, topic: str, number: int, *, standby: bool) -> TablePartition | None:
+        """Open a partition; None if the store has stopped, which may come during a rebalance."""
+        if self.should_stop:
+            return None
+        part = await self.link.call_patiently(self._open, topic, number, standby=standby)
+        if self.should_stop:
+            await asyncio.to_thread(part.close)  # the link may be closed by now
+            return None
+        self.parts[number] = part
+        return part
+
     async def _activate(self, topic: str, number: int) -> None:
-        part = self.parts.get(number)
+        part = self.parts.get(number) or await self._add(topic, number, standby=False)
         if part is None:
-            part = await self.link.call_patiently(self._open, topic, number, standby=False)
-            self.parts[number] = part
+            return
         restored = await self.link.call_patiently(part.restore, self.link.broker)
         if restored is not None:
             self.log.info(

@@ -25,6 +25,7 @@ NEED_FAUST = [
     "leader",
     "livecheck",
     "outages",
+    "rebalances",
     "refusals",
     "requests",
     "stock",
