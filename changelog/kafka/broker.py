@@ -218,12 +218,16 @@ class KafkaBroker:
     def _current_offsets(
         self, group: str, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, CommittedOffset]:
-        """Return a group's current offsets. Committing them again changes nothing."""
-        found = self._groups.committed(group, partitions, require_stable=False)
-        if missing := set(partitions) - found.keys():
-            ends = self._offsets.of(missing)
-            found.update({tp: CommittedOffset(ends[tp].log_start) for tp in missing})
-        return found
+        """Return a group's current offsets. Committing them again changes nothing.
+
+        Without any, they are the log starts. Raises CoordinatorLoading while a transaction is about
+        to change them, because they would be set back after it.
+        """
+        found = self._groups.committed(group, partitions, require_stable=True)
+        if found:
+            return found
+        ends = self._offsets.of(partitions)
+        return {tp: CommittedOffset(end.log_start) for tp, end in ends.items()}
 
     def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
         self._connection.check_open()
