@@ -68,10 +68,10 @@ battery: $(STAMP)  ## Every step as a crash point, and 200 processes killed (mor
 chaos: $(STAMP)  ## Workers, owner and disk struck at random for MINUTES (default 5), and everything counted (ARGS=--kafka)
 	$(BIN)/python -m tests.chaos.chaos --minutes $(MINUTES) $(ARGS)
 
+LOWEST = UV_PYTHON_DOWNLOADS=never $(BIN)/uv run --python $(BIN)/python --no-project --isolated --resolution lowest-direct
 lowest: $(STAMP)  ## The quick tests on the oldest versions that pyproject.toml allows
-	UV_PYTHON_DOWNLOADS=never $(BIN)/uv run --python $(BIN)/python --no-project --isolated \
-	    --resolution lowest-direct --with-editable '.[$(EXTRAS)]' \
-	    python -m pytest -m 'not slow and not spark' $(ARGS)
+	$(LOWEST) --with-editable '.[$(EXTRAS)]' python -m pytest -m 'not slow and not spark' $(ARGS)
+	$(LOWEST) --with-editable '.[dev,faust]' python -m pytest -m 'not slow' tests/faust $(ARGS)
 
 lock: $(STAMP)  ## Write requirements/dev.lock anew, with the newest versions that pyproject.toml allows
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
@@ -81,6 +81,8 @@ lock: $(STAMP)  ## Write requirements/dev.lock anew, with the newest versions th
 	    --extra dev --extra faust pyproject.toml -o requirements/faust.lock --custom-compile-command 'make lock'
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --extra faust \
 	    pyproject.toml requirements/faust-suite.txt -o requirements/faust-suite.lock --custom-compile-command 'make lock'
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
+	    requirements/docs.txt -o requirements/docs.lock --custom-compile-command 'make lock'
 
 # Faust needs an older click than the other tools, so it has an environment of its own.
 faust: $(if $(filter .venv-faust,$(VENV)),$(STAMP))  ## The tests of Faust apps
@@ -109,11 +111,10 @@ faust-newest:  ## The tests of Faust apps with the newest Faust there is; a fail
 faust-suite: .venv-faust-suite/.installed  ## Faust's own tests on this transport and store (ARGS='--only stress --seconds 300')
 	.venv-faust-suite/bin/python -m tests.faust.suite $(ARGS)
 
-# A lock names all that is installed. docs.txt does not, so pip chooses the rest of it.
 audit: $(STAMP)  ## Look the locked versions up in the databases of known vulnerabilities
-	@found=; for file in requirements/dev.lock requirements/faust.lock requirements/faust-suite.lock requirements/docs.txt; do \
-	    case $$file in *.lock) how="--require-hashes --disable-pip";; *) how=;; esac; \
-	    echo "$$file:" >&2; $(BIN)/uvx pip-audit --requirement $$file $$how --strict || found=1; \
+	@found=; for file in requirements/*.lock; do \
+	    echo "$$file:" >&2; \
+	    $(BIN)/uvx pip-audit --requirement $$file --require-hashes --disable-pip --strict || found=1; \
 	done; [ -z "$$found" ]
 
 docs: .venv-docs/.installed  ## Build the documentation as a site, in site/, and check its links (BROWSER=chromium opens it too)
@@ -182,9 +183,9 @@ $(BIN)/python:
 	echo "Tried: $(or $(PYTHON),python3 python3.13 python3.12 python3.11). Install one, or say: make PYTHON=/path/to/python3.11 …" >&2; \
 	exit 1
 
-.venv-docs/.installed: requirements/docs.txt | $(BIN)/python
+.venv-docs/.installed: requirements/docs.lock | $(BIN)/python
 	$(BIN)/python -m venv .venv-docs
-	.venv-docs/bin/python -m pip install --quiet --requirement $< && touch $@
+	.venv-docs/bin/python -m pip install --quiet --require-hashes --requirement $< && touch $@
 
 # Faust's own tests need an old pytest.
 .venv-faust-suite/.installed: requirements/faust-suite.lock pyproject.toml | $(BIN)/python
