@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
-import logging
 import os
 from collections.abc import Mapping, Sequence
 
@@ -12,8 +11,6 @@ from strandline.changelog import location
 from strandline.changelog.errors import InvalidConfig, InvalidRecord
 from strandline.changelog.secret import masked
 from strandline.changelog.times import sought_ms
-
-_log = logging.getLogger(__name__)
 
 
 def known_name(name: str, known: Sequence[str], use: str = "") -> str:
@@ -34,18 +31,18 @@ def known_name(name: str, known: Sequence[str], use: str = "") -> str:
 def log_path(path: str | None, fix: str) -> str:
     """Return the absolute path or the URL of a log. Raise InvalidConfig.
 
-    The path is absolute because workers run in other folders. A URL with secrets gives a warning.
+    The path is absolute because workers run in other folders. A URL with secrets is refused, because
+    Spark shows options in its event log and its pages.
     """
     if not path:
         raise InvalidConfig(f"the path of the log is missing: {fix}")
     path = path.removeprefix("file:")
     location.check(path)
     if masked(path) != path:
-        _log.warning(
-            "the URL %s has secrets in it, and Spark shows options in its event log and its pages; put "
-            "them into the environment of driver and executors (STRANDLINE_TOKEN, or %s), or into a file "
-            "there (token-file=…)",
-            *(masked(path), location.KAFKA_VARIABLE),
+        raise InvalidConfig(
+            f"the URL {masked(path)} has secrets in it, and Spark shows options in its event log and "
+            "its pages; put them into the environment of driver and executors (STRANDLINE_TOKEN, or "
+            f"{location.KAFKA_VARIABLE}), or into a file there (token-file=…)"
         )
     return path if location.is_url(path) else os.path.abspath(path)
 
