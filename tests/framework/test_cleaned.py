@@ -107,6 +107,35 @@ def test_a_copy_that_was_released_for_longer_than_tombstones_stay_starts_over(
     store.close()
 
 
+def test_a_copy_of_another_history_of_the_log_starts_over(
+    changelog: Segments, tmp_path: Path, eventually: Eventually
+) -> None:
+    """The log was restored from a backup, and has grown past the position of the copy since."""
+
+    def follow(of: Segments) -> dict[str, int]:
+        standbys = Standbys(of.owner, of.clock, StoreFolders(tmp_path, of.clock))
+        standbys.follow({of.partition: SPEC})
+        end = of.log.last_stable_offset
+        eventually(lambda: standbys.positions().get(of.partition) == end, what="a warm copy")
+        with standbys._at_work:
+            found = dict(standbys._copies[of.partition].store.all())
+        standbys.close()
+        return found
+
+    assert follow(changelog) == changelog.model
+    other = Segments()
+    other.reopened()  # by another incarnation of the log, as after a restore
+    for number in range(20):
+        other.change(f"key {number}", number)
+    assert other.partition == changelog.partition
+    assert other.log.last_stable_offset > changelog.log.last_stable_offset
+    assert follow(other) == other.model
+    store = StoreFolders(tmp_path, other.clock).open(SPEC, 0)
+    assert store.restore(other.owner, other.partition).plan.action == "resume"
+    assert dict(store.all()) == other.model
+    store.close()
+
+
 def test_a_copy_that_found_the_disk_full_is_opened_again_without_deleted_keys(
     changelog: Segments, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
