@@ -11,6 +11,7 @@ loop, so that the records of other partitions pass them.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -20,12 +21,15 @@ from faust.types import TP
 from faust.types.tuples import ConsumerMessage
 
 from strandline.changelog.errors import InvalidRecord, OffsetOutOfRange, Retriable
+from strandline.changelog.rate_limited_log import RateLimitedLog
 from strandline.changelog.records import ConsumerRecord, TopicPartition
 from strandline.framework.faust.committing_consumer import CommittingConsumer
 from strandline.framework.faust.failures import settle_undecodable
 from strandline.framework.faust.fetched_records import FetchedRecords, fetch_records
 from strandline.framework.faust.positions import within
 from strandline.framework.patience import Patience
+
+_log = logging.getLogger("strandline")
 
 POLL_S = 0.25
 """Maximum seconds of one fetch; a rebalance waits for it."""
@@ -35,6 +39,9 @@ ROOM_S = 0.01
 """Seconds between two looks whether an agent has room for more records."""
 RECORDS_AT_ONCE = 1000
 """Maximum number of records handed on at once to agents whose buffers have no limit."""
+MAX_UNCOMMITTED = 10_000
+"""Maximum number of records of a partition that wait for their commit. Their effects are in memory,
+and one record that an agent does not finish keeps all later ones waiting."""
 RECORDS_A_TURN = 100
 """Records handed to Faust before other tasks of the event loop have a turn."""
 
@@ -48,6 +55,7 @@ class FetchingConsumer(CommittingConsumer):
         super().__init__(transport, self._track, *args, **options)
         self._deliver = callback
         self._fetch_patience = Patience(self.link.clock)
+        self._stuck = RateLimitedLog(_log, self.link.clock)
         self._ahead: dict[TP, FetchedRecords] = {}
         """Fetched records that are still to be handed on, valid at their position only."""
 
@@ -171,10 +179,17 @@ class FetchingConsumer(CommittingConsumer):
         return {tp: room for tp, room in rooms.items() if room > 0}
 
     def _room(self, tp: TP) -> int:
-        """Return the number of records for which all agents of a partition have room."""
+        """Return the number of records for which all agents of a partition, and memory, have room."""
         queues = [channel.queue for channel in self.app.topics._tp_index.get(tp, ())]
         rooms = [queue.maxsize - queue.qsize() for queue in queues if queue.maxsize > 0]
-        return min(rooms, default=RECORDS_AT_ONCE)
+        room = MAX_UNCOMMITTED - self.link.ledger.uncommitted(TopicPartition(*tp))
+        if room <= 0:
+            self._stuck.note(
+                f"{tp.topic}-{tp.partition} is not read on: {MAX_UNCOMMITTED:,} of its records are not "
+                "committed. An agent has not finished the first of them, or commits fail",
+                partition=f"{tp.topic}-{tp.partition}",
+            )
+        return min(room, min(rooms, default=RECORDS_AT_ONCE))
 
     def _is_ahead(self, tp: TP, position: int) -> bool:
         """Return True if the next records are fetched, and nothing has moved the position."""

@@ -157,6 +157,11 @@ class Ledger:
         """Expect any offset of a partition next, because the app has sought one."""
         self._delivered.pop(partition, None)
 
+    def uncommitted(self, partition: TopicPartition) -> int:
+        """Return the number of records of a partition that are not committed."""
+        queue = self._queues.get(partition)
+        return 0 if queue is None else len(queue)
+
     def unit_of(self, message: object) -> Unit | None:
         """Return the unit of a record; None if it is settled or was never delivered."""
         unit = self._units.get(id(message))

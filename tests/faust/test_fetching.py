@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from faust.app import App
+from faust.types import TP
 
 from strandline import changelog
+from strandline.changelog.records import TopicPartition
+from strandline.framework.faust import fetching_consumer
 from tests.faust.faust_workers import append, by_key, eventually, in_folder, rows, worker
 
 
@@ -36,3 +44,34 @@ def test_agents_get_records_only_after_the_recovery(tmp_path: Path) -> None:
             eventually(lambda: len(rows(log, "copies")) >= 80)
             assert first.stop() == 0
         assert by_key(log, "copies") == {f"k{key}": list(range(1, 11)) for key in range(8)}
+
+
+async def test_a_partition_whose_first_record_is_not_finished_is_not_read_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fetching_consumer, "MAX_UNCOMMITTED", 25)
+    app: Any = App("app", broker=f"strandline://{tmp_path}/log", stream_buffer_maxsize=10)
+    consumer, link = app.consumer, app.consumer.link
+    await link.acquire()
+    link.broker.create_topic("source", 2)
+    append(link.log, "source", list(range(120)), [f"k{number}" for number in range(120)])
+    stuck, free = TP("source", 0), TP("source", 1)
+    app.consumer_generation_id = consumer._taken = 1
+    consumer._owned = frozenset({stuck, free})
+    await consumer.seek_to_committed()
+    consumer.resume_flow()
+    read = {stuck: 0, free: 0}
+    for _ in range(40):
+        found = await consumer._getmany(set(read), 0.0)
+        for tp, records in found.items():
+            read[tp] += len(records)
+            for record in records:
+                is_done = tp == free or record.offset > 0
+                message = SimpleNamespace(tp=tp, offset=record.offset, acked=is_done, tracked=True)
+                link.ledger.deliver(message)
+        link.ledger.settle(link.ledger.plan())
+    bounds = link.broker.offsets([TopicPartition(*tp) for tp in read])
+    assert read == {stuck: 25, free: bounds[TopicPartition(*free)].high_watermark}
+    assert "source-0 is not read on: 25 of its records are not committed" in caplog.text
+    link.ledger.discard()
+    await link.release()
