@@ -19,7 +19,7 @@ from strandline.changelog.storage import LocalStorage
 from tests.backups.test_backups import check_moment
 from tests.forms import by_form
 
-ROUNDS = by_form(2, 8)
+ROUNDS = by_form(1, 8)
 BOUND_S = 60
 
 

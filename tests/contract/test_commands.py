@@ -24,6 +24,7 @@ def folder(system: System) -> Path | str:
     return system.url
 
 
+@pytest.mark.long_on_kafka
 def test_reset_shows_its_plan_only_if_no_worker_runs(
     strandline: Command, log: Log, first: TopicPartition, name: str, eventually: Callable[..., None]
 ) -> None:

@@ -15,6 +15,7 @@ from strandline.changelog.errors import Fenced, InvalidConfig, MemberFenced, Str
 from strandline.changelog.groups import Subscription
 from strandline.changelog.log import Log
 from strandline.changelog.records import CommittedOffset, TopicPartition
+from tests.forms import few_on_kafka
 
 Eventually = Callable[..., None]
 SESSION_MS = 3000
@@ -115,6 +116,7 @@ def test_a_partition_is_not_assigned_before_its_owner_has_given_it_up(
     assert log.broker.committed(name)[next(iter(surplus))].offset == 3
 
 
+@pytest.mark.long_on_kafka
 def test_a_silent_member_loses_everything_and_cannot_commit(
     log: Log, name: str, topic: str, closing: ExitStack, eventually: Eventually
 ) -> None:
@@ -173,6 +175,7 @@ def test_a_commit_after_a_rebalance_is_valid_for_partitions_still_owned(
         )
 
 
+@pytest.mark.long_on_kafka
 def test_a_member_that_leaves_is_replaced_at_once_and_its_slot_is_reused(
     log: Log, name: str, topic: str, closing: ExitStack, eventually: Eventually
 ) -> None:
@@ -307,7 +310,7 @@ def test_a_consumer_in_the_group_of_a_worker_is_refused(
     eventually(lambda: one.look() == all_of(topic), timeout=PATIENCE_S)
 
 
-@pytest.mark.parametrize("assignor", ["cooperative-sticky", "range", "roundrobin"])
+@pytest.mark.parametrize("assignor", few_on_kafka(["cooperative-sticky", "range", "roundrobin"]))
 def test_consumers_read_everything_once_while_they_join_and_leave(
     log: Log, name: str, assignor: str, closing: ExitStack, eventually: Eventually
 ) -> None:

@@ -268,6 +268,7 @@ def test_a_recreated_topic_is_read_from_its_beginning(log: Log, first: TopicPart
     assert (got, fetched.next_offset) == ([b"3", b"4"], 5)
 
 
+@pytest.mark.long_on_kafka
 def test_a_readers_state_of_a_deleted_topic_does_not_affect_the_next_one(
     log: Log, first: TopicPartition, second: TopicPartition
 ) -> None:
@@ -308,6 +309,7 @@ def test_a_long_poll_ends_after_its_timeout(log: Log, first: TopicPartition) -> 
     assert 0.25 < time.monotonic() - begun < 5
 
 
+@pytest.mark.long_on_kafka
 def test_random_reads_take_no_longer_than_sequential_ones(log: Log, name: str) -> None:
     """Each fetch begins at another position than the previous one's end."""
     topic = log.create_topic(f"{name}-places", 24).name
@@ -329,6 +331,7 @@ def test_a_closed_log_raises(log: Log, topic: str) -> None:
         log.topic(topic)
 
 
+@pytest.mark.long_on_kafka
 def test_many_consumers_read_at_the_same_time(
     log: Log, topic: str, eventually: Callable[..., None]
 ) -> None:

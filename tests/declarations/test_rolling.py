@@ -64,6 +64,7 @@ class Shop:
         return DeclarationLog(self.app.broker(), self.name, SystemClock())
 
 
+@pytest.mark.long_on_kafka
 def test_a_wider_program_can_run_next_to_an_older_one(
     system: System, log: Log, eventually: Eventually
 ) -> None:

@@ -157,6 +157,7 @@ def test_a_worker_that_sleeps_in_its_commit_while_another_continues_keeps_its_gu
     assert found == {name: allowed for name, (_, allowed) in expected.items()}
 
 
+@pytest.mark.long
 @pytest.mark.long_on_kafka
 def test_a_sleeping_worker_whose_slot_is_free_commits_nothing(
     system: System, tmp_path: Path, eventually: Callable[..., None]

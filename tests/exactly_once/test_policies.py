@@ -55,6 +55,7 @@ def test_a_record_is_skipped_in_the_commit_of_its_neighbours(system: System, on_
             assert letters["value"].to_pylist() == [msgspec.msgpack.encode(-1)]
 
 
+@pytest.mark.long_on_kafka
 def test_a_task_stops_before_a_record_and_continues_with_it(system: System) -> None:
     for _ in range(2):
         with picky(system, "fail") as made:

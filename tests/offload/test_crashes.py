@@ -44,7 +44,7 @@ from tests.offload.kit import (
 )
 
 HOUR = 3_600_000
-SEEDS = by_form(2, 30)
+SEEDS = by_form(1, 30)
 """Number of outcomes of a power cut that are tried for each operation."""
 
 

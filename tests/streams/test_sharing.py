@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import polars as pl
+import pytest
 
 import strandline as sl
 from strandline.changelog.log import Log
@@ -80,6 +81,7 @@ def expected(given: list[Event]) -> Counter[Any]:
     return Counter((*window, figures(found)) for window, found in windows.items())
 
 
+@pytest.mark.long_on_kafka
 def test_windows_are_final_once_while_workers_join_and_leave(
     system: System, eventually: Eventually
 ) -> None:

@@ -197,8 +197,15 @@ def stories(**how: Any) -> Iterator[Story]:
         yield told
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["beside it", "in its slot"])
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("after", "late"),
+    [
+        pytest.param(False, True, id="before, in its slot"),
+        pytest.param(True, False, id="after, beside it"),
+        pytest.param(False, False, id="before, beside it", marks=pytest.mark.long),
+        pytest.param(True, True, id="after, in its slot", marks=pytest.mark.long),
+    ],
+)
 def test_a_worker_that_sleeps_at_any_step_neither_doubles_nor_loses_records(
     after: bool, late: bool
 ) -> None:

@@ -77,6 +77,7 @@ def test_a_task_without_state_reads_added_partitions_from_their_first_record(
     assert made.app.run(until="idle") == 0, "it is committed"
 
 
+@pytest.mark.long_on_kafka
 def test_two_workers_share_added_partitions(
     system: System, log: Log, eventually: Eventually
 ) -> None:
@@ -90,6 +91,7 @@ def test_two_workers_share_added_partitions(
     second.stop()
 
 
+@pytest.mark.long_on_kafka
 def test_copartitioned_topics_wait_for_each_other(
     system: System, log: Log, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,6 +108,7 @@ def test_copartitioned_topics_wait_for_each_other(
     worker.stop()
 
 
+@pytest.mark.long_on_kafka
 def test_a_task_with_stores_refuses_added_partitions_in_logs_metrics_and_at_its_next_start(
     system: System, log: Log, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:

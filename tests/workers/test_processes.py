@@ -128,6 +128,7 @@ def test_the_owner_is_killed_under_load_and_another_takes_over(
     cluster.judge()
 
 
+@pytest.mark.long_on_kafka
 def test_new_workers_continue_after_all_are_killed(cluster: Cluster) -> None:
     workers = cluster.start()
     cluster.shared(2)

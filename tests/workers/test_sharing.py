@@ -116,6 +116,7 @@ def test_until_idle_means_the_whole_app(on: On, eventually: Eventually) -> None:
     slow.stop()
 
 
+@pytest.mark.long_on_kafka
 def test_a_poison_record_stops_its_task_everywhere_and_nothing_else(
     system: System, log: Log
 ) -> None:
@@ -154,6 +155,7 @@ def test_a_poison_record_stops_its_task_everywhere_and_nothing_else(
     assert {"a", "b"} <= set(handled) | {"d"}
 
 
+@pytest.mark.long_on_kafka
 def test_a_running_app_cannot_be_reset(on: On, eventually: Eventually) -> None:
     one, log = on.running(), on.log
     one.made.words.append(some(100))

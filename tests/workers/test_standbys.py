@@ -51,6 +51,7 @@ def copies(worker: Running) -> dict[TopicPartition, int]:
     return running._tasks._standbys.positions() if running else {}
 
 
+@pytest.mark.long_on_kafka
 @pytest.mark.parametrize("apart", few_on_kafka([True, False]), ids=["on two machines", "on one"])
 def test_a_copy_follows_the_changelog_and_replays_only_its_tail_when_it_takes_over(
     apart: bool,

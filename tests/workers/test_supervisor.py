@@ -260,6 +260,7 @@ def test_a_wrong_token_is_reported_once(tmp_path: Path, app_file: Callable[..., 
     assert "none-that-is-accepted" not in run.stderr
 
 
+@pytest.mark.long
 @on_a_folder
 def test_a_handler_may_print_when_the_supervisor_is_gone(
     supervised: Supervised, eventually: Eventually, app_file: Callable[..., str]
