@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from strandline.changelog.errors import InvalidRequest, NotInTask
+from strandline.changelog.errors import InvalidRecord, InvalidRequest, NotInTask
 from strandline.changelog.records import TopicInfo
 from strandline.changelog.times import to_ms
 from strandline.framework.record import Record
-from strandline.framework.timers import ClockName, Timers
+from strandline.framework.timers import NEVER, ClockName, Timers
 
 
 class TaskContext:
@@ -140,10 +140,13 @@ def set_timer(name: Any, at: int | dt.datetime, *, clock: ClockName = "stream") 
     Raises:
         NotInTask: No handler is running.
         InvalidRequest: The task has no timer handler.
-        InvalidRecord: The name cannot be a key, or the time looks like seconds.
+        InvalidRecord: The name cannot be a key, or the time looks like seconds or is after 2**63 - 1.
     """
     task, timers = _with_timers("set_timer")
-    timers.set(name, to_ms(at, task.record.timestamp), clock)
+    when = to_ms(at, task.record.timestamp)
+    if when > NEVER:
+        raise InvalidRecord(f"the time {when} of a timer is after the latest one, 2**63 - 1 ms")
+    timers.set(name, when, clock)
 
 
 def cancel_timer(name: Any, *, clock: ClockName = "stream") -> None:

@@ -41,6 +41,8 @@ class TaskSpec:
     """Maximum number of records of a partition whose async handlers run at the same time."""
     batch: bool = False
     """True if the handler gets batches of records instead of single ones."""
+    first_batch: int | None = None
+    """Number of records in the first batch; None if the handler works on whole batches."""
     on_timer: Callable[..., Any] | None = None
     """Timer handler of a task that is a function."""
     dead_letter: Topic[Any, Any] | None = None

@@ -15,9 +15,10 @@ older version of it) is refused, because it would drop the fields that it does n
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -62,7 +63,8 @@ class Declaration(msgspec.Struct, kw_only=True, omit_defaults=True):
     value: TypeDescription | None = None
     """Structure of typed values."""
     serde: str | None = None
-    """Identity of the serde: its attribute `identity`, else the name of its class."""
+    """Identity of the serde: its attribute `identity`, else the name of its class. The structure of
+    its attribute `declared`, the type of its values, follows after a space, as JSON."""
     ttl_ms: int | None = None
     """Milliseconds after which a value expires; None for never."""
     expiry: Expiry = "none"
@@ -228,8 +230,26 @@ def _reasons(stored: Declaration, declared: Declaration) -> Iterator[str]:
             yield reason
     elif (stored.form, declared.form) == ("typed", "messagepack"):
         return
-    elif (stored.form, stored.serde) != (declared.form, declared.serde):
+    elif stored.form == declared.form == "serde":
+        if reason := _other_serde(stored, declared):
+            yield reason
+    elif stored.form != declared.form:
         yield f"its values are {_shown_form(stored)}, and are declared as {_shown_form(declared)}"
+
+
+def _other_serde(stored: Declaration, declared: Declaration) -> str | None:
+    """Return why a serde may not read stored values, and mark what must stay as it is from now on.
+
+    Without a recorded structure, as of earlier versions, every type of the same serde is accepted.
+    """
+    was, now = _named_serde(stored.serde), _named_serde(declared.serde)
+    if was.name != now.name:
+        return f"its values are {_shown_form(stored)}, and are declared as {_shown_form(declared)}"
+    if was.value is None or now.value is None:
+        return None
+    reason = unreadable(now.value, was.value)
+    declared.serde = now.identity
+    return reason
 
 
 def _big_ints(stored: TypeDescription, declared: TypeDescription) -> str | None:
@@ -265,7 +285,9 @@ def _shown_form(declaration: Declaration) -> str:
     if declaration.form == "typed" and declaration.value is not None:
         return shown(declaration.value.root)
     if declaration.form == "serde":
-        return f"those of the serde {declaration.serde}"
+        serde = _named_serde(declaration.serde)
+        of = "" if serde.value is None else f" of {shown(serde.value.root)}"
+        return f"those of the serde {serde.name}{of}"
     return _SHOWN_FORMS[declaration.form]
 
 
@@ -273,8 +295,34 @@ def _shown_key(key: Any) -> str:
     return key_codec(key_from_wire(key)).name
 
 
+class _NamedSerde(NamedTuple):
+    """Recorded identity of a serde."""
+
+    name: str
+    value: TypeDescription | None
+    """Structure of its values; None if it is unknown."""
+
+    @property
+    def identity(self) -> str:
+        """Text that is recorded."""
+        if self.value is None:
+            return self.name
+        return f"{self.name} {msgspec.json.encode(self.value).decode()}"
+
+
 def _identity(serde: Any) -> str:
-    return str(getattr(serde, "identity", None) or type(serde).__qualname__)
+    name = str(getattr(serde, "identity", None) or type(serde).__qualname__)
+    declared = getattr(serde, "declared", None)
+    return _NamedSerde(name, None if declared is None else described_type(declared)).identity
+
+
+def _named_serde(identity: str | None) -> _NamedSerde:
+    name, _, structure = (identity or "").partition(" {")
+    with contextlib.suppress(*UNREADABLE):
+        value = _decode_type("{" + structure)
+        if is_well_formed(value):
+            return _NamedSerde(name, value)
+    return _NamedSerde(identity or "", None)
 
 
 def _checked(found: Declaration) -> Declaration:
@@ -311,3 +359,4 @@ _PLAIN: dict[str, Serde[Any]] = {"json": Json(), "bytes": Bytes(), "serde": Byte
 _MESSAGEPACK = MessagePack()
 _SHOWN_FORMS = {"bytes": "bytes", "json": "JSON", "messagepack": "MessagePack without a type"}
 _decode = json_decoder(Declaration).decode
+_decode_type = json_decoder(TypeDescription).decode

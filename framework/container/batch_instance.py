@@ -43,7 +43,7 @@ class BatchInstance(TaskInstance):
         super().__init__(container, parts, placed, trial)
         self._batches = BatchQueue(self.inputs)
         self._late_log = RateLimitedLog(_log, container.clock, LATE_LOG_S)
-        self._size = BatchSize()
+        self._size = BatchSize(self.spec.first_batch)
         self.context.refuses = self._policy.may_leave_out
 
     @property

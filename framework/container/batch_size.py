@@ -34,8 +34,9 @@ class BatchSize:
     409
     """
 
-    def __init__(self) -> None:
-        self.records = FIRST_BATCH_RECORDS
+    def __init__(self, first: int | None = None) -> None:
+        """Begin with `first` records, or as many as suit a handler of whole batches."""
+        self.records = FIRST_BATCH_RECORDS if first is None else first
         """Maximum number of records of the next batch."""
         self._line = _Line()
 

@@ -68,7 +68,7 @@ class JsonSerde:
         registry: SchemaRegistry | str | bool | None = None,
         schema: str | None = None,
     ) -> None:
-        self.kind = kind
+        self.kind = self.declared = kind
         self.registry = registry
         self.schema = schema
         self._decode = _decoder(kind).decode

@@ -16,6 +16,7 @@ from strandline.changelog.errors import (
     InvalidConfig,
     InvalidRecord,
     InvalidRequest,
+    StrandlineError,
 )
 from strandline.framework.parts import Merge, PartitionMerger
 from strandline.framework.querying.messages import StoreDescription
@@ -73,7 +74,18 @@ class StoreCodec:
 
     def _merged(self, parts: Sequence[bytes]) -> bytes:
         assert self.merge is not None
-        return self.values.dumps(self.merge([self.values.loads(part) for part in parts]))
+        return self.values.dumps(self.merge([self._loaded(part) for part in parts]))
+
+    def _loaded(self, data: bytes) -> Any:
+        try:
+            return self.values.loads(data)
+        except (StrandlineError, MemoryError):
+            raise
+        except Exception as error:  # a serde's own, of any type
+            raise InvalidRecord(
+                f"store {self.name!r}: a stored value cannot be decoded ({error!r:.500}); declare "
+                "the store with the type and serde with which it was written"
+            ) from error
 
     def key(self, key: Any) -> bytes:
         """Return the bytes of a key. Raises InvalidRecord."""
@@ -100,8 +112,8 @@ class StoreCodec:
         return decode_key(data) if self.keys is None else self.keys.decode(data)
 
     def value_of(self, data: bytes) -> Any:
-        """Return the value in `data`. Raises InvalidRecord."""
-        value = self.values.loads(data)
+        """Return the value in `data`. Raises InvalidRecord if the serde cannot decode it."""
+        value = self._loaded(data)
         return value if self.shown is None else self.shown(value)
 
     @property

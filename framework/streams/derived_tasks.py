@@ -6,6 +6,7 @@ from typing import Any
 
 from strandline.framework.declarations import Declarations
 from strandline.framework.store import Store
+from strandline.framework.streams.functions import calls_function
 from strandline.framework.streams.graph import StreamGraph
 from strandline.framework.streams.stage_plan import StagePlan
 from strandline.framework.streams.stage_rows import InternalTopic
@@ -54,6 +55,9 @@ class DerivedTasks:
             on_error=stage.options.on_error,
             window_ms=stage.window_ms,
             batch=True,
+            # A function may take any time for a row, and a batch that takes longer than
+            # max_poll_interval_ms would be repeated for ever.
+            first_batch=1 if any(map(calls_function, stage.stage.nodes)) else None,
         )
         spec.where = stage.stage.nodes[-1].where
         declared.add_task(spec)

@@ -89,6 +89,45 @@ def test_spark_reads_by_the_declaration(shop: Program) -> None:
         assert {row["key"]: row["value"] for one in found for row in one.to_pylist()} == HELD
 
 
+class Bytes:
+    """Serde of bytes, or one that can read nothing."""
+
+    def __init__(self, *, fails: bool) -> None:
+        self.fails = fails
+
+    def dumps(self, value: bytes) -> bytes:
+        return value
+
+    def loads(self, data: bytes) -> bytes:
+        if self.fails:
+            raise KeyError(data)
+        return data
+
+
+@pytest.mark.parametrize("read", [lambda view: view.to_dict(), lambda view: view.get("ann")])
+def test_a_serde_that_cannot_read_a_value_raises_no_error_of_its_own(
+    tmp_path: Path, read: Any
+) -> None:
+    found = []
+    for fails in (False, True):
+        with sl.App("app", log=tmp_path / "log") as app:
+            names = app.topic("names", key=str, value=int)
+            store = app.store("s", key=str, value=Bytes(fails=fails))
+
+            @app.task(names, stores=[store], name="put")
+            def put(record: sl.Record[str, int], store: Any = store) -> None:
+                store[record.key] = b"1"
+
+            if not fails:
+                names.append([("ann", 1)])
+                app.run(until="idle", progress=False)
+                found.append(read(app.query(store)))
+            else:
+                with pytest.raises(sl.InvalidRecord, match="cannot be decoded"):
+                    read(app.query(store))
+    assert found
+
+
 def test_types_given_to_a_connection_are_compared_with_the_declaration(tmp_path: Path) -> None:
     with program(tmp_path, value=Total, handle=totals) as made:
         made.run(("york", 1))

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from strandline.changelog.errors import CorruptLog, FutureFormat, InvalidRequest
+from strandline.framework.formats.json import JsonSerde
 from strandline.statestore import StoreSpec, declaration
 from strandline.statestore.declaration import Declaration, compare, declaration_of, undeclared
 from strandline.statestore.foreign_keys import AsciiJsonKey, JsonKey, RawKey
@@ -333,6 +334,42 @@ def test_a_serde_is_known_by_its_name_or_its_identity() -> None:
     )
     other = declaration_of(StoreSpec("x", value=bytes))
     assert compare(stored, other, can_upgrade=False).kind == "refused"
+
+
+def test_the_type_of_a_serde_is_compared_as_that_of_other_values() -> None:
+    def declared(kind: Any) -> Declaration:
+        return declaration_of(StoreSpec("x", value=JsonSerde(kind)))
+
+    stored = declared(Fields)
+    assert compare(stored, declared(Fields), can_upgrade=False).kind == "same"
+    wider = compare(stored, declared(MoreFields), can_upgrade=False)
+    assert wider.kind == "wider"
+    assert compare(wider.becomes, declared(MoreFields), can_upgrade=False).kind == "same"
+    back = compare(wider.becomes, declared(Fields), can_upgrade=False)
+    assert (back.kind, back.reasons) == ("refused", ["field 'note' is not declared any more"])
+    other = compare(stored, declared(str), can_upgrade=False)
+    assert other.kind == "refused"
+    assert "declared as str" in other.reasons[0]
+    by_name = compare(stored, declaration_of(StoreSpec("x", value=Text())), can_upgrade=False)
+    assert "those of the serde JsonSerde of" in by_name.reasons[0]
+
+
+def test_a_serde_that_an_earlier_version_has_recorded_by_name_is_accepted() -> None:
+    now = declaration_of(StoreSpec("x", value=JsonSerde(Fields)))
+    before = msgspec.structs.replace(now, serde="JsonSerde")
+    change = compare(before, now, can_upgrade=False)
+    assert (change.kind, change.becomes.serde) == ("wider", now.serde)
+
+
+@dataclass
+class Fields:
+    cents: int
+
+
+@dataclass
+class MoreFields:
+    cents: int
+    note: str = ""
 
 
 def test_a_record_of_a_later_format_is_refused_and_a_damaged_one_is_reported() -> None:

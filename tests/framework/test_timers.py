@@ -102,6 +102,26 @@ def test_wall_clock_timers_fire_by_the_clock() -> None:
     assert fired(driver.advance(1), out) == [("a", 1, 1_100)]
 
 
+def test_a_timer_after_the_last_time_is_refused() -> None:
+    """It would never fire, not even at the end of the input."""
+    app = sl.App("app")
+    words = app.topic("words", key=str, value=int)
+
+    @app.task(words)
+    def handle(record: sl.Record[str, int]) -> None:
+        sl.set_timer(record.key, 2**63 - 2 + record.value)
+
+    @app.on_timer(handle)
+    def due(name: str) -> None: ...
+
+    with TestDriver(app) as driver:
+        driver.run([("last", 1)])
+        with pytest.raises(sl.TaskFailed) as failed:
+            driver.run([("later", 2)])
+    assert isinstance(failed.value.__cause__, sl.InvalidRecord)
+    assert "after the latest one" in str(failed.value.__cause__)
+
+
 def test_timers_survive_a_crash() -> None:
     app, out, _ = sessions()
     driver = TestDriver(app).run([("a", 1, 0)])

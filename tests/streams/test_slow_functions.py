@@ -1,0 +1,56 @@
+"""Functions of streams that take long for each row: a batch begins with one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from strandline.framework.container.batch_size import FIRST_BATCH_RECORDS
+from tests.streams.oracle import Event
+
+RECORDS = 40
+FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "foreach": lambda stream, look: stream.foreach(look),
+    "filter": lambda stream, look: stream.filter(lambda row: look(row) is None).to("out"),
+    "peek": lambda stream, look: stream.peek(look).to("out"),
+    "map_batches": lambda stream, look: stream.map_batches(
+        lambda frame: [look(row) for row in frame.rows()] and frame, schema=Event
+    ).to("out"),
+}
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_a_stop_ends_a_run_after_the_running_row(tmp_path: Path, kind: str) -> None:
+    """A worker whose first batch takes longer than max_poll_interval_ms would repeat it for ever."""
+    app = sl.App("app", log=tmp_path / "log")
+    events = app.topic("events", value=Event, key="user", timestamp="at", partitions=1)
+    seen: list[Any] = []
+
+    def look(row: Any) -> None:
+        seen.append(row)
+        if len(seen) == 1:
+            app.stop()
+
+    FUNCTIONS[kind](app.stream(events), look)
+    with app:
+        events.append([Event("ann", "x", n, 1_760_000_000_000 + n) for n in range(RECORDS)])
+        assert app.run(progress=False) == 1
+        assert len(seen) == 1
+        app.run(until="idle", progress=False)
+        assert len(seen) == RECORDS
+
+
+def test_a_stage_without_functions_begins_with_more(tmp_path: Path) -> None:
+    app = sl.App("app", log=tmp_path / "log")
+    events = app.topic("events", value=Event, key="user", timestamp="at")
+    app.stream(events).filter(sl.col("amount") > 1).to("out")
+    with app:
+        events.append([Event("ann", "x", n, 1_760_000_000_000 + n) for n in range(RECORDS)])
+        assert app.run(until="idle", progress=False) == RECORDS
+        [task] = app.declared.tasks.values()
+        assert task.first_batch is None
+    assert FIRST_BATCH_RECORDS > RECORDS
