@@ -2,7 +2,8 @@
 
 Values that JSON cannot hold are objects of one field, in both directions and at any depth. Bytes
 are {"base64": "…"}, or {"utf8": "…"} if they are text. NaN and the infinities are {"float": "nan"},
-and ints beyond 64 bits {"int": "…"}.
+and ints beyond 64 bits {"int": "…"}. Text with lone surrogates, as names of files that are not UTF-8
+have it in Python, is {"surrogates": "…"}: base64 of its UTF-8, surrogates included.
 
 This module imports neither Arrow nor numpy, because every command needs it, `--help` included.
 """
@@ -32,6 +33,8 @@ def plain(value: Any) -> Any:
     """Return `value` with everything in a form that JSON can hold."""
     if isinstance(value, bytes | bytearray | memoryview):
         return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, str) and not value.isascii() and _has_surrogates(value):
+        return {"surrogates": base64.b64encode(value.encode(errors="surrogatepass")).decode()}
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
@@ -60,8 +63,17 @@ _SPECIAL: dict[str, Callable[[str], Any]] = {
     "base64": lambda text: base64.b64decode(text, validate=True),
     "float": float,
     "int": int,
+    "surrogates": lambda text: base64.b64decode(text, validate=True).decode(errors="surrogatepass"),
     "utf8": str.encode,
 }
+
+
+def _has_surrogates(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _special(name: str, text: str) -> Any:

@@ -275,7 +275,8 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
 
         Raises:
             KeyInSeveralPartitions: Several partitions have values that cannot be merged.
-            InvalidRecord: A key or value has another type than declared.
+            InvalidRecord: A key or value has another type than declared, or a key is text that
+                Arrow cannot hold.
             InvalidConfig: The windows can only be merged by functions of the app (`sl.reducer`).
         """
         import msgspec
@@ -289,7 +290,13 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
             return self._groups.frame(query).to_arrow()
         entries = list(self.all())
         plain = [msgspec.to_builtins(value, builtin_types=_NATIVE) for _, value in entries]
-        return pa.table({"key": _plain_keys([key for key, _ in entries]), "value": plain})
+        try:
+            return pa.table({"key": _plain_keys([key for key, _ in entries]), "value": plain})
+        except UnicodeEncodeError as error:
+            raise InvalidRecord(
+                f"store {self.name!r}: {error.object!r:.100} has a lone surrogate, which text in Arrow "
+                "cannot have; read the entries with all()"
+            ) from error
 
     def approximate_num_entries(self) -> int:
         """Return the approximate number of keys.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from strandline.changelog.errors import InvalidRecord
 from strandline.framework.cli import forms
-from strandline.framework.cli.json_values import json_line
+from strandline.framework.cli.json_values import json_line, unplain
 from strandline.statestore.serdes import MessagePack
 
 JSON = st.recursive(
@@ -33,7 +33,7 @@ def test_any_key_that_is_shown_is_the_same_when_it_is_produced(data: bytes) -> N
     assert forms.parse_key(through_json(forms.show_key(data))) == data
 
 
-FORMS = {"base64", "utf8", "float", "int"}
+FORMS = {"base64", "utf8", "float", "int", "surrogates"}
 SCALARS = st.floats() | st.integers(-(2**70), 2**70) | st.booleans() | st.none()
 
 
@@ -55,6 +55,16 @@ def test_any_value_that_is_shown_is_the_same_when_it_is_produced(data: bytes) ->
 def test_base64_stands_for_the_same_bytes(data: bytes) -> None:
     shown = through_json(forms.show_value(data, "bytes"))
     assert forms.parse_value(shown) == data
+
+
+ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=8)
+
+
+@given(ANY_TEXT | st.tuples(ANY_TEXT, st.integers(0, 9)).map(list))
+@example("\ud800")
+@example(["ö", "name\udcff"])
+def test_any_key_of_text_is_the_same_after_json(key: object) -> None:
+    assert unplain(through_json(key)) == key
 
 
 @given(JSON)

@@ -128,6 +128,26 @@ def test_a_serde_that_cannot_read_a_value_raises_no_error_of_its_own(
     assert found
 
 
+def test_a_key_that_arrow_cannot_hold_is_named(tmp_path: Path, strandline: Command) -> None:
+    """Python's names of files that are not UTF-8 have lone surrogates."""
+    with sl.App("app", log=tmp_path / "log") as app:
+        names = app.topic("names", key=bytes, value=int)
+        store = app.store("s", key=str, value=int)
+
+        @app.task(names, stores=[store])
+        def put(record: sl.Record[bytes, int]) -> None:
+            store[record.key.decode(errors="surrogateescape")] = record.value
+
+        names.append([(b"name-\xff", 1), (b"ann", 2)])
+        app.run(until="idle", progress=False)
+        view = app.query(store)
+        assert view["name-\udcff"] == 1
+        with pytest.raises(sl.InvalidRecord, match=r"name-\\udcff' has a lone surrogate.*all\(\)"):
+            view.to_polars()
+    shown = strandline("stores", "scan", "app/s", "--json", "--log", str(tmp_path / "log"))
+    assert '{"surrogates":"bmFtZS3ts78="}' in shown.out
+
+
 def test_types_given_to_a_connection_are_compared_with_the_declaration(tmp_path: Path) -> None:
     with program(tmp_path, value=Total, handle=totals) as made:
         made.run(("york", 1))
