@@ -21,12 +21,13 @@ from typing import Literal, Protocol
 from strandline.changelog.directory import (
     Directory,
     Identity,
+    Inode,
     inode_of,
     is_folder,
     is_link,
     open_folder,
 )
-from strandline.changelog.errors import LogLocked, from_failed_sync, from_os_error
+from strandline.changelog.errors import FolderLost, LogLocked, from_failed_sync, from_os_error
 from strandline.changelog.local_file import Bytes, LocalFile, allow_many_files, sync_folder
 from strandline.changelog.lock import FileLock
 
@@ -145,8 +146,11 @@ class Storage(Protocol):
         """Return a value that distinguishes this folder from copies of it; None in memory."""
         ...
 
-    def check(self) -> None:
-        """Raise FolderLost if the path leads to another folder now, or the lock file is gone."""
+    def check(self, *folders: str) -> None:
+        """Raise FolderLost if the path leads to another folder now, or the lock file is gone.
+
+        The same holds for these folders inside, from now on or from their creation on.
+        """
         ...
 
 
@@ -192,6 +196,8 @@ class LocalStorage:
         self.root = Path(root)
         self._directory = Directory(root, follow=follow)
         self._lock: FileLock | None = None
+        self._compared: dict[str, Inode | None] = {}
+        """Folders inside that are compared too; None until they exist."""
 
     def create(self, path: str) -> File:
         with self._naming("create", path, passing=FileExistsError):
@@ -346,10 +352,29 @@ class LocalStorage:
         with self._translated("look at", ""):
             return self._directory.identity()
 
-    def check(self) -> None:
+    def check(self, *folders: str) -> None:
         self._directory.check()
         if self._lock is not None:
             self._lock.check()
+        for folder in folders:
+            self._compared.setdefault(folder, None)
+        for folder, known in self._compared.items():
+            found = self._inode_of(folder)
+            if known is None:
+                self._compared[folder] = found
+            elif found != known:
+                raise FolderLost(
+                    f"{self.root / folder} was removed, moved or replaced while in use: nothing more is "
+                    "written; put it back, then open the log again"
+                )
+
+    def _inode_of(self, folder: str) -> Inode | None:
+        try:
+            return inode_of(
+                os.stat(folder, dir_fd=self._directory.descriptor(), follow_symlinks=False)
+            )
+        except OSError:
+            return None
 
     @contextlib.contextmanager
     def _parent(self, path: str) -> Iterator[tuple[int, str]]:
@@ -438,7 +463,7 @@ class MemoryStorage:
     def identity(self) -> None:
         return None
 
-    def check(self) -> None:
+    def check(self, *folders: str) -> None:
         pass
 
     def lock(self, path: str, note: str, *, whole: bool = False) -> Lock:

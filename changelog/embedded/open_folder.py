@@ -35,6 +35,7 @@ from strandline.changelog.layout import (
     CLEAN,
     CONSUMER_OFFSETS,
     LOCK,
+    TOPICS,
     TRANSACTION_STATE,
 )
 from strandline.changelog.records import (
@@ -93,6 +94,7 @@ class OpenFolder:
         self.meta = folder.folder_meta(environment)
         closed = folder.closed_sizes(storage)
         storage.sync_dir("")  # make the names found durable before anything depends on them
+        storage.check(TOPICS)
         environment.config = folder.log_config(storage)
         self.catalog = TopicCatalog(environment, closed)
         self.maintenance = LogMaintenance(environment, self.catalog)

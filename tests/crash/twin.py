@@ -366,7 +366,7 @@ class PowerStorage:
     def identity(self) -> None:
         return None
 
-    def check(self) -> None:
+    def check(self, *folders: str) -> None:
         pass
 
     def lock(self, path: str, note: str, *, whole: bool = False) -> PowerLock:

@@ -69,7 +69,20 @@ def lock_replaced(folder: Path) -> None:
     (folder / "lock").write_text("")
 
 
-LOSSES = [moved, moved_and_replaced, removed_and_replaced, lock_removed, lock_replaced]
+def topics_moved(folder: Path) -> None:
+    (folder / "topics").rename(folder / "aside")
+
+
+def topics_replaced(folder: Path) -> None:
+    shutil.copytree(folder / "topics", folder / "saved")
+    topics_moved(folder)
+    (folder / "saved").rename(folder / "topics")
+
+
+LOSSES = [
+    *(moved, moved_and_replaced, removed_and_replaced, lock_removed, lock_replaced),
+    *(topics_moved, topics_replaced),
+]
 
 
 @pytest.mark.parametrize("lose", LOSSES)
