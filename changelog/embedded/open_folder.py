@@ -149,18 +149,23 @@ class OpenFolder:
             self._lock.release()
 
     def _close_in_order(self) -> None:
-        """Make all partitions durable, and record their sizes if nothing has failed."""
-        written = [partition for partition in self.partitions() if partition.segments]
+        """Make all partitions durable, and record their sizes if nothing has failed.
+
+        An append that began before the close may go on until its partition is shut, and may write a
+        partition's first segment. So the sizes are taken afterwards, of all partitions.
+        """
         try:
             self.coordinator.close()
             self.maintenance.delete_all()
         finally:
+            written = [partition for partition in self.partitions() if partition.segments]
             synced = self.environment.in_parallel(sync_quietly, written)
+            for partition in self.partitions():
+                partition.shut()
+            written = [partition for partition in self.partitions() if partition.segments]
             # After an orderly close the next opening takes the manifests as durable, and removes
             # files that they do not list. If a save has failed, the close must not be recorded.
             known = all(partition.is_known for partition in self.partitions())
-            for partition in self.partitions():
-                partition.shut()
         if known and all(synced) and all(p.log_end == p.synced_end for p in written):
             sizes = {partition.folder: partition.segments[-1].size for partition in written}
             folder.save_closed_sizes(self.environment.storage, sizes)

@@ -7,13 +7,19 @@ import gc
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from strandline import changelog
 from strandline.changelog.closing import CloseOnce
 from strandline.changelog.layout import CLEAN
+from strandline.changelog.records import TopicPartition
+from tests.log.kit import Client, World
+
+LATE = TopicPartition("late", 0)
 
 
 class Thing:
@@ -152,3 +158,36 @@ def test_records_sent_by_a_function_at_exit_arrive(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     with changelog.open(tmp_path / "log") as log:
         assert log.offsets("words")[0].high_watermark == 1
+
+
+@pytest.mark.parametrize("moment", ["before the partitions are synced", "before they are shut"])
+def test_a_first_record_that_is_appended_during_the_close_is_there_afterwards(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its append had begun before, in another thread."""
+    world = World()
+    for name in ("t", "late"):
+        world.owner.create_topic(name)
+    client, log = Client(world), world.owner._log
+    client.append(b"a")
+
+    def and_append(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **options: Any) -> Any:
+            result = call(*args, **options)
+            if log._closed and not log.partition(LATE).segments:
+                log._closed = False  # as it was when the append began
+                client.append(b"b", topic="late")
+                log._closed = True
+            return result
+
+        return wrapped
+
+    if moment == "before they are shut":
+        parallel = and_append(log.environment.in_parallel)
+        monkeypatch.setattr(log.environment, "in_parallel", parallel)
+    else:
+        monkeypatch.setattr(log.coordinator, "close", and_append(log.coordinator.close))
+    world.owner.close()
+    monkeypatch.undo()
+    world.open()
+    assert (world.values(), world.values("late")) == ([b"a"], [b"b"])
