@@ -48,3 +48,25 @@ def test_each_operation_gives_each_record_once(tmp_path: Path) -> None:
             assert running.stop() == 0
         assert found()["through"] == all_of["through"]
         assert found()["noack"] == all_of["noack"]
+
+
+def test_a_batch_of_a_grouped_or_relayed_stream_is_committed_with_its_records(
+    tmp_path: Path,
+) -> None:
+    where = in_folder(tmp_path)
+    with changelog.open(tmp_path / "log") as log:
+        log.create_topic("source", 1)
+        log.create_topic("ticks", 1)
+        append(log, "source", [1, 2, 3], ["a", "b", "c"])
+        with worker("sample_grouped_batches", where, tmp_path, FAUST_SLEEP="60") as running:
+            for agent in ("group", "relay"):
+                eventually(lambda agent=agent: f"{agent} has sent a batch" in running.text())
+            append(log, "ticks", [9], ["t"])
+            eventually(lambda: "tick" in by_key(log, "outgoing"))  # a commit after the batches
+            running.kill()
+        assert by_key(log, "outgoing") == {"tick": [9]}
+        with worker("sample_grouped_batches", where, tmp_path, FAUST_SLEEP="0") as running:
+            eventually(lambda: len(rows(log, "outgoing")) == 7)
+            assert running.stop() == 0
+        found = {key: sorted(values) for key, values in by_key(log, "outgoing").items()}
+        assert found == {"tick": [9], "group": [1, 2, 3], "relay": [1, 2, 3]}
