@@ -157,6 +157,19 @@ def check_client_name(what: str, name: str) -> None:
         )
 
 
+def is_text(text: str) -> bool:
+    """Return True if a str has a form in UTF-8, which a lone surrogate has not.
+
+    >>> is_text("ö"), is_text("\\ud800")
+    (True, False)
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 topic_settings = Settings(TopicConfig, "topic")
 
 _LONGEST_NAME = 249

@@ -20,7 +20,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from strandline.changelog.config import check_client_name
+from strandline.changelog.config import check_client_name, is_text
 from strandline.changelog.errors import InvalidConfig, InvalidRequest
 from strandline.changelog.records import CommittedOffset, TopicPartition
 
@@ -175,16 +175,8 @@ def check_commit(group: str, offsets: Mapping[TopicPartition, CommittedOffset | 
             raise InvalidRequest(
                 f"an offset to commit is a number from 0 to {_MAX_OFFSET}, got {offset.offset} for {tp}"
             )
-        if len(offset.metadata) > MAX_METADATA_CHARS or not _is_text(offset.metadata):
+        if len(offset.metadata) > MAX_METADATA_CHARS or not is_text(offset.metadata):
             raise InvalidRequest(
                 f"the metadata of an offset is text of at most {MAX_METADATA_CHARS} characters, got "
                 f"{offset.metadata[:40]!r}… ({len(offset.metadata)} characters) for {tp}"
             )
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a lone surrogate
-        return False
-    return True

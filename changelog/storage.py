@@ -187,8 +187,9 @@ def replace(storage: Storage, path: str, content: bytes) -> None:
 class LocalStorage:
     """A real folder, accessed through its descriptor; symbolic links inside are not followed.
 
-    Before each change of a name (create, rename, link, remove) and after each fsync, the folder
-    and the lock are compared with those at their paths. `FolderLost` is raised if they differ.
+    Before each change of a name (create, rename, link, remove) and after each fsync, the folder,
+    the lock and the folders that `check` was given are compared with those at their paths.
+    `FolderLost` is raised if they differ.
     """
 
     def __init__(self, root: str | os.PathLike[str], *, follow: bool = True) -> None:

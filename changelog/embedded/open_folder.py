@@ -94,7 +94,7 @@ class OpenFolder:
         self.meta = folder.folder_meta(environment)
         closed = folder.closed_sizes(storage)
         storage.sync_dir("")  # make the names found durable before anything depends on them
-        storage.check(TOPICS)
+        storage.check(TOPICS)  # and from now on with each check
         environment.config = folder.log_config(storage)
         self.catalog = TopicCatalog(environment, closed)
         self.maintenance = LogMaintenance(environment, self.catalog)
@@ -158,17 +158,19 @@ class OpenFolder:
             self.coordinator.close()
             self.maintenance.delete_all()
         finally:
-            written = [partition for partition in self.partitions() if partition.segments]
-            synced = self.environment.in_parallel(sync_quietly, written)
+            synced = self.environment.in_parallel(sync_quietly, self._written())
             for partition in self.partitions():
                 partition.shut()
-            written = [partition for partition in self.partitions() if partition.segments]
+            written = self._written()
             # After an orderly close the next opening takes the manifests as durable, and removes
             # files that they do not list. If a save has failed, the close must not be recorded.
             known = all(partition.is_known for partition in self.partitions())
         if known and all(synced) and all(p.log_end == p.synced_end for p in written):
             sizes = {partition.folder: partition.segments[-1].size for partition in written}
             folder.save_closed_sizes(self.environment.storage, sizes)
+
+    def _written(self) -> list[Partition]:
+        return [partition for partition in self.partitions() if partition.segments]
 
     def tick(self) -> None:
         """Do the periodic work that is due.

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from strandline.changelog.config import is_text
 from strandline.changelog.errors import InvalidRecord
 
 
@@ -33,7 +34,7 @@ def plain(value: Any) -> Any:
     """Return `value` with everything in a form that JSON can hold."""
     if isinstance(value, bytes | bytearray | memoryview):
         return {"base64": base64.b64encode(value).decode()}
-    if isinstance(value, str) and not value.isascii() and _has_surrogates(value):
+    if isinstance(value, str) and not value.isascii() and not is_text(value):
         return {"surrogates": base64.b64encode(value.encode(errors="surrogatepass")).decode()}
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
@@ -66,14 +67,6 @@ _SPECIAL: dict[str, Callable[[str], Any]] = {
     "surrogates": lambda text: base64.b64decode(text, validate=True).decode(errors="surrogatepass"),
     "utf8": str.encode,
 }
-
-
-def _has_surrogates(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def _special(name: str, text: str) -> Any:

@@ -77,7 +77,7 @@ def reading_unit(ledger: Ledger, event: Any) -> Unit | None:
 
 
 def _topics_of(agent: Any) -> Any:
-    """Return a function that tells the partitions an agent reads, also by `group_by` or `through`."""
+    """Return a test for the partitions that an agent reads, also by `group_by` or `through`."""
     topics = set(getattr(agent.channel, "topics", ()))
     for actor in agent._actors:
         for stream in actor.stream.get_root_stream()._iter_ll_forwards():

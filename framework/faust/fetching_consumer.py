@@ -182,12 +182,13 @@ class FetchingConsumer(CommittingConsumer):
         """Return the number of records for which all agents of a partition, and memory, have room."""
         queues = [channel.queue for channel in self.app.topics._tp_index.get(tp, ())]
         rooms = [queue.maxsize - queue.qsize() for queue in queues if queue.maxsize > 0]
-        room = MAX_UNCOMMITTED - self.link.ledger.uncommitted(TopicPartition(*tp))
+        room = MAX_UNCOMMITTED - self.link.ledger.uncommitted(tp)
         if room <= 0:
+            name = str(TopicPartition(*tp))
             self._stuck.note(
-                f"{tp.topic}-{tp.partition} is not read on: {MAX_UNCOMMITTED:,} of its records are not "
-                "committed. An agent has not finished the first of them, or commits fail",
-                partition=f"{tp.topic}-{tp.partition}",
+                f"{name} is not read on: {MAX_UNCOMMITTED:,} of its records are not committed. An "
+                "agent has not finished the first of them, or commits fail",
+                partition=name,
             )
         return min(room, min(rooms, default=RECORDS_AT_ONCE))
 
@@ -220,8 +221,9 @@ class FetchingConsumer(CommittingConsumer):
             self.log.warning("records are gone, and those after them are read: %s", error)
             moved = await self.link.call_patiently(within, self.link.broker, wanted)
             for partition, at in moved.items():
-                if self._positions.get(TP(*partition)) == wanted[TP(*partition)]:
-                    self._positions[TP(*partition)] = at
+                tp = TP(*partition)
+                if self._positions.get(tp) == wanted[tp]:
+                    self._positions[tp] = at
             return
         except Retriable as error:
             if not self._fetch_patience.failed(error):

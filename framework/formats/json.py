@@ -68,7 +68,7 @@ class JsonSerde:
         registry: SchemaRegistry | str | bool | None = None,
         schema: str | None = None,
     ) -> None:
-        self.kind = self.declared = kind
+        self.declared = kind
         self.registry = registry
         self.schema = schema
         self._decode = _decoder(kind).decode
@@ -76,7 +76,7 @@ class JsonSerde:
 
     def codec(self, kind: Any, place: SerdeUse) -> Codec:
         """Return the codec of values of a type; see `SerdeForm.codec`."""
-        kind = kind if self.kind is Any else self.kind
+        kind = kind if self.declared is Any else self.declared
         registry = chosen(self.registry, place.registry, by_default=False)
         if registry is None:
             return _unframed(kind)

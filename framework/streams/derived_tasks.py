@@ -6,7 +6,7 @@ from typing import Any
 
 from strandline.framework.declarations import Declarations
 from strandline.framework.store import Store
-from strandline.framework.streams.functions import calls_function
+from strandline.framework.streams.functions import FunctionNode
 from strandline.framework.streams.graph import StreamGraph
 from strandline.framework.streams.stage_plan import StagePlan
 from strandline.framework.streams.stage_rows import InternalTopic
@@ -44,6 +44,7 @@ class DerivedTasks:
             self._add(declared, StagePlan(plan, stage, session, internal))
 
     def _add(self, declared: Declarations, stage: StagePlan) -> None:
+        calls_functions = any(isinstance(node, FunctionNode) for node in stage.stage.nodes)
         stores = [*stage.stores.values(), *stage.times]
         self._stores += [declared.add_store(store) for store in stores]
         inputs = tuple(declared.topics[topic.name] for topic in stage.topics)
@@ -57,7 +58,7 @@ class DerivedTasks:
             batch=True,
             # A function may take any time for a row, and a batch that takes longer than
             # max_poll_interval_ms would be repeated for ever.
-            first_batch=1 if any(map(calls_function, stage.stage.nodes)) else None,
+            first_batch=1 if calls_functions else None,
         )
         spec.where = stage.stage.nodes[-1].where
         declared.add_task(spec)

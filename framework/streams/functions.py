@@ -191,11 +191,6 @@ class Foreach(RowFunction):
     """Results that are taken of an aggregation."""
 
 
-def calls_function(node: Node) -> bool:
-    """Return True if an operator calls a Python function."""
-    return isinstance(node, FunctionNode)
-
-
 def call_for_rows(node: RowFunction, frame: pl.DataFrame) -> None:
     """Call the function of a node for each row of a frame."""
     for row in rows_of(frame, node.reads):

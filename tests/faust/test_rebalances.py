@@ -80,18 +80,13 @@ async def test_a_late_recovery_neither_seeks_nor_lets_records_flow(
     consumer._positions[SOURCE] = HANDLED
     consumer._assigned_once = True
 
-    async def revoked(_: Any) -> None:
+    async def recover(*_: Any) -> None:
         await consumer.perform_seek()
         consumer.resume_flow()
         seen.append((consumer.flow_active, dict(consumer._positions)))
 
-    async def assigned(*_: Any) -> None:
-        await consumer.perform_seek()
-        consumer.resume_flow()
-        seen.append((consumer.flow_active, dict(consumer._positions)))
-
-    monkeypatch.setattr(consumer, "on_partitions_revoked", revoked)
-    monkeypatch.setattr(consumer, "on_partitions_assigned", assigned)
+    monkeypatch.setattr(consumer, "on_partitions_revoked", recover)
+    monkeypatch.setattr(consumer, "on_partitions_assigned", recover)
     owned = frozenset({TopicPartition(*SOURCE)})
     consumer._worker = SimpleNamespace(
         is_ready=True,
