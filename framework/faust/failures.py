@@ -10,9 +10,11 @@ Faust acknowledges such a record when it closes the agent's stream. This module 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from typing import Any
 
+from faust.channels import Channel
 from faust.exceptions import DecodeError
 from faust.sensors.base import Sensor
 from faust.streams import current_event
@@ -20,17 +22,24 @@ from faust.streams import current_event
 from strandline.framework.declarations import KEEP_FOREVER, dead_letter_config
 from strandline.framework.faust.ledger import Unit
 from strandline.framework.faust.log_link import FaustLink
+from strandline.framework.faust.record_event import Iteration, current_iteration
+
+_log = logging.getLogger("strandline")
 
 DEAD_LETTER = "{topic}.dead-letter"
 """Name of the topic of records that could not be handled."""
 
 
 class Interruptions(Sensor):
-    """Notices records that are acknowledged because their agent's stream is closed."""
+    """Notes which iteration delivers a record, and records acknowledged because it is closed."""
 
     def __init__(self, link: FaustLink) -> None:
         super().__init__()
         self._link = link
+
+    def on_stream_event_in(self, tp: Any, offset: int, stream: Any, event: Any) -> None:
+        """Note the stream, for a block of the record that is left by an exception."""
+        current_iteration.set(Iteration(stream, asyncio.current_task()))
 
     def on_stream_event_out(
         self, tp: Any, offset: int, stream: Any, event: Any, state: Any = None
@@ -43,13 +52,44 @@ class Interruptions(Sensor):
                 unit.interrupted = True
 
 
+def take_decode_errors(channel: Any, link: FaustLink) -> None:
+    """Let the policy decide about records that a channel cannot decode.
+
+    Faust raises the error in the agents of the channel, and one that takes batches never sees it and
+    stands still. If several channels read the record, those that Faust has not tried yet get none.
+    Here they get it. Replies are left to Faust, and so is a class of topics with methods of its own.
+    """
+
+    async def settle(error: Exception, message: Any) -> None:
+        unit = link.ledger.unit_of(message)
+        if unit is None:
+            await channel.on_decode_error(error, message)
+            await channel.throw(error)
+            return
+        try:
+            event = await channel.decode(message, propagate=True)
+        except DecodeError as own:
+            _log.error("%r cannot be decoded: %s", message, own, exc_info=own)
+            unit.undecodable = str(own)
+            await channel.on_decode_error(own, message)
+        else:
+            message.acked = False  # as Faust has acknowledged it for all channels
+            message.incref()
+            await channel.put(event)
+
+    for name in ("on_key_decode_error", "on_value_decode_error"):
+        if getattr(type(channel), name) is getattr(Channel, name):
+            setattr(channel, name, settle)
+
+
 def settle_failure(app: Any, link: FaustLink, error: BaseException) -> bool:
     """Apply the policy to the record whose agent has raised; False if the worker must stop."""
     if isinstance(error, DecodeError):
         return True  # `settle_undecodable` decides
     event: Any = current_event()
     unit = None if event is None else link.ledger.unit_of(event.message)
-    if unit is None or (unit.message is not None and unit.message.acked):
+    message = None if unit is None else unit.message
+    if unit is None or (message is not None and message.acked and unit.left_by_error is None):
         # A record that was dropped is handled again. Without a record, the batch is unknown.
         return event is not None and unit is None
     agents = len(app.topics._tp_index.get(event.message.tp, ()))
@@ -64,10 +104,10 @@ def settle_failure(app: Any, link: FaustLink, error: BaseException) -> bool:
 
 
 def settle_undecodable(link: FaustLink, unit: Unit, message: Any) -> bool:
-    """Apply the policy to a record that cannot be decoded; False if the worker must stop."""
+    """Apply the policy to a record that an agent cannot decode; False if the worker must stop."""
     policy = link.address.on_error
     if policy == "dead_letter":
-        _send_dead_letter(link, unit, message, "the record cannot be decoded")
+        _send_dead_letter(link, unit, message, f"the record cannot be decoded: {unit.undecodable}")
     return policy != "fail"
 
 

@@ -118,11 +118,11 @@ class FetchingConsumer(CommittingConsumer):
         unit.delivering = True  # and remains so if a rebalance cancels this call
         await self._deliver(message)
         # Faust acknowledges a record that it cannot decode, before any agent has begun with it.
-        undecodable = message.acked and not message.tracked
+        undecodable = unit.undecodable is not None or (message.acked and not message.tracked)
         if undecodable and not settle_undecodable(self.link, unit, message):
             self.log.error("the worker stops at a record that cannot be decoded: %r", message)
             await self.app.crash(
-                InvalidRecord(f"{message!r} cannot be decoded: see the agent's error")
+                InvalidRecord(f"{message!r} cannot be decoded: {unit.undecodable}")
             )
             return
         unit.delivering = False

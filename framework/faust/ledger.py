@@ -66,6 +66,11 @@ class Unit:
     """True while Faust decodes the record and hands it to its agents."""
     interrupted: bool = False
     """True if an agent ended without finishing the record, although Faust has acknowledged it."""
+    left_by_error: Callable[[], bool] | None = None
+    """Returns True while the agent may fail, or end, by an exception that has left the record's block
+    (`async with event`), which acknowledges it all the same."""
+    undecodable: str | None = None
+    """Error of the agents that could not decode the record; others may have done so."""
     resolved: bool = False
     """True if its agent raised and the policy has decided: it is done, whatever Faust says."""
     sealed: bool = False
@@ -81,7 +86,9 @@ class Unit:
         message = self.message
         if message is None or self.resolved:
             return True
-        return message.acked and not self.interrupted and not self.delivering
+        if not message.acked or self.interrupted or self.delivering:
+            return False
+        return self.left_by_error is None or not self.left_by_error()
 
     @property
     def is_begun(self) -> bool:

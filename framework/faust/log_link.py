@@ -51,6 +51,8 @@ _log = logging.getLogger("strandline")
 
 SMALL_BYTES = 512
 """Bytes of a record up to which its size is left to the commit; a check takes microseconds."""
+LAST_CALLS_S = 5.0
+"""Maximum seconds for which the close of the log waits for calls on threads."""
 THREADS = 4
 """Threads for calls other than fetches, such as commits and restores."""
 TURN_EVERY_S = 0.001
@@ -112,8 +114,11 @@ class FaustLink:
         if appender is not None:
             await loop.run_in_executor(calls, appender.close)
         fetches.shutdown(wait=False, cancel_futures=True)
-        await loop.run_in_executor(None, log.close)
         calls.shutdown(wait=False, cancel_futures=True)
+        # A call that was cut off by the stop may still write to the log.
+        last_calls = loop.run_in_executor(None, calls.shutdown)
+        await asyncio.wait({last_calls}, timeout=LAST_CALLS_S)
+        await loop.run_in_executor(None, log.close)
 
     # Calls on threads -----------------------------------------------------------------
 

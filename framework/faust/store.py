@@ -132,6 +132,11 @@ class FaustStore(faust.stores.base.SerializedStore):
     def _contains(self, key: bytes) -> bool:
         return self._get(key) is not None
 
+    def update(self, *changes: Any, **named: Any) -> None:
+        """Change several keys."""
+        for key, value in dict(*changes, **named).items():
+            self[key] = value
+
     def _clear(self) -> None:
         for key in list(self._iterkeys()):
             self._del(key)

@@ -14,8 +14,11 @@ from yarl import URL
 from strandline.changelog.errors import InvalidConfig
 from strandline.framework.faust.address import parse
 from strandline.framework.faust.consumer import FaustConsumer
+from strandline.framework.faust.failures import take_decode_errors
 from strandline.framework.faust.log_link import FaustLink, link_of
 from strandline.framework.faust.producer import FaustProducer, OneTransaction, find_promptly
+from strandline.framework.faust.record_event import RecordEvent
+from strandline.framework.faust.record_stream import RecordStream
 from strandline.framework.faust.supervisor import restart_promptly
 
 RESUBSCRIBE_S = 0.5
@@ -45,6 +48,8 @@ class PromptConductor(Conductor):
         Faust waits for the next rebalance, which for replies to `ask` may be long over.
         """
         super().add(topic)
+        if not self.app.client_only:
+            take_decode_errors(topic, self.app.transport.link)
         if topic.active_partitions is None:
             for tp, channels in self._tp_index.items():
                 if tp.topic in topic.topics:
@@ -80,4 +85,14 @@ class FaustTransport(faust.transport.base.Transport):
             )
         self.link: FaustLink = link_of(app, address)
         restart_promptly(app.conf)
+        _extend(app.conf, "Event", RecordEvent)
+        _extend(app.conf, "Stream", RecordStream)
         find_promptly(app)
+
+
+def _extend(conf: Any, setting: str, own: type) -> None:
+    """Let the app create objects of our class, which extends a class that the app has chosen."""
+    chosen = getattr(conf, setting)
+    if not issubclass(chosen, own):
+        is_default = chosen is own.__base__
+        setattr(conf, setting, own if is_default else type(own.__name__, (own, chosen), {}))

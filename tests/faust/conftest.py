@@ -28,6 +28,7 @@ NEED_FAUST = [
     "rebalances",
     "refusals",
     "requests",
+    "restarts",
     "stock",
     "stores",
     "streams",
