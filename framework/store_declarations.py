@@ -36,7 +36,7 @@ from strandline.statestore.recorded import (
     partition_key,
     topic_key,
 )
-from strandline.statestore.rewriting import rewrite
+from strandline.statestore.rewriting import rewrite, try_upgrade
 from strandline.statestore.spec import AnySpec
 from strandline.statestore.store import AnyStore
 from strandline.statestore.undeclared import is_empty, misfits
@@ -114,6 +114,7 @@ class StoreDeclarations:
         if not self._specs and not self._topics:
             return
         self._check_owned()
+        self._try_upgrades()
         self._log.change(self._changes)
         try:
             self._check_owned()
@@ -160,6 +161,16 @@ class StoreDeclarations:
             rewrite(store, changelog, self._log, self._broker, self._clock)
 
     # Deciding -------------------------------------------------------------------------
+
+    def _try_upgrades(self) -> None:
+        """Convert the values that are to be rewritten, before that is recorded for good."""
+        recorded = self._log.read()
+        for topic, spec in self._specs.items():
+            change = self._change(topic, recorded)
+            if change.kind == "rewrite" and change.reasons:
+                self._check_at_rest(topic, change)
+                partitions = self._partitions[topic]
+                try_upgrade(spec, change.becomes, topic, partitions, self._broker)
 
     def _changes(self, recorded: RecordedDeclarations) -> dict[str, bytes | None]:
         new = [topic_key(topic) for topic in self._topics if topic not in recorded.topics]

@@ -7,6 +7,10 @@ own. So a worker that opens the partition fences a previous rewriter before it r
 
 No handler runs on the partition meanwhile. Afterwards the state is restored to the end of the
 changelog, so that engine, standby copies and readers see only values from the changelog.
+
+Before a declaration is recorded that needs an `upgrade`, `try_upgrade` converts all values of all
+partitions once, and writes nothing. A function that fails for one of them changes nothing, and the
+older program can go on.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from strandline.changelog.errors import (
     TransactionAborted,
 )
 from strandline.changelog.records import TopicPartition
+from strandline.changelog.scan import scan_batches
 from strandline.statestore.compacted_table import records
 from strandline.statestore.declaration import Declaration, compare, declaration_of, plain_serde
 from strandline.statestore.keys import decode_key
@@ -46,8 +51,52 @@ _log = logging.getLogger("strandline")
 
 CHUNK_RECORDS = 10_000
 """Maximum number of values that are rewritten in one transaction."""
+MAX_FAILED = 10_000
+"""Maximum number of keys of a partition whose conversion may fail in a trial that goes on."""
 CHUNK_BYTES = 4 << 20
 """Approximate maximum bytes of keys and values that are rewritten in one transaction."""
+
+
+def try_upgrade(
+    spec: AnySpec, becomes: Declaration, changelog: str, partitions: int, broker: Broker
+) -> None:
+    """Convert the current values of a store, one partition after another, and write nothing.
+
+    Memory is for the keys whose conversion fails: a later value or deletion may still replace it.
+
+    Args:
+        spec: The store.
+        becomes: Declaration to record, with that of the stored values as `before`.
+        changelog: Topic of its changelog.
+        partitions: Number of partitions of the changelog.
+        broker: The log.
+
+    Raises:
+        InvalidConfig: The store's `upgrade` has raised for a current value, or has returned no
+            value of the declared type.
+    """
+    work = _Rewriting(spec, changelog, becomes)
+    ends = broker.offsets([TopicPartition(changelog, number) for number in range(partitions)])
+    for tp, end in ends.items():
+        failed: dict[bytes, _UpgradeFailed] = {}
+        start = {tp: end.log_start}
+        for batch in scan_batches(broker, start, {tp: end.last_stable_offset}):
+            keys, values = (batch.columns.column(name).to_pylist() for name in ("key", "value"))
+            for key, data in zip(keys, values, strict=True):
+                failed.pop(key, None)
+                if data is not None:
+                    try:
+                        work.rewritten(key, data)
+                    except _UpgradeFailed as error:
+                        failed[key] = error
+            if len(failed) > MAX_FAILED:
+                break
+        if failed:
+            first = next(iter(failed.values()))
+            raise InvalidConfig(
+                f"store {spec.name!r}, {tp}: {first}; nothing was changed: fix upgrade=, or go on "
+                "with the program that has written the values"
+            ) from first.__cause__
 
 
 def rewrite(
@@ -66,6 +115,11 @@ def rewrite(
     """
     try:
         return _rewrite(store, changelog, log, broker, clock)
+    except _UpgradeFailed as error:
+        raise InvalidConfig(
+            f"store {store.spec.name!r}, {changelog}: {error}; this key and the later ones are "
+            "unchanged: fix upgrade=, and start again"
+        ) from error.__cause__
     except (ProducerFenced, TransactionAborted) as error:
         raise RequestTimedOut(
             f"rewriting the values of {changelog} was interrupted: {error}; it continues when the "
@@ -125,10 +179,11 @@ def _chunks(work: _Rewriting, store: AnyStore, after: bytes | None) -> Iterator[
 class _Rewriting:
     """Conversion of values of one declaration to those of the next."""
 
-    def __init__(self, spec: AnySpec, changelog: TopicPartition, declaration: Declaration) -> None:
+    def __init__(
+        self, spec: AnySpec, changelog: TopicPartition | str, declaration: Declaration
+    ) -> None:
         assert declaration.before is not None
         self._spec = spec
-        self._changelog = changelog
         self._before = declaration.before
         self._expiry = declaration.expiry
         self._serde = value_serde(spec.value)
@@ -143,7 +198,7 @@ class _Rewriting:
         self._upgrade = spec.upgrade if change.reasons else None
 
     def rewritten(self, key: bytes, data: bytes) -> bytes:
-        """Return the new stored bytes of a key's value."""
+        """Return the new stored bytes of a key's value. Raises _UpgradeFailed."""
         body, expires = split(data, self._before.expiry)
         if self._upgrade is not None:
             body = self._upgraded(key, body)
@@ -163,8 +218,11 @@ class _Rewriting:
             raise
         except Exception as error:
             why = error.__cause__ if isinstance(error, InvalidRecord) else None
-            raise InvalidConfig(
-                f"store {self._spec.name!r}, {self._changelog}: upgrade= failed for the key "
-                f"{decode_key(key)!r:.80}: {error!r}{f' ({why})' if why else ''}; this key and the "
-                "later ones are unchanged: fix upgrade=, and start again"
+            raise _UpgradeFailed(
+                f"upgrade= failed for the key {decode_key(key)!r:.80}: "
+                f"{error!r}{f' ({why})' if why else ''}"
             ) from error
+
+
+class _UpgradeFailed(Exception):
+    """The store's `upgrade` has raised, or has returned no value of the declared type."""

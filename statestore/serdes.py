@@ -39,8 +39,12 @@ T = TypeVar("T")
 class Serde(Protocol[T]):
     """Interface that converts objects of one type to bytes and back.
 
-    `loads(dumps(x))` equals `x`. If the objects are immutable, a serde may have the attribute
-    `immutable = True`: a store then decodes each value only once.
+    `loads(dumps(x))` equals `x`. A serde may have these attributes:
+
+        immutable   True if the objects are immutable: a store then decodes each value only once
+        identity    text that is recorded with a store, instead of the name of the class: give it one
+                    that names the parameters on which the bytes depend
+        declared    type of the objects: a store then compares it with the recorded one
     """
 
     def dumps(self, value: T, /) -> bytes:

@@ -62,11 +62,11 @@ def test_values_are_upgraded_once(log: Path) -> None:
     with program(log, **NEW) as after:
         after.run(("new", 3.5))
         assert after.content() == {**EXPECTED, "new": Total(3.5)}
-    assert sorted(CALLS) == sorted(CENTS.values())
+    assert sorted(CALLS) == sorted([*CENTS.values()] * 2), "in a trial, and to rewrite them"
     with program(log, **NEW) as again:
         again.run()
         assert again.content() == {**EXPECTED, "new": Total(3.5)}
-    assert len(CALLS) == len(CENTS)
+    assert len(CALLS) == 2 * len(CENTS)
     with program(log, value=Total, handle=put) as without:
         assert without.run(("k000", 1.0)) == 1, "the function is needed no more"
     with program(log, value=int) as older, pytest.raises(sl.InvalidConfig, match="int"):
@@ -81,7 +81,7 @@ def test_files_and_changelog_agree(log: Path) -> None:
     with program(log, state=log / "elsewhere", **NEW) as without_files:
         without_files.run()
         assert without_files.content() == EXPECTED
-    assert len(CALLS) == len(CENTS)
+    assert len(CALLS) == 2 * len(CENTS)
 
 
 class Died(BaseException):
@@ -212,16 +212,51 @@ def nothing(old: int) -> Any:
     ("function", "said"),
     [(broken, "'k017'.*no seventeens"), (wrong, "'k017'.*Total"), (nothing, "returned None")],
 )
-def test_a_failing_function_names_the_key_and_leaves_the_remaining_values(
+def test_a_failing_function_names_the_key_and_changes_nothing(
     log: Path, function: Callable[[int], Any], said: str
 ) -> None:
-    with program(log, **{**NEW, "upgrade": function}) as fails:
-        fails.sales.append([("late", 1.0)])
-        with pytest.raises(sl.InvalidConfig, match=said):
-            fails.run()
+    with (
+        program(log, **{**NEW, "upgrade": function}) as fails,
+        pytest.raises(sl.InvalidConfig, match=f"{said}.*nothing was changed"),
+    ):
+        fails.run()
+    with program(log, value=int) as older:
+        assert older.run(("late", 1)) == 1
+        assert older.content() == {**CENTS, "late": 1}
     with program(log, **NEW) as mended:
-        assert mended.run() == 1
-        assert mended.content() == {**EXPECTED, "late": Total(1.0)}
+        mended.run()
+        assert mended.content() == {**EXPECTED, "late": Total(0.01, 7)}
+
+
+def test_a_function_may_fail_for_values_that_were_replaced_or_deleted(tmp_path: Path) -> None:
+    def put_or_delete(store: Any, record: sl.Record[str, Any]) -> None:
+        if record.value == 0:
+            del store[record.key]
+        else:
+            store[record.key] = record.value
+
+    with program(tmp_path / "log", value=int, handle=put_or_delete) as before:
+        before.run(("replaced", 17), ("deleted", 17), ("kept", 1))
+        before.run(("replaced", 2), ("deleted", 0))
+    with program(tmp_path / "log", **{**NEW, "upgrade": broken}) as after:
+        after.run()
+        assert after.content() == {"replaced": Total(0.02, 7), "kept": Total(0.01, 7)}
+
+
+def test_a_function_that_fails_only_when_values_are_rewritten_names_the_key(log: Path) -> None:
+    def second_time(old: int) -> Any:
+        if len(CALLS) > len(CENTS):
+            raise ValueError("too late")
+        return upgraded(old)
+
+    with (
+        program(log, **{**NEW, "upgrade": second_time}) as fails,
+        pytest.raises(sl.InvalidConfig, match="too late.*later ones are unchanged"),
+    ):
+        fails.run()
+    with program(log, **NEW) as mended:
+        mended.run()
+        assert mended.content() == EXPECTED
 
 
 def test_an_upgrade_overtaken_by_another_worker_changes_nothing(
