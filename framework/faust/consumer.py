@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -34,6 +33,7 @@ from strandline.framework.faust.failures import Interruptions, settle_failure
 from strandline.framework.faust.fetching_consumer import FetchingConsumer
 from strandline.framework.faust.garbage import collect_less_often
 from strandline.framework.faust.group_worker import GroupWorker
+from strandline.framework.faust.settings import change_setting
 from strandline.framework.patience import PATIENCE_SECONDS, Patience
 
 WATCH_S = 0.05
@@ -264,9 +264,8 @@ class FaustConsumer(FetchingConsumer):
 
 def _allow_waits(conf: Any) -> None:
     """Let Faust's recovery wait for the log."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it was read already: nothing has used it
-        conf.broker_request_timeout = max(conf.broker_request_timeout, RECOVERY_S)
+    timeout = max(conf.broker_request_timeout, RECOVERY_S)
+    change_setting(conf, "broker_request_timeout", timeout)
 
 
 def _check_store(app: Any) -> None:

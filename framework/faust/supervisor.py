@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import warnings
 from typing import Any
 
 from mode.supervisors import OneForOneSupervisor
+
+from strandline.framework.faust.settings import change_setting
 
 LOOK_S = 0.001
 """Seconds between two looks whether the iteration of a failed agent has ended."""
@@ -85,6 +86,4 @@ async def _start_again(relay: Any) -> None:
 def restart_promptly(conf: Any) -> None:
     """Let agents have the supervisor above, unless the app has chosen another one."""
     if conf.agent_supervisor is OneForOneSupervisor:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it was read already: no agent has started
-            conf.agent_supervisor = PromptSupervisor
+        change_setting(conf, "agent_supervisor", PromptSupervisor)

@@ -19,6 +19,7 @@ from strandline.framework.faust.log_link import FaustLink, link_of
 from strandline.framework.faust.producer import FaustProducer, OneTransaction, find_promptly
 from strandline.framework.faust.record_event import RecordEvent
 from strandline.framework.faust.record_stream import RecordStream
+from strandline.framework.faust.settings import extend_class
 from strandline.framework.faust.supervisor import restart_promptly
 
 RESUBSCRIBE_S = 0.5
@@ -85,14 +86,6 @@ class FaustTransport(faust.transport.base.Transport):
             )
         self.link: FaustLink = link_of(app, address)
         restart_promptly(app.conf)
-        _extend(app.conf, "Event", RecordEvent)
-        _extend(app.conf, "Stream", RecordStream)
+        extend_class(app.conf, "Event", RecordEvent)
+        extend_class(app.conf, "Stream", RecordStream)
         find_promptly(app)
-
-
-def _extend(conf: Any, setting: str, own: type) -> None:
-    """Let the app create objects of our class, which extends a class that the app has chosen."""
-    chosen = getattr(conf, setting)
-    if not issubclass(chosen, own):
-        is_default = chosen is own.__base__
-        setattr(conf, setting, own if is_default else type(own.__name__, (own, chosen), {}))
