@@ -37,7 +37,7 @@ class TaskContext:
 
     __slots__ = (
         *("app", "ending", "infos", "late", "partition", "record", "stream_time", "task"),
-        *("open_windows", "refused", "refuses", "timers", "watermark"),
+        *("open_windows", "refused", "refuses", "step_begun", "step_to_cut", "timers", "watermark"),
     )
 
     def __init__(self, app: str, task: str, partition: int, timers: Timers | None = None) -> None:
@@ -71,6 +71,19 @@ class TaskContext:
         """Returns True if a result may be left out for an error, by the task's `on_error`."""
         self.refused: list[Exception] = []
         """Errors of the results that the running step has left out."""
+        self.step_begun: float | None = None
+        """Time of `perf_counter` at which a step of many rows has begun; None if none runs."""
+        self.step_to_cut: float | None = None
+        """`step_begun` of a step that is to end with the running row, set by another thread."""
+
+    def note_row(self, rows: int) -> None:
+        """Note that a function was called for so many rows of the running step.
+
+        Raises StepCutShort if the step takes too long. The first row is never cut off.
+        """
+        to_cut = self.step_to_cut
+        if to_cut is not None and rows and to_cut == self.step_begun:
+            raise StepCutShort(rows)
 
     @contextlib.contextmanager
     def at_end(self, ending: bool) -> Iterator[None]:
@@ -80,6 +93,18 @@ class TaskContext:
             yield
         finally:
             self.ending = False
+
+
+class StepCutShort(BaseException):
+    """The running step is to be undone and repeated with fewer rows, because functions are slow.
+
+    It is no `Exception`, as it is no failure of a row.
+    """
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(rows)
+        self.rows = rows
+        """Number of rows for which the slow function was called."""
 
 
 def _never(_error: Exception) -> bool:

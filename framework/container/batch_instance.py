@@ -21,7 +21,9 @@ from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.failures import INFRASTRUCTURE_ERRORS
 from strandline.framework.container.inputs import Input
 from strandline.framework.container.instance import InstanceParts, TaskInstance
+from strandline.framework.container.slices import MAX_ROUND_S
 from strandline.framework.container.steps import Steps, drive
+from strandline.framework.context import StepCutShort
 from strandline.framework.decoding import Chunk, decode
 from strandline.framework.panics import as_exception
 from strandline.framework.placing import Placed
@@ -55,6 +57,16 @@ class BatchInstance(TaskInstance):
     def size(self) -> int:
         """Number of records that take about as long as a slice."""
         return self._size.records
+
+    def cut(self) -> None:
+        """End the slice after the running step, or one of row functions after the running row.
+
+        See `TaskInstance.cut`. A step is cut only if it takes much longer than was expected.
+        """
+        super().cut()
+        begun = self.context.step_begun
+        if begun is not None and time.perf_counter() - begun > MAX_ROUND_S:
+            self.context.step_to_cut = begun
 
     def run(self, limit: int) -> int:
         """Handle at most `limit` of the records fed; return the number handled."""
@@ -148,7 +160,10 @@ class BatchInstance(TaskInstance):
         try:
             while handled < limit and self._may_continue():
                 # With verdicts the record that each one is for must be a step of its own.
-                most = 1 if self._trial.has_verdicts else self._trial.limited(limit - handled)
+                size = min(
+                    limit - handled, self._size.records
+                )  # a step that was cut has reduced it
+                most = 1 if self._trial.has_verdicts else self._trial.limited(size)
                 taken = self._batches.next(most)
                 if taken is None:
                     break
@@ -164,7 +179,13 @@ class BatchInstance(TaskInstance):
         try:
             while parts and self._may_continue():
                 part = parts.pop()
-                if self._step(source, part):
+                try:
+                    is_done = self._step(source, part)
+                except StepCutShort as cut:
+                    self._size.cut_short(cut.rows)
+                    parts.append(part)
+                    break
+                if is_done:
                     source.done(part)
                     handled += len(part)
                 elif self.has_failed():
@@ -193,7 +214,11 @@ class BatchInstance(TaskInstance):
             drive(self._runner.run(record, chunk, self._process, batch))
             is_handled = not self.has_failed()
         else:
-            is_handled = self._runner.try_all(record, chunk, self._process, batch)
+            self.context.step_begun = time.perf_counter()
+            try:
+                is_handled = self._runner.try_all(record, chunk, self._process, batch)
+            finally:
+                self.context.step_begun = self.context.step_to_cut = None
         self._note_left_out()
         return is_handled
 

@@ -52,6 +52,11 @@ class BatchSize:
         most = int(growth * handled)
         self.records = max(1, min(self._fitting(handled), most, MAX_BATCH_RECORDS))
 
+    def cut_short(self, rows: int) -> None:
+        """Choose the next size after a batch that took too long when `rows` of its rows were done."""
+        self.records = max(1, min(rows, self.records) // 2)
+        self._line = _Line()
+
     def _fitting(self, handled: int) -> int:
         own = min(self._line.start, MAX_OWN_SLICES * SLICE_SECONDS)
         if 2 * own > SLICE_SECONDS and not self._line.has_spread:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 
 from strandline.changelog.errors import InvalidRecord
+from strandline.framework.context import TaskContext, running
 from strandline.framework.formats.schema import Row, RowType
 from strandline.framework.handlers import check_finished
 
@@ -71,8 +72,20 @@ class StreamRow:
 
 
 def rows_of(frame: pl.DataFrame, visible: Sequence[str]) -> Iterator[StreamRow]:
-    """Return an iterator of the rows of a frame, with the columns that users see."""
-    return map(StreamRow, frame.select(visible).iter_rows(named=True))
+    """Return an iterator of the rows of a frame, with the columns that users see.
+
+    In a step of a task that takes too long, it raises StepCutShort instead of the next row.
+    """
+    rows = map(StreamRow, frame.select(visible).iter_rows(named=True))
+    context = running()
+    return rows if context is None else _until_cut(rows, context)
+
+
+def _until_cut(rows: Iterator[StreamRow], context: TaskContext) -> Iterator[StreamRow]:
+    for count, row in enumerate(rows):
+        if context.step_to_cut is not None:
+            context.note_row(count)
+        yield row
 
 
 class Results:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
+from strandline import changelog
 from strandline.framework.container.batch_size import FIRST_BATCH_RECORDS
 from tests.streams.oracle import Event
 
@@ -42,6 +44,52 @@ def test_a_stop_ends_a_run_after_the_running_row(tmp_path: Path, kind: str) -> N
         assert len(seen) == 1
         app.run(until="idle", progress=False)
         assert len(seen) == RECORDS
+
+
+SLOW_ROW_S = 0.02
+FAST, SLOW = 20_000, 3_000
+
+
+@pytest.mark.parametrize("kind", ["foreach", "filter", "peek", "map", "flat_map"])
+def test_a_batch_of_many_rows_ends_soon_if_a_function_becomes_slow(
+    tmp_path: Path, kind: str
+) -> None:
+    """Its size follows from the rows before, and it would take minutes."""
+    app = sl.App("app", log=tmp_path / "log")
+    events = app.topic("events", value=Event, key="user", timestamp="at", partitions=1)
+    is_slow, calls = threading.Event(), [0]
+
+    def look(row: Any) -> None:
+        if is_slow.is_set() and row.kind == "slow":
+            calls[0] += 1
+            if calls[0] == 1:
+                app.stop()
+            threading.Event().wait(SLOW_ROW_S)
+
+    def same(row: Any) -> Event:
+        look(row)
+        return Event(row.user, row.kind, row.amount, row.at)
+
+    functions = {
+        **FUNCTIONS,
+        "map": lambda stream, _: stream.map(same, schema=Event).to("out"),
+        "flat_map": lambda stream, _: stream.flat_map(lambda row: [same(row)], schema=Event).to(
+            "out"
+        ),
+    }
+    functions[kind](app.stream(events), look)
+    with app:
+        kinds = ["fast"] * FAST + ["slow"] * SLOW
+        events.append([Event("u", kind, n, 1_760_000_000_000 + n) for n, kind in enumerate(kinds)])
+        is_slow.set()
+        app.run(progress=False)
+        assert 0 < calls[0] <= SLOW / 10
+        is_slow.clear()
+        app.run(until="idle", progress=False)
+    if kind != "foreach":
+        with changelog.open(tmp_path / "log") as log:
+            amounts = log.read("out").column("value").combine_chunks().field("amount")
+        assert amounts.to_pylist() == [*range(FAST + SLOW)]
 
 
 def test_a_stage_without_functions_begins_with_more(tmp_path: Path) -> None:
