@@ -16,7 +16,7 @@ from strandline.changelog.rate_limited_log import RateLimitedLog
 from strandline.changelog.records import Batch as StoredBatch
 from strandline.framework.batch import Batch, BatchHandler
 from strandline.framework.container.batch_queue import BatchQueue, TakenBatch, without_tombstones
-from strandline.framework.container.batch_size import BatchSize
+from strandline.framework.container.batch_size import BatchSize, CommitSize
 from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.failures import INFRASTRUCTURE_ERRORS
 from strandline.framework.container.inputs import Input
@@ -46,6 +46,7 @@ class BatchInstance(TaskInstance):
         self._batches = BatchQueue(self.inputs)
         self._late_log = RateLimitedLog(_log, container.clock, LATE_LOG_S)
         self._size = BatchSize(self.spec.first_batch)
+        self._commit_size = CommitSize(self.spec.first_batch)
         self.context.refuses = self._policy.may_leave_out
 
     @property
@@ -55,8 +56,14 @@ class BatchInstance(TaskInstance):
 
     @property
     def size(self) -> int:
-        """Number of records that take about as long as a slice."""
-        return self._size.records
+        """Number of records that take about as long as a slice, and that the commit may have."""
+        left = self._commit_size.records - self._handled
+        return self._size.records if left > self._size.records else max(1, int(left))
+
+    @property
+    def needs_commit(self) -> bool:
+        """True if a store asks for a commit, or results of more records would take long."""
+        return super().needs_commit or self._handled >= self._commit_size.records
 
     def cut(self) -> None:
         """End the slice after the running step, or one of row functions after the running row.
@@ -134,8 +141,10 @@ class BatchInstance(TaskInstance):
         if isinstance(self._object, BatchHandler) and self.changed:
             self.context.record = self._clock_record()
             self._scope.bind()
+            begun = time.perf_counter()
             try:
                 self._object.before_commit()
+                self._commit_size.took(time.perf_counter() - begun, self._handled)
             except INFRASTRUCTURE_ERRORS:
                 raise
             except BaseException as error:

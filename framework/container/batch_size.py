@@ -4,10 +4,13 @@ A batch takes a time for each of its records, and a time of its own, which is lo
 is busy. If the latter alone is about a slice, smaller batches would only make everything slower:
 then a batch has as many records as take as long as the rest of it. Both times are estimated by a
 line through the last batches, of which later ones have more weight.
+
+Functions may also be called for results at a commit. Then a commit has as many records as suit it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from strandline.framework.container.slices import MAX_ROUND_S, SLICE_SECONDS
@@ -63,6 +66,34 @@ class BatchSize:
             # Either the batch itself or its records have become slower: another size will tell.
             return handled // 2 or 2
         return int(max(SLICE_SECONDS - own, own) / max(self._line.slope, 1e-9))
+
+
+class CommitSize:
+    """Number of records whose results, which are passed on at the commit, take up to about a second.
+
+    A function that is called for results may take any time for each, and a commit that takes longer
+    than max_poll_interval_ms would be repeated for ever. So the first commit has one record.
+
+    >>> size = CommitSize(1)
+    >>> size.took(0.001, 1)
+    >>> size.records
+    4
+    >>> size.took(8.0, 4)
+    >>> size.records
+    1
+    """
+
+    def __init__(self, first: int | None = None) -> None:
+        """Begin with `first` records, or without a limit for ever."""
+        self.records: float = math.inf if first is None else first
+        """Maximum number of records of the next commit."""
+
+    def took(self, seconds: float, handled: int) -> None:
+        """Choose the next size after the results of a commit were passed on."""
+        if seconds > MAX_ROUND_S:
+            self.records = max(1, int(handled * MAX_ROUND_S / seconds / 2))
+        elif handled >= self.records and seconds * MAX_GROWTH <= MAX_ROUND_S:
+            self.records *= MAX_GROWTH
 
 
 @dataclass

@@ -48,6 +48,7 @@ def test_a_stop_ends_a_run_after_the_running_row(tmp_path: Path, kind: str) -> N
 
 SLOW_ROW_S = 0.02
 FAST, SLOW = 20_000, 3_000
+STOP_AT = 40
 
 
 @pytest.mark.parametrize("kind", ["foreach", "filter", "peek", "map", "flat_map"])
@@ -90,6 +91,26 @@ def test_a_batch_of_many_rows_ends_soon_if_a_function_becomes_slow(
         with changelog.open(tmp_path / "log") as log:
             amounts = log.read("out").column("value").combine_chunks().field("amount")
         assert amounts.to_pylist() == [*range(FAST + SLOW)]
+
+
+def test_a_commit_has_few_results_if_a_function_of_them_is_slow(tmp_path: Path) -> None:
+    app = sl.App("app", log=tmp_path / "log", commit_interval_ms=60_000)
+    events = app.topic("events", value=Event, key="user", timestamp="at", partitions=1)
+    calls = 0
+
+    def look(row: Any) -> None:
+        nonlocal calls
+        calls += 1
+        threading.Event().wait(SLOW_ROW_S)
+        if calls == STOP_AT:
+            app.stop()
+
+    app.stream(events).group_by("user").agg(n=sl.count(), name="counts").peek(look).to("out")
+    with app:
+        events.append([Event(f"u{n}", "x", n, 1_760_000_000_000 + n) for n in range(SLOW)])
+        handled = app.run(progress=False)
+        # One commit has been repeated at most, with results for about a second.
+        assert STOP_AT <= calls <= handled + 1 / SLOW_ROW_S * 2 <= SLOW / 10
 
 
 def test_a_stage_without_functions_begins_with_more(tmp_path: Path) -> None:
