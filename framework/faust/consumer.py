@@ -33,6 +33,8 @@ from strandline.framework.faust.failures import Interruptions, settle_failure
 from strandline.framework.faust.fetching_consumer import FetchingConsumer
 from strandline.framework.faust.garbage import collect_less_often
 from strandline.framework.faust.group_worker import GroupWorker
+from strandline.framework.faust.record_event import current_iteration
+from strandline.framework.faust.restarts import resume_on_last_streams
 from strandline.framework.faust.settings import change_setting
 from strandline.framework.patience import PATIENCE_SECONDS, Patience
 
@@ -71,6 +73,7 @@ class FaustConsumer(FetchingConsumer):
     async def on_start(self) -> None:
         """Open the log."""
         _check_store(self.app)
+        resume_on_last_streams(self.app)
         await super().on_start()
         await self.link.acquire()
         if not self.app.client_only:
@@ -257,9 +260,16 @@ class FaustConsumer(FetchingConsumer):
 
     async def on_task_error(self, exc: BaseException) -> None:
         """Apply the policy to the record whose agent has raised."""
-        if not settle_failure(self.app, self.link, exc):
-            self.log.error("the worker stops at a record whose agent raised: %r", exc)
-            await self.app.crash(exc)
+        iteration = current_iteration.get()
+        if iteration is not None:
+            iteration.stream.agent_failed = True
+        await self.settle(exc)
+
+    async def settle(self, error: BaseException) -> None:
+        """Apply the policy to the record that is handled now and has failed."""
+        if not settle_failure(self.app, self.link, error):
+            self.log.error("the worker stops at a record whose agent raised: %r", error)
+            await self.app.crash(error)
 
 
 def _allow_waits(conf: Any) -> None:

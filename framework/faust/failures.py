@@ -15,16 +15,21 @@ import sys
 from typing import Any
 
 from faust.channels import Channel
-from faust.exceptions import DecodeError
+from faust.exceptions import DecodeError, PartitionsMismatch
 from faust.sensors.base import Sensor
 from faust.streams import current_event
 
+from strandline.framework.container.failures import INFRASTRUCTURE_ERRORS
 from strandline.framework.declarations import KEEP_FOREVER, dead_letter_config
 from strandline.framework.faust.ledger import Unit
 from strandline.framework.faust.log_link import FaustLink
 from strandline.framework.faust.record_event import Iteration, current_iteration
+from strandline.framework.faust.table_partition import TableNotOwned
 
 _log = logging.getLogger("strandline")
+
+NOT_OF_A_RECORD = (*INFRASTRUCTURE_ERRORS, PartitionsMismatch, TableNotOwned)
+"""Errors of the log, or of the app's setup, which all records would have."""
 
 DEAD_LETTER = "{topic}.dead-letter"
 """Name of the topic of records that could not be handled."""
@@ -83,22 +88,26 @@ def take_decode_errors(channel: Any, link: FaustLink) -> None:
 
 
 def settle_failure(app: Any, link: FaustLink, error: BaseException) -> bool:
-    """Apply the policy to the record whose agent has raised; False if the worker must stop."""
+    """Apply the policy to the record that has failed; False if the worker must stop."""
     if isinstance(error, DecodeError):
         return True  # `settle_undecodable` decides
     event: Any = current_event()
-    unit = None if event is None else link.ledger.unit_of(event.message)
-    message = None if unit is None else unit.message
-    if unit is None or (message is not None and message.acked and unit.left_by_error is None):
-        # A record that was dropped is handled again. Without a record, the batch is unknown.
-        return event is not None and unit is None
-    agents = len(app.topics._tp_index.get(event.message.tp, ()))
+    if event is None:
+        return False  # in a batch of several
     policy = link.address.on_error
-    if policy == "fail" or agents > 1 or not link.ledger.undo(unit):
+    message = event.message
+    unit = link.ledger.unit_of(message)
+    if unit is None and not message.acked:
+        return True  # it was dropped, and is handled again
+    if unit is None or (message.acked and unit.left_by_error is None):
+        return policy != "fail"  # it is done: the agent had acknowledged it
+    agents = len(app.topics._tp_index.get(message.tp, ()))
+    must_stop = policy == "fail" or agents > 1 or isinstance(error, NOT_OF_A_RECORD)
+    if must_stop or not link.ledger.undo(unit):
         unit.interrupted = True
         return False
     if policy == "dead_letter":
-        _send_dead_letter(link, unit, event.message, f"{type(error).__name__}: {error}")
+        _send_dead_letter(link, unit, message, f"{type(error).__name__}: {error}")
     unit.resolved = True
     return True
 
@@ -116,9 +125,12 @@ def _send_dead_letter(link: FaustLink, unit: Unit, message: Any, error: str) -> 
     info = link.info(message.topic)
     if info is not None:
         link.ensure(topic, info.partitions, {**KEEP_FOREVER, **dead_letter_config([info])})
+    letters = link.info(topic)
+    # The topic of the record may have got more partitions since.
+    partition = message.partition % (letters.partitions if letters is not None else 1)
     headers = (*(message.headers or ()), *_described(message, error))
     when = int(message.timestamp * 1000)
-    link.ledger.send(unit, topic, message.partition, message.key, message.value, when, headers)
+    link.ledger.send(unit, topic, partition, message.key, message.value, when, headers)
 
 
 def _described(message: Any, error: str) -> list[tuple[str, bytes]]:

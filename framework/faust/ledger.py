@@ -247,6 +247,8 @@ class Ledger:
             return False
         unit.dead = True
         _forget_values(unit)
+        for overlay, key in unit.touched:
+            overlay.note_undone(key)
         unit.dead = False
         unit.touched.clear()
         unit.sent.clear()

@@ -35,6 +35,8 @@ class Overlay:
 
     def __init__(self) -> None:
         self._stacks: dict[bytes, list[tuple[Writer, bytes | None]]] = {}
+        self.undone: Callable[[bytes], None] | None = None
+        """Called with each key that has no uncommitted value any more, after a record was undone."""
 
     def read(self, key: bytes, reader: Writer | None) -> object:
         """Return the newest uncommitted value of a key; None if deleted, MISSING if there is none."""
@@ -72,6 +74,11 @@ class Overlay:
             self._stacks[key] = stack
         else:
             self._stacks.pop(key, None)
+
+    def note_undone(self, key: bytes) -> None:
+        """Note that the record that has written a key was undone."""
+        if self.undone is not None and key not in self._stacks:
+            self.undone(key)
 
     def clear(self) -> None:
         """Drop all values."""

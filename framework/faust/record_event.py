@@ -32,16 +32,22 @@ current_iteration: ContextVar[Iteration | None] = ContextVar("current_iteration"
 
 
 class RecordEvent(Event):
-    """Event of a record."""
+    """Event of a record. Agents that decode it in the same way share it."""
+
+    _acked_in: frozenset[int] = frozenset()
+    """Identities of the streams in whose iteration it was acknowledged."""
 
     def ack(self) -> bool:
         """Acknowledge the record, unless its stream does so when it is asked for the next one.
 
-        Both together would count for two of the agents that read the record.
+        Both together, and two calls, would count for two of the agents that read the record.
         """
         iteration = self._iteration()
-        if iteration is not None and iteration.stream.enable_acks:
-            return False
+        if iteration is not None:
+            stream = iteration.stream
+            if stream.enable_acks or id(stream) in self._acked_in:
+                return False
+            self._acked_in |= {id(stream)}
         acked: bool = super().ack()
         return acked
 
@@ -57,8 +63,8 @@ class RecordEvent(Event):
             else:  # in a batch, where nothing shows that the agent goes on
                 unit.interrupted = True
                 await self._fail_batch(error)
-        self.ack()
-        return None
+        left: bool | None = await super().__aexit__(kind, error, trace)
+        return left
 
     def _iteration(self) -> Iteration | None:
         """Return the iteration that stands at this event; None in a batch of several."""

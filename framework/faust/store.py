@@ -8,6 +8,7 @@ changelog's end was compacted, aborted, or is only a transaction's marker.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from strandline.framework.faust.effects import current_unit, expiring_unit, read
 from strandline.framework.faust.log_link import FaustLink, link_for
 from strandline.framework.faust.table_backup import PartitionBackups
 from strandline.framework.faust.table_changelog import keeps_windows, replace_changelog_topic
-from strandline.framework.faust.table_partition import TablePartition
+from strandline.framework.faust.table_partition import TableNotOwned, TablePartition
 from strandline.statestore.engines.folders import remove_all
 
 UPKEEP_S = 1.0
@@ -91,7 +92,7 @@ class FaustStore(faust.stores.base.SerializedStore):
     def _set(self, key: bytes, value: bytes | None) -> None:
         part = self._part_of_event()
         if part is None:
-            raise InvalidRequest(
+            raise TableNotOwned(
                 f"table {self.table_name!r} can only be changed while handling a record of a "
                 "partition that this worker owns"
             )
@@ -199,6 +200,8 @@ class FaustStore(faust.stores.base.SerializedStore):
         if self.should_stop:
             await asyncio.to_thread(part.close)  # the link may be closed by now
             return None
+        if self.table._should_expire_keys():
+            part.overlay.undone = functools.partial(self._keep_open, part)
         self.parts[number] = part
         return part
 
@@ -228,6 +231,12 @@ class FaustStore(faust.stores.base.SerializedStore):
         for part in self._actives():
             for key in await self.link.call(self._keys_of, part):
                 table._maybe_set_key_ttl(key, part.changelog.partition)
+
+    def _keep_open(self, part: TablePartition, key: bytes) -> None:
+        """Forget the expiry of a window that only a failed record has written."""
+        if part.committed(key) is None:
+            decoded = self.table._to_key(self._decode_key(key))
+            self.table._maybe_del_key_ttl(decoded, part.changelog.partition)
 
     def _keys_of(self, part: TablePartition) -> list[Any]:
         """Return the committed keys of a partition, decoded."""

@@ -29,6 +29,10 @@ CHECKPOINT_S = 10.0
 """Seconds after which committed changes are written to the engine."""
 
 
+class TableNotOwned(InvalidRequest):
+    """A table was changed outside of a record of a partition that this worker owns."""
+
+
 class TablePartition:
     """State of one partition. Reads and writes run on the thread of the event loop."""
 

@@ -19,8 +19,8 @@ from strandline.framework.faust.log_link import FaustLink, link_of
 from strandline.framework.faust.producer import FaustProducer, OneTransaction, find_promptly
 from strandline.framework.faust.record_event import RecordEvent
 from strandline.framework.faust.record_stream import RecordStream
+from strandline.framework.faust.restarts import restart_promptly
 from strandline.framework.faust.settings import extend_class
-from strandline.framework.faust.supervisor import restart_promptly
 
 RESUBSCRIBE_S = 0.5
 """Seconds for which new topics are gathered before the subscription changes; Faust waits 45."""

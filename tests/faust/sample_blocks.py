@@ -75,7 +75,18 @@ async def quick(stream):
         await finish("quick", event)
 
 
-@app.agent(shared)
+twice = app.topic("twice", **raw)
+
+
+@app.agent(twice)
+async def acks_twice(stream):
+    async for event in stream.noack().events():
+        await done.send(key="quick", value=event.value)
+        event.ack()
+        event.ack()
+
+
+@app.agent(app.topic("shared", "twice", **raw))
 async def slow(stream):
     async for value in stream:
         await done.send(key="slow", value=f"{value} 1")
@@ -84,3 +95,9 @@ async def slow(stream):
         print(f"slow has done {value}", flush=True)
         if value == "stop":
             await asyncio.sleep(600)
+
+
+@app.agent(app.topic("apart", **raw), isolated_partitions=True)
+async def apart(stream):
+    async for event in stream.events():
+        await finish("apart", event)

@@ -3,6 +3,7 @@
 import asyncio
 
 import faust
+from mode.supervisors import OneForOneSupervisor
 from sample_settings import BROKER
 
 app = faust.App(
@@ -109,3 +110,42 @@ async def update(stream):
         await done.send(key="update", value=value)
         if value == "bad":
             raise ValueError(value)
+
+
+async def waiting_key_of(value):
+    await asyncio.sleep(0.02)
+    return value
+
+
+@app.agent(app.topic("to-waiting", **raw))
+async def waiting(stream):
+    async for value in stream.group_by(waiting_key_of, name="key"):
+        await finish("waiting", value)
+
+
+@app.agent(app.topic("to-own", **raw), supervisor_strategy=OneForOneSupervisor)
+async def own(stream):
+    async for value in stream.group_by(key_of, name="key"):
+        await finish("own", value)
+
+
+@app.agent(app.topic("to-cancelled", **raw))
+async def cancelled(stream):
+    async for value in stream.group_by(key_of, name="key"):
+        await finish("cancelled", value)
+        if value == "b" and not has_cancelled:
+            has_cancelled.append(value)
+            raise asyncio.CancelledError
+
+
+has_cancelled = []
+
+
+@app.agent(app.topic("to-later", **raw))
+async def later(stream):
+    async for event in stream.noack().events():
+        async with event:
+            await done.send(key="later", value=event.value)
+            seen["later"] += 1
+        if event.value == "c":
+            raise ValueError("after the record")

@@ -48,6 +48,8 @@ async def count(stream):
         per_five[reading.sensor] += reading.amount
         an_hour[reading.sensor] += reading.amount
         ending[reading.sensor] += reading.amount
+        if reading.sensor == "bad":
+            raise ValueError(reading)
         here = per_five[reading.sensor]
         await seen.send(
             key=reading.sensor,

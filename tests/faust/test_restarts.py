@@ -12,11 +12,11 @@ import pytest
 from strandline import changelog
 from strandline.changelog.errors import CoordinatorLoading
 from strandline.changelog.records import TopicPartition
-from tests.faust.faust_workers import FaustProcess, eventually, in_folder, latest, worker
+from tests.faust.faust_workers import FaustLog, FaustProcess, eventually, in_folder, latest, worker
 
 CHAINS = [
     *("group", "relay", "both", "echo", "filtered", "noack", "acked", "isolated", "sink"),
-    *("key", "update"),
+    *("key", "update", "waiting", "own", "cancelled", "later"),
 ]
 FILTERED = ["echo", "filtered"]
 VALUES = ["a", "bad", "none", "bad", "b", *["bad"] * 20, "c"]
@@ -36,12 +36,14 @@ def test_an_agent_goes_on_after_a_failure_whatever_its_chain_of_streams(tmp_path
     everything = Counter(value for value in VALUES if value != "bad")
     some = Counter({value: n for value, n in everything.items() if value != "none"})
     expected = {chain: some if chain in FILTERED else everything for chain in CHAINS}
+    expected |= {"own": Counter("abc"), "later": Counter("abc")}
     with changelog.open(tmp_path / "log") as log:
         for topic in ("done", "echoed"):
             log.create_topic(topic, 1)
         for chain in CHAINS:
             log.create_topic(f"to-{chain}", 1)
-            log.append(f"to-{chain}", [{"value": value.encode()} for value in VALUES])
+            values = {"own": ["a", "bad", "b", "c"], "later": ["a", "b", "c"]}.get(chain, VALUES)
+            log.append(f"to-{chain}", [{"value": value.encode()} for value in values])
         with worker("sample_chains", in_folder(tmp_path), tmp_path, FAUST_OPTIONS=SKIP) as running:
 
             def have_ended() -> bool:
@@ -143,14 +145,57 @@ def test_a_batch_that_raises_stops_the_worker(tmp_path: Path, topic: str) -> Non
     assert outcome(tmp_path, topic)[0] == []
 
 
-def test_a_block_does_not_acknowledge_for_another_agent(tmp_path: Path) -> None:
-    """Both the block and its stream would count, for a record that two agents read."""
-    with blocks(tmp_path, {"shared": ["a", "stop"]}) as running:
+@pytest.mark.parametrize("topic", ["shared", "twice"])
+def test_an_agent_does_not_acknowledge_for_another_one(tmp_path: Path, topic: str) -> None:
+    """A block and its stream, or two calls, would count for both agents that read the record."""
+    with blocks(tmp_path, {topic: ["a", "stop"]}) as running:
         eventually(lambda: "slow has done stop" in running.text())
-        eventually(lambda: outcome(tmp_path, "shared")[1] > 0)
+        eventually(lambda: outcome(tmp_path, topic)[1] > 0)
         running.kill()
-    done, committed = outcome(tmp_path, "shared")
+    done, committed = outcome(tmp_path, topic)
     assert (sorted(done), committed) == (["a", "a 1", "a 2"], 1)
+
+
+def test_a_restarted_agent_of_one_partition_ends_with_it(tmp_path: Path) -> None:
+    where = in_folder(tmp_path)
+    with changelog.open(tmp_path / "log") as log:
+        log.create_topic("done", 1)
+        log.create_topic("apart", 2)
+        for number in range(2):
+            log.append("apart", [{"value": b"bad"}, {"value": b"a"}], partition=number)
+        found = FaustLog(log, "")
+        with worker("sample_blocks", where, tmp_path, FAUST_OPTIONS=SKIP) as first:
+            eventually(lambda: len(log.read("done")) == 2)
+            (tmp_path / "second").mkdir()
+            with worker("sample_blocks", where, tmp_path / "second", FAUST_OPTIONS=SKIP) as second:
+                eventually(lambda: found.owned("blocks", "apart") == [1, 1])
+                assert second.stop() == 0
+            eventually(lambda: found.owned("blocks", "apart") == [2])
+            for number in range(2):
+                log.append("apart", [{"value": b"b"}], partition=number)
+            eventually(lambda: len(log.read("done")) == 4)
+            assert first.stop() == 0
+
+
+def test_a_dead_letter_of_an_added_partition_is_kept(tmp_path: Path) -> None:
+    with changelog.open(tmp_path / "log") as log:
+        for topic, partitions in {"done": 1, "raising": 3, "raising.dead-letter": 2}.items():
+            log.create_topic(topic, partitions)
+        log.append("raising", [{"value": b"bad"}], partition=2)
+        letters = {"FAUST_OPTIONS": "?on_error=dead_letter"}
+        with worker("sample_blocks", in_folder(tmp_path), tmp_path, **letters) as running:
+            eventually(lambda: len(log.read("raising.dead-letter")) == 1)
+            assert running.stop() == 0
+
+
+def test_an_error_that_all_records_have_stops_the_worker(tmp_path: Path) -> None:
+    with changelog.open(tmp_path / "log") as log:
+        log.create_topic("done", 1)
+        log.create_topic("to-update", 2)  # more partitions than the table has
+        log.append("to-update", [{"value": b"a"}], partition=1)
+        with worker("sample_chains", in_folder(tmp_path), tmp_path, FAUST_OPTIONS=SKIP) as running:
+            assert running.ended(60) != 0
+        assert len(log.read("done")) == 0
 
 
 READERS = ["plain", "parallel", "group", "relay", "batch", "batch-of-group"]
