@@ -89,11 +89,9 @@ def take_decode_errors(channel: Any, link: FaustLink) -> None:
 
 def settle_failure(app: Any, link: FaustLink, error: BaseException) -> bool:
     """Apply the policy to the record that has failed; False if the worker must stop."""
-    if isinstance(error, DecodeError):
-        return True  # `settle_undecodable` decides
     event: Any = current_event()
-    if event is None:
-        return False  # in a batch of several
+    if event is None:  # in a batch of several; or a topic of a class of its own raises
+        return isinstance(error, DecodeError)
     policy = link.address.on_error
     message = event.message
     unit = link.ledger.unit_of(message)
