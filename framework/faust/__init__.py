@@ -15,6 +15,8 @@ Faust finds this package by the entry points `faust.transports` and `faust.store
     overlay.py        uncommitted values of a table partition
     commit.py         outputs, changelogs and offsets in one transaction
     failures.py       records whose agent raised
+    restarts.py       agents that go on afterwards, on streams (record_stream.py) that are kept
+    record_event.py   events whose block or `ack` counts once, and not if it fails
 
 A record's effects (sends and table writes) are kept in memory under the record until it is
 acknowledged. A commit takes acknowledged records, none of which depends on one that is not, and
