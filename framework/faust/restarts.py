@@ -73,7 +73,9 @@ async def _resumed(app: Any, agent: Any, failed: Any, index: int) -> Any:
         if owner is failed:
             agent._actor_by_partition[tp] = actor  # so that Faust stops it with the partition
     actor.supervisor = agent.supervisor
-    await actor.maybe_start()  # Faust does so within 5 s, and does not wait for the end of it before
+    await (
+        actor.maybe_start()
+    )  # Faust does so within 5 s, and does not wait for the end of it before
     return actor
 
 
