@@ -83,6 +83,8 @@ class StoreDeclarations:
         """Declaration recorded before an incompatible one replaced it, by changelog."""
         self._added: dict[str, bytes | None] = {}
         """Removal of everything that `record` has added, if it is taken back."""
+        self._tried: dict[str, dict[TopicPartition, int]] = {}
+        """Ends of changelogs whose values `upgrade` has converted in a trial."""
         self._unfinished: set[str] = set()
         """Changelogs with a partition still to be rewritten when one of them was last opened."""
 
@@ -169,8 +171,22 @@ class StoreDeclarations:
             change = self._change(topic, recorded)
             if change.kind == "rewrite" and change.reasons:
                 self._check_at_rest(topic, change)
+                self._tried[topic] = self._ends(topic)
                 partitions = self._partitions[topic]
                 try_upgrade(spec, change.becomes, topic, partitions, self._broker)
+
+    def _check_tried(self, topic: str) -> None:
+        """Refuse a change of values other than those that the trial has converted."""
+        if self._tried.get(topic) != self._ends(topic):
+            raise InvalidConfig(
+                f"store {self._specs[topic].name!r}: another program has changed its values, or how "
+                "they are declared, while they were tried with upgrade=; stop it, and start again"
+            )
+
+    def _ends(self, topic: str) -> dict[TopicPartition, int]:
+        numbers = range(self._partitions[topic])
+        ends = self._broker.offsets([TopicPartition(topic, number) for number in numbers])
+        return {tp: end.high_watermark for tp, end in ends.items()}
 
     def _changes(self, recorded: RecordedDeclarations) -> dict[str, bytes | None]:
         new = [topic_key(topic) for topic in self._topics if topic not in recorded.topics]
@@ -182,6 +198,8 @@ class StoreDeclarations:
             becomes = change.becomes
             if change.kind == "rewrite" or change.replaces:
                 self._check_at_rest(topic, change)
+                if change.kind == "rewrite" and change.reasons:
+                    self._check_tried(topic)
                 self._replaced[topic] = None if stored is None else stored.to_bytes()
             elif becomes.before and not recorded.unfinished(topic, self._partitions[topic]):
                 becomes = _with_version(becomes, becomes.version)
@@ -202,6 +220,9 @@ class StoreDeclarations:
                 return DeclarationChange("wider", declared)
             stored = self._adopted(topic)
         change = compare(stored, declared, can_upgrade=spec.upgrade is not None)
+        if change.kind == "refused" and not recorded.unfinished(topic, self._partitions[topic]):
+            finished = _with_version(stored, stored.version)  # nothing has noted that yet
+            change = compare(finished, declared, can_upgrade=spec.upgrade is not None)
         if change.kind in ("refused", "rewrite") and self._is_empty(topic):
             becomes = _with_version(declared, stored.version + 1)
             return DeclarationChange("wider", becomes, change.reasons, replaces=True)

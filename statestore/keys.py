@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any, Generic, TypeVar, Union, get_args, get_origin
@@ -167,7 +167,7 @@ def key_codec(declared: Any) -> KeyCodec[Any]:
     if get_origin(declared) is tuple and get_args(declared):
         elements, variadic = _tuple_elements(declared)
         leading = () if variadic else elements
-        admit = _tuple_admit(declared)
+        admit = _tuple_admit(_name(declared), elements, variadic=variadic)
         encode_all = _each(encode_tuple)
         return KeyCodec(declared, Never, admit, encode_tuple, decode_tuple, encode_all, leading)
     raise InvalidConfig(
@@ -261,10 +261,9 @@ def _admit_datetime(key: Any) -> datetime:
 # Tuples -------------------------------------------------------------------------------
 
 
-def _tuple_admit(declared: Any) -> Callable[[Any], Any]:
-    elements, variadic = _tuple_elements(declared)
-    name = _name(declared)
-
+def _tuple_admit(
+    name: str, elements: Sequence[Callable[[Any], Any]], *, variadic: bool
+) -> Callable[[Any], Any]:
     def admit(key: Any) -> tuple[Any, ...]:
         if type(key) is not tuple:
             raise _refusal(name, key, "give a plain tuple")

@@ -25,6 +25,7 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.clock import Clock
 from strandline.changelog.errors import (
+    CorruptLog,
     InvalidConfig,
     InvalidRecord,
     ProducerFenced,
@@ -51,8 +52,6 @@ _log = logging.getLogger("strandline")
 
 CHUNK_RECORDS = 10_000
 """Maximum number of values that are rewritten in one transaction."""
-MAX_FAILED = 10_000
-"""Maximum number of keys of a partition whose conversion may fail in a trial that goes on."""
 CHUNK_BYTES = 4 << 20
 """Approximate maximum bytes of keys and values that are rewritten in one transaction."""
 
@@ -62,7 +61,8 @@ def try_upgrade(
 ) -> None:
     """Convert the current values of a store, one partition after another, and write nothing.
 
-    Memory is for the keys whose conversion fails: a later value or deletion may still replace it.
+    The changelog also has values that were replaced since, of older declarations too. So a failure
+    counts only if no later value or deletion of its key follows; memory is for such keys.
 
     Args:
         spec: The store.
@@ -78,7 +78,7 @@ def try_upgrade(
     work = _Rewriting(spec, changelog, becomes)
     ends = broker.offsets([TopicPartition(changelog, number) for number in range(partitions)])
     for tp, end in ends.items():
-        failed: dict[bytes, _UpgradeFailed] = {}
+        failed: dict[bytes, str] = {}
         start = {tp: end.log_start}
         for batch in scan_batches(broker, start, {tp: end.last_stable_offset}):
             keys, values = (batch.columns.column(name).to_pylist() for name in ("key", "value"))
@@ -87,16 +87,13 @@ def try_upgrade(
                 if data is not None:
                     try:
                         work.rewritten(key, data)
-                    except _UpgradeFailed as error:
-                        failed[key] = error
-            if len(failed) > MAX_FAILED:
-                break
+                    except (_UpgradeFailed, CorruptLog) as error:
+                        failed[key] = str(error)
         if failed:
-            first = next(iter(failed.values()))
             raise InvalidConfig(
-                f"store {spec.name!r}, {tp}: {first}; nothing was changed: fix upgrade=, or go on "
-                "with the program that has written the values"
-            ) from first.__cause__
+                f"store {spec.name!r}, {tp}: {next(iter(failed.values()))}; nothing was changed: fix "
+                "upgrade=, or go on with the program that has written the values"
+            )
 
 
 def rewrite(

@@ -20,6 +20,8 @@ FIRST_BATCH_RECORDS = 256
 batch takes longer than max_poll_interval_ms loses its partitions and begins again with this one."""
 MAX_BATCH_RECORDS = 262_144
 """Maximum number of records in a batch, which bounds the memory of a step."""
+MAX_LOOK_RECORDS = 8
+"""Number of records of a batch up to which a larger one is tried, if they take about a slice."""
 MAX_GROWTH = 4
 """Maximum factor from one size to the next."""
 MAX_OWN_SLICES = 4
@@ -65,7 +67,17 @@ class BatchSize:
         if 2 * own > SLICE_SECONDS and not self._line.has_spread:
             # Either the batch itself or its records have become slower: another size will tell.
             return handled // 2 or 2
-        return int(max(SLICE_SECONDS - own, own) / max(self._line.slope, 1e-9))
+        fitting = int(max(SLICE_SECONDS - own, own) / max(self._line.slope, 1e-9))
+        is_quick = self._line.seconds * MAX_GROWTH <= MAX_ROUND_S
+        if (
+            handled <= MAX_LOOK_RECORDS
+            and fitting <= handled
+            and is_quick
+            and not self._line.has_spread
+        ):
+            # So few records do not tell a slow record from a slow batch: twice as many do.
+            return 2 * handled
+        return fitting
 
 
 class CommitSize:

@@ -241,8 +241,14 @@ class StageTask(BatchHandler):
             self.plan.internal[sink].send(kept)
 
     def _emit(self, name: str, results: pl.DataFrame | None, emit: Emit | None) -> None:
-        if results is not None and not results.is_empty():
+        if results is None or results.is_empty():
+            return
+        context = current_task()
+        begun, context.step_begun = context.step_begun, None  # fewer records have no fewer results
+        try:
             self._write(self._executor.emit(name, results, emit))
+        finally:
+            context.step_begun = begun
 
     def _emit_each(self, name: str, results: pl.DataFrame | None, emit: Emit | None) -> None:
         """Pass final results on, without those that what follows raises an error for.

@@ -399,3 +399,60 @@ def _count(store: Any, record: sl.Record[str, Any]) -> None:
 
 def _add_one(store: Any, record: sl.Record[str, Any]) -> None:
     store[record.key] += 1
+
+
+def rounded(old: float) -> str:
+    if type(old) is not float:
+        raise TypeError(f"{old!r} is no float")
+    return str(round(old))
+
+
+def listed(old: str) -> list[str]:
+    if type(old) is not str:
+        raise TypeError(f"{old!r} is no str")
+    return [old]
+
+
+def test_values_of_declarations_before_the_last_one_fail_in_no_trial(tmp_path: Path) -> None:
+    """They are in the changelog until it is compacted."""
+    log = tmp_path / "log"
+    with program(log, value=float) as first:
+        first.run(*((key, float(cents)) for key, cents in CENTS.items()))
+    with program(log, value=str, upgrade=rounded) as second:
+        second.run()
+    with program(log, value=list[str], upgrade=listed) as third:  # and no start without upgrade=
+        third.run()
+        assert third.content() == {key: [str(cents)] for key, cents in CENTS.items()}
+
+
+def test_values_from_before_a_time_to_live_fail_in_no_trial(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with program(log, value=bytes) as first:
+        first.run(("a", b"1"))
+    with program(log, value=bytes, ttl_ms=60_000) as second:
+        second.run()
+    with program(log, value=str, upgrade=bytes.decode, ttl_ms=60_000) as third:
+        third.run()
+        assert third.content() == {"a": "1"}
+
+
+def test_an_older_program_that_runs_during_a_trial_ends_the_newer_one(log: Path) -> None:
+    tried = threading.Event()
+
+    def while_an_older_one_runs(old: int) -> Any:
+        if not tried.is_set():
+            tried.set()
+            with program(log, value=int) as older:
+                older.run(("late", 1000))
+        if old == 1000:
+            raise ValueError("no thousands")
+        return upgraded(old)
+
+    with (
+        program(log, **{**NEW, "upgrade": while_an_older_one_runs}) as fails,
+        pytest.raises(sl.InvalidConfig, match="while they were tried"),
+    ):
+        fails.run()
+    with program(log, value=int) as older:
+        older.run()
+        assert older.content() == {**CENTS, "late": 1000}

@@ -75,3 +75,22 @@ def test_one_stall_does_not_let_batches_take_seconds() -> None:
         size.took(seconds + (5 if number == 20 else 0), size.records)
     assert longest <= 1
     assert size.records == pytest.approx(5, abs=1)
+
+
+@pytest.mark.parametrize("own", [0.02, 0.04, 0.1])
+def test_one_record_at_a_time_is_left_again_if_the_batch_itself_takes_long(own: float) -> None:
+    """As after a batch that was cut at its first row, and for functions of whole batches."""
+    size = BatchSize(1)
+    for _ in range(20):
+        size.took(own + 1e-6 * size.records, size.records)
+    assert size.records > 1_000
+    size.cut_short(1)
+    for _ in range(20):
+        size.took(own + 1e-6 * size.records, size.records)
+    assert size.records > 1_000
+
+
+def test_a_cut_batch_is_followed_by_one_of_half_the_rows_that_were_done() -> None:
+    size = BatchSize()
+    size.cut_short(100)
+    assert size.records == 50

@@ -125,6 +125,14 @@ def test_a_type_that_cannot_be_a_key_is_refused(declared: Any) -> None:
         key_codec(declared)
 
 
+def test_a_nested_key_type_costs_by_its_depth() -> None:
+    """It may come from the log, or from another process."""
+    declared: Any = str
+    for _ in range(60):
+        declared = tuple[declared]
+    assert key_codec(declared).declared == declared
+
+
 def test_none_inside_a_tuple_sorts_first() -> None:
     codec = key_codec(tuple[str | None, int])
     keys: list[Any] = [("a", 1), (None, 2), ("", 0), (None, -5)]

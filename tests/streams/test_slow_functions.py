@@ -113,6 +113,27 @@ def test_a_commit_has_few_results_if_a_function_of_them_is_slow(tmp_path: Path) 
         assert STOP_AT <= calls <= handled + 1 / SLOW_ROW_S * 2 <= SLOW / 10
 
 
+def test_a_step_is_not_repeated_for_the_results_of_a_window(tmp_path: Path) -> None:
+    """Fewer records do not make them fewer, because one record closes the window."""
+    app = sl.App("app", log=tmp_path / "log")
+    events = app.topic("events", value=Event, key="user", timestamp="at", partitions=1)
+    called: list[str] = []
+
+    def look(row: Any) -> None:
+        called.append(row.user)
+        threading.Event().wait(SLOW_ROW_S)
+
+    counts = app.stream(events).group_by("user").window(sl.tumbling("1m"))
+    counts.agg(n=sl.count(), name="counts").foreach(look)
+    users = [f"u{n}" for n in range(int(2 / SLOW_ROW_S))]
+    with app:
+        at = 1_760_000_400_000
+        events.append([Event(user, "x", 1, at + n) for n, user in enumerate(users)])
+        events.append([Event("last", "x", 1, at + 60_000 + n) for n in range(1000)])
+        app.run(until="idle", progress=False)
+    assert sorted(called) == sorted(users)
+
+
 def test_a_stage_without_functions_begins_with_more(tmp_path: Path) -> None:
     app = sl.App("app", log=tmp_path / "log")
     events = app.topic("events", value=Event, key="user", timestamp="at")
