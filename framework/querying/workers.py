@@ -125,6 +125,10 @@ class Fleet:
         ends = self._broker.offsets([TopicPartition(topic, number) for number in partitions])
         return {tp.partition: one for tp, one in ends.items()}
 
+    def changelog_id(self, store: str) -> str:
+        """Return the id of the topic of a store's changelog."""
+        return self._broker.topic(changelog_topic(self.app, store)).topic_id
+
     def gather(
         self,
         store: str,
@@ -239,6 +243,8 @@ class WorkerSource:
         self._store = store
         self._inputs = inputs
         self._seen: dict[int, ReflectedPosition] = {}
+        self._changelog_id = ""
+        """Id of the store's changelog: an address may by now be that of another app's worker."""
         self._lock = threading.Lock()
 
     def read(
@@ -353,8 +359,16 @@ class WorkerSource:
         return sum(found.values())
 
     def _note_position(self, partition: int, at: ReflectedPosition) -> None:
+        """Note the position of an answer. Raises OwnerUnavailable if it is of another store."""
         if self._seen.get(partition) == at:  # the usual case, without the lock
             return
+        if at.topic_id not in ("", self._changelog_id):
+            self._changelog_id = self._fleet.changelog_id(self._store)
+            if at.topic_id != self._changelog_id:
+                raise OwnerUnavailable(
+                    f"a worker of another app, or of an earlier store {self._store!r}, answers at "
+                    "the address that the group has for the partition"
+                )
         with self._lock:
             before = self._seen.get(partition)
             if before is None or before.topic_id != at.topic_id or before.offset < at.offset:

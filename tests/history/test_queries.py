@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strandline.changelog.errors import RequestTimedOut
+from strandline.changelog.errors import OwnerUnavailable, RequestTimedOut
 from strandline.changelog.history import HistoryEpoch
 from strandline.changelog.records import PartitionOffsets
 from strandline.framework.querying.messages import (
@@ -48,6 +48,9 @@ class Worker:
         self, _store: str, partitions: Collection[int]
     ) -> dict[int, PartitionOffsets]:
         return dict.fromkeys(partitions, self.log)
+
+    def changelog_id(self, _store: str) -> str:
+        return "id"
 
     def gather(
         self,
@@ -105,3 +108,16 @@ def test_a_lagging_worker_in_the_same_history_is_waited_for() -> None:
     worker.log, worker.at = changelog(12, BACKUP, LATER), worker.at._replace(offset=8)
     with pytest.raises(RequestTimedOut):
         read(store)
+
+
+def test_an_answer_of_another_store_is_not_accepted() -> None:
+    """A worker of another app may listen at the address that a client has kept."""
+    worker = Worker(9, BACKUP)
+    store = seen(worker)
+    worker.at = worker.at._replace(topic_id="of another app", offset=20)
+    with pytest.raises(OwnerUnavailable, match="another app"):
+        read(store)
+    with pytest.raises(OwnerUnavailable, match="another app"):
+        store.page(0, KeyRange(), 9)
+    worker.is_at(10, BACKUP)
+    assert read(store) == [b"v"]
