@@ -39,11 +39,30 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from strandline.changelog.errors import InvalidConfig, InvalidRequest
+from strandline.changelog.errors import (
+    CorruptLog,
+    Fenced,
+    InvalidConfig,
+    InvalidRequest,
+    NotAuthorized,
+    StorageFailed,
+    TransactionAborted,
+    Unauthenticated,
+)
 from strandline.statestore.aggregates.reducer import Reducer
 
 OPTIONAL_METHODS = ("init", "window", "on_timer", "close")
 """Methods that a class task may have besides `process`."""
+INFRASTRUCTURE_ERRORS: tuple[type[BaseException], ...] = (
+    StorageFailed,
+    CorruptLog,
+    Fenced,
+    TransactionAborted,
+    NotAuthorized,
+    Unauthenticated,
+    MemoryError,
+)
+"""Errors of log, disk or process, to which `on_error` does not apply: no record causes them."""
 
 
 def is_async(handler: Any) -> bool:

@@ -18,13 +18,13 @@ from strandline.framework.batch import Batch, BatchHandler
 from strandline.framework.container.batch_queue import BatchQueue, TakenBatch, without_tombstones
 from strandline.framework.container.batch_size import BatchSize, CommitSize
 from strandline.framework.container.container_context import ContainerContext
-from strandline.framework.container.failures import INFRASTRUCTURE_ERRORS
 from strandline.framework.container.inputs import Input
 from strandline.framework.container.instance import InstanceParts, TaskInstance
 from strandline.framework.container.slices import MAX_ROUND_S
 from strandline.framework.container.steps import Steps, drive
 from strandline.framework.context import StepCutShort
 from strandline.framework.decoding import Chunk, decode
+from strandline.framework.handlers import INFRASTRUCTURE_ERRORS
 from strandline.framework.panics import as_exception
 from strandline.framework.placing import Placed
 from strandline.framework.record import Record
@@ -223,7 +223,8 @@ class BatchInstance(TaskInstance):
             drive(self._runner.run(record, chunk, self._process, batch))
             is_handled = not self.has_failed()
         else:
-            self.context.step_begun = time.perf_counter()
+            if self.has_event_time:  # a handler of batches is not cut inside of its queries
+                self.context.step_begun = time.perf_counter()
             try:
                 is_handled = self._runner.try_all(record, chunk, self._process, batch)
             finally:

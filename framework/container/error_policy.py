@@ -10,7 +10,6 @@ from strandline.changelog.clock import Clock
 from strandline.changelog.errors import TaskFailed
 from strandline.changelog.rate_limited_log import RateLimitedLog
 from strandline.framework.container.failures import (
-    INFRASTRUCTURE_ERRORS,
     WITHOUT_VALUE,
     dead_letter_headers,
     described,
@@ -18,6 +17,7 @@ from strandline.framework.container.failures import (
 )
 from strandline.framework.container.metrics import TaskCounters
 from strandline.framework.decoding import Chunk, raw
+from strandline.framework.handlers import INFRASTRUCTURE_ERRORS
 from strandline.framework.outbox import Outbox
 from strandline.framework.record import Record
 from strandline.framework.task import TaskSpec

@@ -6,28 +6,9 @@ import os
 import traceback
 from typing import Any
 
-from strandline.changelog.errors import (
-    CorruptLog,
-    Fenced,
-    NotAuthorized,
-    StorageFailed,
-    TaskFailed,
-    TransactionAborted,
-    Unauthenticated,
-)
+from strandline.changelog.errors import TaskFailed
 from strandline.changelog.records import Headers
 from strandline.framework.record import Record
-
-INFRASTRUCTURE_ERRORS: tuple[type[BaseException], ...] = (
-    StorageFailed,
-    CorruptLog,
-    Fenced,
-    TransactionAborted,
-    NotAuthorized,
-    Unauthenticated,
-    MemoryError,
-)
-"""Errors of log, disk or process, to which `on_error` does not apply: no record causes them."""
 
 EXCERPT_CHARS = 2_000
 """Maximum number of characters of the message, and of the traceback, in a dead-letter record."""

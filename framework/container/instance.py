@@ -22,7 +22,6 @@ from strandline.framework import context
 from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.error_policy import ErrorPolicy
 from strandline.framework.container.event_loop import EventLoop
-from strandline.framework.container.failures import INFRASTRUCTURE_ERRORS
 from strandline.framework.container.inputs import Input
 from strandline.framework.container.record_queue import RecordQueue
 from strandline.framework.container.sampling import Sampling
@@ -31,7 +30,7 @@ from strandline.framework.container.steps import StepRunner, Steps, drive
 from strandline.framework.container.windows import WindowTimer
 from strandline.framework.context import TaskContext
 from strandline.framework.decoding import Chunk
-from strandline.framework.handlers import check_result, no_timer
+from strandline.framework.handlers import INFRASTRUCTURE_ERRORS, check_result, no_timer
 from strandline.framework.outbox import Outbox
 from strandline.framework.placing import Placed
 from strandline.framework.record import Record

@@ -12,10 +12,9 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from strandline.framework.container.error_policy import ErrorPolicy
-from strandline.framework.container.failures import INFRASTRUCTURE_ERRORS
 from strandline.framework.context import TaskContext
 from strandline.framework.decoding import Chunk
-from strandline.framework.handlers import check_result
+from strandline.framework.handlers import INFRASTRUCTURE_ERRORS, check_result
 from strandline.framework.outbox import Outbox
 from strandline.framework.panics import as_exception
 from strandline.framework.record import Record
