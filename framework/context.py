@@ -77,12 +77,11 @@ class TaskContext:
         """`step_begun` of a step that is to end with the running row, set by another thread."""
 
     def note_row(self, rows: int) -> None:
-        """Note that a function was called for so many rows of the running step.
+        """Note, while `step_to_cut` is set, for how many rows the running step has called a function.
 
-        Raises StepCutShort if the step takes too long. The first row is never cut off.
+        Raises StepCutShort if that is the step to cut. The first row is never cut off.
         """
-        to_cut = self.step_to_cut
-        if to_cut is not None and rows and to_cut == self.step_begun:
+        if rows and self.step_to_cut == self.step_begun:
             raise StepCutShort(rows)
 
     @contextlib.contextmanager

@@ -21,7 +21,7 @@ import msgspec
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
 from strandline.changelog.errors import InvalidConfig
-from strandline.changelog.records import TopicInfo, TopicPartition
+from strandline.changelog.records import PartitionOffsets, TopicInfo, TopicPartition
 from strandline.statestore.declaration import (
     Declaration,
     DeclarationChange,
@@ -83,8 +83,8 @@ class StoreDeclarations:
         """Declaration recorded before an incompatible one replaced it, by changelog."""
         self._added: dict[str, bytes | None] = {}
         """Removal of everything that `record` has added, if it is taken back."""
-        self._tried: dict[str, dict[TopicPartition, int]] = {}
-        """Ends of changelogs whose values `upgrade` has converted in a trial."""
+        self._tried: dict[str, Mapping[TopicPartition, PartitionOffsets]] = {}
+        """Offsets of changelogs whose values `upgrade` has converted in a trial."""
         self._unfinished: set[str] = set()
         """Changelogs with a partition still to be rewritten when one of them was last opened."""
 
@@ -169,24 +169,21 @@ class StoreDeclarations:
         recorded = self._log.read()
         for topic, spec in self._specs.items():
             change = self._change(topic, recorded)
-            if change.kind == "rewrite" and change.reasons:
+            if change.needs_upgrade:
                 self._check_at_rest(topic, change)
-                self._tried[topic] = self._ends(topic)
                 partitions = self._partitions[topic]
-                try_upgrade(spec, change.becomes, topic, partitions, self._broker)
+                ends = try_upgrade(spec, change.becomes, topic, partitions, self._broker)
+                self._tried[topic] = ends
 
     def _check_tried(self, topic: str) -> None:
         """Refuse a change of values other than those that the trial has converted."""
-        if self._tried.get(topic) != self._ends(topic):
+        tried = self._tried.get(topic, {})
+        now = self._broker.offsets(list(tried))
+        if not tried or any(now[tp].high_watermark != tried[tp].high_watermark for tp in tried):
             raise InvalidConfig(
                 f"store {self._specs[topic].name!r}: another program has changed its values, or how "
                 "they are declared, while they were tried with upgrade=; stop it, and start again"
             )
-
-    def _ends(self, topic: str) -> dict[TopicPartition, int]:
-        numbers = range(self._partitions[topic])
-        ends = self._broker.offsets([TopicPartition(topic, number) for number in numbers])
-        return {tp: end.high_watermark for tp, end in ends.items()}
 
     def _changes(self, recorded: RecordedDeclarations) -> dict[str, bytes | None]:
         new = [topic_key(topic) for topic in self._topics if topic not in recorded.topics]
@@ -198,7 +195,7 @@ class StoreDeclarations:
             becomes = change.becomes
             if change.kind == "rewrite" or change.replaces:
                 self._check_at_rest(topic, change)
-                if change.kind == "rewrite" and change.reasons:
+                if change.needs_upgrade:
                     self._check_tried(topic)
                 self._replaced[topic] = None if stored is None else stored.to_bytes()
             elif becomes.before and not recorded.unfinished(topic, self._partitions[topic]):

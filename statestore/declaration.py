@@ -169,6 +169,11 @@ class DeclarationChange:
     replaces: bool = False
     """True if it replaces a recorded declaration that it cannot read, because nothing is stored."""
 
+    @property
+    def needs_upgrade(self) -> bool:
+        """True if the store's `upgrade` is to convert stored values."""
+        return self.kind == "rewrite" and bool(self.reasons)
+
 
 def compare(stored: Declaration, declared: Declaration, *, can_upgrade: bool) -> DeclarationChange:
     """Compare a declaration with the recorded one.

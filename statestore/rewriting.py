@@ -32,7 +32,7 @@ from strandline.changelog.errors import (
     RequestTimedOut,
     TransactionAborted,
 )
-from strandline.changelog.records import TopicPartition
+from strandline.changelog.records import PartitionOffsets, TopicPartition
 from strandline.changelog.scan import scan_batches
 from strandline.statestore.compacted_table import records
 from strandline.statestore.declaration import Declaration, compare, declaration_of, plain_serde
@@ -58,7 +58,7 @@ CHUNK_BYTES = 4 << 20
 
 def try_upgrade(
     spec: AnySpec, becomes: Declaration, changelog: str, partitions: int, broker: Broker
-) -> None:
+) -> dict[TopicPartition, PartitionOffsets]:
     """Convert the current values of a store, one partition after another, and write nothing.
 
     The changelog also has values that were replaced since, of older declarations too. So a failure
@@ -70,6 +70,9 @@ def try_upgrade(
         changelog: Topic of its changelog.
         partitions: Number of partitions of the changelog.
         broker: The log.
+
+    Returns:
+        The offsets of each partition before its values were read.
 
     Raises:
         InvalidConfig: The store's `upgrade` has raised for a current value, or has returned no
@@ -94,6 +97,7 @@ def try_upgrade(
                 f"store {spec.name!r}, {tp}: {next(iter(failed.values()))}; nothing was changed: fix "
                 "upgrade=, or go on with the program that has written the values"
             )
+    return ends
 
 
 def rewrite(

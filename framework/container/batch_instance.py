@@ -169,9 +169,7 @@ class BatchInstance(TaskInstance):
         try:
             while handled < limit and self._may_continue():
                 # With verdicts the record that each one is for must be a step of its own.
-                size = min(
-                    limit - handled, self._size.records
-                )  # a step that was cut has reduced it
+                size = min(limit - handled, self._size.records)  # which a cut step has reduced
                 most = 1 if self._trial.has_verdicts else self._trial.limited(size)
                 taken = self._batches.next(most)
                 if taken is None:

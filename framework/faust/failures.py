@@ -97,7 +97,7 @@ def settle_failure(app: Any, link: FaustLink, error: BaseException) -> bool:
     unit = link.ledger.unit_of(message)
     if unit is None and not message.acked:
         return True  # it was dropped, and is handled again
-    if unit is None or (message.acked and unit.left_by_error is None):
+    if unit is None or (message.acked and unit.has_gone_on is None):
         return policy != "fail"  # it is done: the agent had acknowledged it
     agents = len(app.topics._tp_index.get(message.tp, ()))
     must_stop = policy == "fail" or agents > 1 or isinstance(error, NOT_OF_A_RECORD)

@@ -66,9 +66,9 @@ class Unit:
     """True while Faust decodes the record and hands it to its agents."""
     interrupted: bool = False
     """True if an agent ended without finishing the record, although Faust has acknowledged it."""
-    left_by_error: Callable[[], bool] | None = None
-    """Returns True while the agent may fail, or end, by an exception that has left the record's block
-    (`async with event`), which acknowledges it all the same."""
+    has_gone_on: Callable[[], bool] | None = None
+    """Set when an exception has left the record's block (`async with event`), which acknowledges it all
+    the same. Returns True once the agent has gone on, and so does not fail or end by it."""
     undecodable: str | None = None
     """Error of the agents that could not decode the record; others may have done so."""
     resolved: bool = False
@@ -88,7 +88,7 @@ class Unit:
             return True
         if not message.acked or self.interrupted or self.delivering:
             return False
-        return self.left_by_error is None or not self.left_by_error()
+        return self.has_gone_on is None or self.has_gone_on()
 
     @property
     def is_begun(self) -> bool:

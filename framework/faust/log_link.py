@@ -114,9 +114,9 @@ class FaustLink:
         if appender is not None:
             await loop.run_in_executor(calls, appender.close)
         fetches.shutdown(wait=False, cancel_futures=True)
-        calls.shutdown(wait=False, cancel_futures=True)
         # A call that was cut off by the stop may still write to the log.
-        last_calls = loop.run_in_executor(None, calls.shutdown)
+        end_calls = functools.partial(calls.shutdown, cancel_futures=True)
+        last_calls = loop.run_in_executor(None, end_calls)
         await asyncio.wait({last_calls}, timeout=LAST_CALLS_S)
         await loop.run_in_executor(None, log.close)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 from faust.events import Event
@@ -59,7 +60,7 @@ class RecordEvent(Event):
         if error is not None and unit is not None:
             iteration = self._iteration()
             if iteration is not None:
-                unit.left_by_error = lambda: not iteration.asks_after(self)
+                unit.has_gone_on = partial(iteration.asks_after, self)
             else:  # in a batch, where nothing shows that the agent goes on
                 unit.interrupted = True
                 await self._fail_batch(error)

@@ -73,9 +73,8 @@ async def _resumed(app: Any, agent: Any, failed: Any, index: int) -> Any:
         if owner is failed:
             agent._actor_by_partition[tp] = actor  # so that Faust stops it with the partition
     actor.supervisor = agent.supervisor
-    await (
-        actor.maybe_start()
-    )  # Faust does so within 5 s, and does not wait for the end of it before
+    # Faust does so within 5 s; the end of the actor is not waited for before.
+    await actor.maybe_start()
     return actor
 
 
@@ -92,4 +91,4 @@ def _is_ending(actor: Any) -> bool:
     """Return True if an actor, its agent or its worker stops."""
     agent = actor.agent
     is_stopped = actor._stopped.is_set() or agent.should_stop
-    return bool(is_stopped or agent.app.should_stop or agent.app.crashed)
+    return bool(is_stopped or agent.app.should_stop)  # which a crash sets too
