@@ -1,8 +1,8 @@
-"""Ownership rule for files: other users must not be able to control this process through them.
+"""Ownership rule for files and sockets: other users must not control this process through them.
 
 The rule is that of ssh for its own files: they must belong to the user of this process or to root,
 and no other user may write them. A group named like the user, without other members, counts as the
-user.
+user. A process that listens on a Unix socket must run as the user of this process or as root.
 """
 
 from __future__ import annotations
@@ -19,16 +19,22 @@ TRUST_VARIABLE = "STRANDLINE_TRUST"
 """Environment variable that turns the rule off if it is "1"."""
 
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_ROOT = 0
+
+
+def is_trusted(user: int) -> bool:
+    """Return True for the user of this process, root, and every user if the rule is off."""
+    return user in (os.geteuid(), _ROOT) or os.environ.get(TRUST_VARIABLE) == "1"
 
 
 def check_trusted(found: os.stat_result, path: str) -> None:
     """Raise UntrustedFolder if another user owns the file or folder `path`, or may write it."""
     user, mode = os.geteuid(), found.st_mode
-    if found.st_uid in (user, 0) and not mode & _OTHERS:
+    if found.st_uid in (user, _ROOT) and not mode & _OTHERS:
         return  # the usual case; the checks below cost more
     if os.environ.get(TRUST_VARIABLE) == "1":
         return
-    if found.st_uid not in (user, 0):
+    if found.st_uid not in (user, _ROOT):
         why = f"belongs to user {found.st_uid}, and this process runs as user {user}"
         way_out = "run it as that user, or change the owner"
     elif mode & stat.S_IWOTH or not _is_only_ours(found.st_gid, user):

@@ -30,10 +30,10 @@ from strandline.changelog.hosts import bracketed, is_loopback, parse_host_port, 
 from strandline.changelog.layout import QUERIES
 from strandline.changelog.location import options_of
 from strandline.changelog.secret import masked
+from strandline.changelog.trust import TRUST_VARIABLE, is_trusted
 
 UNIX, TCP, TLS = "unix://", "tcp://", "tls://"
 BACKLOG = 128
-ROOT = 0
 _CREDENTIALS = "3i"
 """Struct format of SO_PEERCRED: process, user and group of the peer of a Unix socket."""
 _PRIVATE = "strandline-"
@@ -180,18 +180,20 @@ def remove(url: str) -> None:
 
 
 def _check_peer(connection: socket.socket, url: str) -> None:
-    """Raise OSError if another user listens on a Unix socket.
+    """Raise OSError if a user who is not trusted listens on a Unix socket.
 
     The path comes from the group's metadata, and a group member may announce any path.
     """
-    user = os.getuid()
-    if user == ROOT or not hasattr(socket, "SO_PEERCRED"):
+    if not hasattr(socket, "SO_PEERCRED"):
         return
     size = struct.calcsize(_CREDENTIALS)
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    _, owner, _ = struct.unpack(_CREDENTIALS, found)
-    if owner not in (user, ROOT):
-        raise PermissionError(f"user {owner} listens at {url}, and this is user {user}")
+    _, user, _ = struct.unpack(_CREDENTIALS, found)
+    if not is_trusted(user):
+        raise PermissionError(
+            f"user {user} listens at {url}, and this process runs as user {os.geteuid()}; run it as "
+            f"that user, or set {TRUST_VARIABLE}=1 if all users who can join the group are trusted"
+        )
 
 
 def _parse_address(address: str) -> tuple[str, str, ssl.SSLContext | None, bytes | None]:

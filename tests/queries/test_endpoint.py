@@ -21,6 +21,7 @@ import msgspec
 import pytest
 
 import strandline as sl
+from strandline.changelog import trust
 from strandline.changelog.errors import (
     InvalidRequest,
     OwnerUnavailable,
@@ -729,14 +730,19 @@ def test_remote_queries_use_tls_if_the_log_is_reached_by_tls(
 
 
 @pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="the kernel does not tell")
+@pytest.mark.parametrize("user", [54_321, 54_320])
 def test_a_socket_of_another_user_is_not_used(
-    endpoint: QueryEndpoint, monkeypatch: pytest.MonkeyPatch
+    user: int, endpoint: QueryEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("os.getuid", lambda: 54_321)
-    if os.geteuid() == 0:
-        monkeypatch.setattr(sockets, "ROOT", 54_320)
-    with pytest.raises(OwnerUnavailable, match=r"user \d+ listens at unix"):
-        Connections().ask(endpoint.urls[0], CountKeys("x", [1]), KeyCounts, 10.0)
+    """A client that runs as root uses none either, because any group member announces any path."""
+    monkeypatch.setattr(trust, "_ROOT", 54_320)
+    asked = endpoint.urls[0], CountKeys("x", [1]), KeyCounts, 10.0
+    with monkeypatch.context() as other:
+        other.setattr("os.geteuid", lambda: user)
+        with pytest.raises(OwnerUnavailable, match=rf"user \d+ listens at unix.* as user {user};"):
+            Connections().ask(*asked)
+        other.setenv("STRANDLINE_TRUST", "1")
+        assert Connections().ask(*asked) == KeyCounts({1: 1})
 
 
 @pytest.mark.parametrize("token", ["", "a short one"])
