@@ -7,6 +7,7 @@ through dozens of such steps, so what only arranges, casts or converts columns i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,15 @@ def frame_of(columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> pl.DataFrame:
     import polars as pl
 
     return pl.DataFrame([pl.Series(name, column) for name, column in columns.items()])
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """Return the names that occur more than once, sorted.
+
+    >>> repeated(["b", "a", "b", "c", "a"])
+    ['a', 'b']
+    """
+    return sorted(name for name, number in Counter(names).items() if number > 1)
 
 
 def cast_to(frame: pl.DataFrame, types: Mapping[str, pl.DataType]) -> pl.DataFrame:

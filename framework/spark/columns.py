@@ -19,6 +19,7 @@ import pyarrow as pa
 from strandline.changelog.errors import InvalidConfig, SchemaMismatch
 from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo
 from strandline.framework.table_types import INSTANT, fit, spark_type
+from strandline.statestore.frames import repeated
 
 SIZED_BYTES = 32 << 20
 """Bytes from which batches are passed on, however few rows they have."""
@@ -65,7 +66,7 @@ def topic_schema(topic: TopicInfo, *, metadata: bool, headers: bool) -> pa.Schem
     if headers:
         fields.append(pa.field("headers", HEADERS_TYPE))
     schema = pa.schema(fields)
-    if twice := sorted({name for name in schema.names if schema.names.count(name) > 1}):
+    if twice := repeated(schema.names):
         raise InvalidConfig(
             f"topic {topic.name!r} has columns of its own called {', '.join(twice)}: "
             "leave out includeMetadata and includeHeaders"

@@ -34,6 +34,7 @@ from strandline.framework.streams.stateful import (
 from strandline.framework.streams.windows import HoppingWindow, SessionWindow, SlidingWindow, Window
 from strandline.statestore.aggregates import Aggregates
 from strandline.statestore.aggregates.aggregate import Aggregate
+from strandline.statestore.frames import repeated
 
 if TYPE_CHECKING:
     import polars as pl
@@ -237,8 +238,7 @@ def _check_results(
 ) -> None:
     """Raise InvalidConfig if two columns of the results or the state would have one name."""
     taken = [*keys, *fields, TIME]
-    twice = sorted({name for name in [*taken, *results] if [*taken, *results].count(name) > 1})
-    if twice:
+    if twice := repeated([*taken, *results]):
         raise refusal(
             "agg",
             f"the results would have two columns {twice[0]!r}; they have {taken} and the"

@@ -23,6 +23,7 @@ from strandline.framework.streams.stateful import OutputNode, Through, TopicSink
 from strandline.framework.streams.windows import Window
 from strandline.framework.topic import Topic
 from strandline.statestore.aggregates.aggregate import Aggregate
+from strandline.statestore.frames import repeated
 
 if TYPE_CHECKING:
     import narwhals as nw
@@ -170,8 +171,7 @@ class Stream:
         check_names(names.values(), "rename")
         self._refuse_time(names, "rename")
         renamed = [names.get(name, name) for name in self.node.schema]
-        if len(set(renamed)) < len(renamed):
-            twice = sorted({name for name in renamed if renamed.count(name) > 1})
+        if twice := repeated(renamed):
             raise refusal("rename", f"there would be two columns called {twice}; drop one before")
         schema = dict(zip(renamed, self.node.schema.values(), strict=True))
         keying = self.node.keying.renamed(names)

@@ -17,7 +17,7 @@ from strandline.changelog.errors import InvalidConfig, InvalidRecord
 from strandline.statestore.aggregates import columns, stored_states
 from strandline.statestore.aggregates.aggregate import Aggregate, Figures, Row
 from strandline.statestore.aggregates.values import COMPARABLE, SCALAR
-from strandline.statestore.frames import arranged, cast_to
+from strandline.statestore.frames import arranged, cast_to, repeated
 from strandline.statestore.spec import UNSET, StoreSpec
 
 if TYPE_CHECKING:
@@ -350,10 +350,9 @@ def _check(name: str, one: Any) -> None:
 
 def _check_distinct(names: Sequence[str]) -> None:
     """Raise InvalidConfig if two stored fields have one name."""
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
+    if twice := repeated(names):
         raise InvalidConfig(
-            f"two aggregates need a stored field {min(twice)!r}; give one another name"
+            f"two aggregates need a stored field {twice[0]!r}; give one another name"
         )
 
 

@@ -21,6 +21,7 @@ from strandline.statestore import (
     counter_spec,
     open_store,
 )
+from strandline.statestore.frames import repeated
 from tests.state.kit import Changelog
 
 KEPT = Aggregates(
@@ -127,6 +128,30 @@ def test_the_figures_of_a_failing_record_are_undone() -> None:
 def test_an_aggregate_without_figures_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="at least one"):
         Aggregates()
+
+
+class Name(str):
+    """A name that counts comparisons."""
+
+    __slots__ = ()
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Name.compared += 1
+        return str(self) == other
+
+
+def test_comparing_the_names_of_aggregates_takes_linear_time() -> None:
+    """A member of a group names the aggregates of its store, and a client compares the names."""
+    Name.compared = 0
+    assert repeated([Name(f"n{number}") for number in range(1_000)]) == []
+    assert Name.compared < 10_000
+
+
+def test_two_aggregates_with_one_stored_field_are_refused() -> None:
+    with pytest.raises(InvalidConfig, match="two aggregates need a stored field 'n__sum'"):
+        Aggregates(n=aggregates.mean("x"), n__sum=aggregates.count())
 
 
 @pytest.mark.parametrize("version", ["", 2])
