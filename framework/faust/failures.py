@@ -36,20 +36,22 @@ DEAD_LETTER = "{topic}.dead-letter"
 
 
 class Interruptions(Sensor):
-    """Notes which iteration delivers a record, and records acknowledged because it is closed."""
+    """Notes which iterations deliver and acknowledge a record, and whether one was closed at it."""
 
     def __init__(self, link: FaustLink) -> None:
         super().__init__()
         self._link = link
 
     def on_stream_event_in(self, tp: Any, offset: int, stream: Any, event: Any) -> None:
-        """Note the stream, for a block of the record that is left by an exception."""
+        """Note the stream, for a block of the record that is left by an exception, and for acks."""
         current_iteration.set(Iteration(stream, asyncio.current_task()))
+        event.note_delivered(stream)
 
     def on_stream_event_out(
         self, tp: Any, offset: int, stream: Any, event: Any, state: Any = None
     ) -> None:
-        """Mark the record if its stream was closed before the agent asked for the next one."""
+        """Note the ack; mark the record if its stream was closed before the agent went on."""
+        event.note_acked(stream)
         # Faust calls this from a `finally`, so the exception that closes the stream is visible.
         if isinstance(sys.exc_info()[1], (GeneratorExit, asyncio.CancelledError)):
             unit = self._link.ledger.unit_of(event.message)

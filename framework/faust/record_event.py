@@ -1,8 +1,12 @@
-"""Events of Faust whose block, `async with event:`, does not acknowledge a record that failed in it.
+"""Events of Faust that each stream acknowledges once, and none whose block has failed.
 
-Faust acknowledges at the end of the block, whatever has ended it. Here the record is handled again
-if the agent was stopped, and follows the policy if the agent has raised. An agent that catches the
-exception outside of the block has handled the record; that shows when it asks for the next one.
+Faust acknowledges at the end of a block, `async with event:`, whatever has ended it. Here the record
+is handled again if the agent was stopped, and follows the policy if the agent has raised. An agent
+that catches the exception outside of the block has handled the record; that shows when it asks for
+the next one.
+
+Faust counts down the streams that read a record with each acknowledgement. So one agent that
+acknowledges twice would do it for another agent too, whose effects a crash would then lose.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
 
+from faust.agents import current_agent
 from faust.events import Event
 
 
@@ -35,20 +40,29 @@ current_iteration: ContextVar[Iteration | None] = ContextVar("current_iteration"
 class RecordEvent(Event):
     """Event of a record. Agents that decode it in the same way share it."""
 
-    _acked_in: frozenset[int] = frozenset()
-    """Identities of the streams in whose iteration it was acknowledged."""
+    _streams: tuple[Any, ...] = ()
+    """Streams that have delivered it."""
+    _acked_in: tuple[Any, ...] = ()
+    """Streams in which it was acknowledged."""
+
+    def note_delivered(self, stream: Any) -> None:
+        """Note that a stream delivers the record."""
+        self._streams += (stream,)
+
+    def note_acked(self, stream: Any) -> None:
+        """Note that the record was acknowledged in a stream."""
+        self._acked_in += (stream,)
 
     def ack(self) -> bool:
-        """Acknowledge the record, unless its stream does so when it is asked for the next one.
+        """Acknowledge the record, once in each stream, in a task of its own too.
 
-        Both together, and two calls, would count for two of the agents that read the record.
+        A stream that acknowledges by itself does so when it is asked for the next record.
         """
-        iteration = self._iteration()
-        if iteration is not None:
-            stream = iteration.stream
-            if stream.enable_acks or id(stream) in self._acked_in:
+        stream = self._stream()
+        if stream is not None:
+            if stream in self._acked_in or (stream.enable_acks and stream.current_event is self):
                 return False
-            self._acked_in |= {id(stream)}
+            self.note_acked(stream)
         acked: bool = super().ack()
         return acked
 
@@ -66,6 +80,16 @@ class RecordEvent(Event):
                 await self._fail_batch(error)
         left: bool | None = await super().__aexit__(kind, error, trace)
         return left
+
+    def _stream(self) -> Any:
+        """Return the stream of the code that runs now; None if it is not certain."""
+        iteration = current_iteration.get()
+        if iteration is not None and iteration.stream in self._streams:
+            return iteration.stream
+        agent: Any = current_agent()
+        read = {} if agent is None else {one.stream.get_active_stream() for one in agent._actors}
+        mine = [one for one in self._streams if one in read] or self._streams
+        return mine[0] if len(mine) == 1 else None
 
     def _iteration(self) -> Iteration | None:
         """Return the iteration that stands at this event; None in a batch of several."""

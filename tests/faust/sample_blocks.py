@@ -86,7 +86,44 @@ async def acks_twice(stream):
         event.ack()
 
 
-@app.agent(app.topic("shared", "twice", **raw))
+later = app.topic("later", **raw)
+
+
+async def acknowledge(event):
+    await asyncio.sleep(0.1)
+    event.ack()
+
+
+@app.agent(later)
+async def acks_later(stream):
+    async for event in stream.events():
+        await done.send(key="quick", value=event.value)
+        app.loop.create_task(acknowledge(event))
+
+
+batched = app.topic("batched", **raw)
+
+
+@app.agent(batched)
+async def acks_batches(stream):
+    async for batch in stream.take_events(1, within=0.2):
+        for event in batch:
+            await done.send(key="quick", value=event.value)
+            event.ack()
+
+
+by_task = app.topic("by_task", **raw)
+
+
+@app.agent(by_task)
+async def acks_by_task(stream):
+    async for event in stream.noack().events():
+        await done.send(key="quick", value=event.value)
+        if event.value != "stop":
+            app.loop.create_task(acknowledge(event))
+
+
+@app.agent(app.topic("shared", "twice", "later", "batched", "by_task", **raw))
 async def slow(stream):
     async for value in stream:
         await done.send(key="slow", value=f"{value} 1")

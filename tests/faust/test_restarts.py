@@ -145,7 +145,7 @@ def test_a_batch_that_raises_stops_the_worker(tmp_path: Path, topic: str) -> Non
     assert outcome(tmp_path, topic)[0] == []
 
 
-@pytest.mark.parametrize("topic", ["shared", "twice"])
+@pytest.mark.parametrize("topic", ["shared", "twice", "later", "by_task"])
 def test_an_agent_does_not_acknowledge_for_another_one(tmp_path: Path, topic: str) -> None:
     """A block and its stream, or two calls, would count for both agents that read the record."""
     with blocks(tmp_path, {topic: ["a", "stop"]}) as running:
@@ -154,6 +154,16 @@ def test_an_agent_does_not_acknowledge_for_another_one(tmp_path: Path, topic: st
         running.kill()
     done, committed = outcome(tmp_path, topic)
     assert (sorted(done), committed) == (["a", "a 1", "a 2"], 1)
+
+
+def test_an_agent_does_not_acknowledge_a_batch_for_another_one(tmp_path: Path) -> None:
+    with blocks(tmp_path, {"batched": ["stop"], "raising": []}) as running:
+        eventually(lambda: "slow has done stop" in running.text())
+        with changelog.open(tmp_path / "log") as log:
+            log.append("raising", [{"value": b"a"}])
+        eventually(lambda: outcome(tmp_path, "raising")[1] == 1)  # a commit takes all that is done
+        running.kill()
+    assert outcome(tmp_path, "batched") == (["a"], 0)
 
 
 def test_a_restarted_agent_of_one_partition_ends_with_it(tmp_path: Path) -> None:
