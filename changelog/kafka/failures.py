@@ -48,10 +48,14 @@ _TYPES: tuple[tuple[type[StrandlineError], str, str], ...] = (
         InvalidConfig,
         (
             "INVALID_CONFIG INVALID_PARTITIONS INVALID_REPLICATION_FACTOR INVALID_REPLICA_ASSIGNMENT "
-            "INVALID_TRANSACTION_TIMEOUT INVALID_GROUP_ID INVALID_SESSION_TIMEOUT "
-            "INCONSISTENT_GROUP_PROTOCOL"
+            "INVALID_TRANSACTION_TIMEOUT INVALID_GROUP_ID INVALID_SESSION_TIMEOUT"
         ),
         "change the setting",
+    ),
+    (
+        InvalidConfig,
+        "INCONSISTENT_GROUP_PROTOCOL",
+        "members of another kind are in the group, with another client or assignor; stop them first",
     ),
     (
         RecordTooLarge,

@@ -15,7 +15,7 @@ from tests.faust.faust_workers import FaustProcess, eventually, in_folder, lates
 
 LOG = "/tmp/orders/log"
 CHANGELOG = "orders-totals-changelog"
-PAGES = ("faust.md", "from-other-frameworks.md")
+PAGES = ("faust.md", "faust-tables.md", "from-other-frameworks.md")
 
 
 def blocks(repository: Path, folder: Path) -> list[str]:
