@@ -63,3 +63,21 @@ def test_an_app_goes_on_with_the_offsets_and_tables_of_stock_faust(
     with worker("sample_word_count", system, tmp_path) as here:
         eventually(are(a=4, b=2, c=2, d=1))
         assert here.stop() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.long_on_kafka
+def test_a_changelog_that_ends_with_a_marker_stalls_stock_faust(
+    system: System, log: FaustLog, tmp_path: Path
+) -> None:
+    """faust-streaming #176 and #432, and the reason why no app with tables goes back."""
+    log.create("posts", 2)
+    log.append("posts", [{"value": b'"a b"'}])
+    with worker("sample_word_count", system, tmp_path) as here:
+        eventually(lambda: log.latest("wordcount-word_counts-changelog") == {"a": 1, "b": 1})
+        assert here.stop() == 0
+    with stock_worker(
+        "sample_word_count", system, tmp_path, FAUST_GUARANTEE="at_least_once"
+    ) as stock:
+        eventually(lambda: "No event received for active tp" in stock.text(), within=90)
+        assert "Recovery complete" not in stock.text()
