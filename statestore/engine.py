@@ -18,11 +18,15 @@ from strandline.changelog.errors import UNREADABLE, CorruptLog, FutureFormat
 from strandline.changelog.history import HistoryEpoch
 from strandline.statestore.ranges import NO_RANGES, DeletedRanges
 
-FORMAT = 3
+FORMAT = 4
 """Version of an engine's content: encodings of keys, values and position.
 
-Positions of version 1 have no `settled_end`, those of version 2 no `incarnation`.
+Positions of version 1 have no `settled_end`, those of version 2 no `incarnation`, and those of
+version 3 no `partition`.
 """
+
+UNKNOWN_PARTITION = -1
+"""Partition of a position that an older version has written."""
 
 POSITION_KEY = b"\x00position"
 """Key under which an engine stores its position. It sorts before every key of a store."""
@@ -53,11 +57,15 @@ class StorePosition:
 
     On Kafka it is the id of the cluster. Empty if an older version wrote the position.
     """
+    partition: int = UNKNOWN_PARTITION
+    """Number of the changelog's partition. A folder that was moved to another partition shows so."""
 
     def to_bytes(self) -> bytes:
-        """Return MessagePack of [format, topic id, epoch, offset, settled end, incarnation]."""
+        """Return MessagePack of [format, topic id, epoch, offset, settled end, incarnation,
+        partition]."""
         position = [FORMAT, self.topic_id, self.leader_epoch, self.offset]
-        return msgspec.msgpack.encode([*position, self.settled_end, self.incarnation])
+        rest = [self.settled_end, self.incarnation, self.partition]
+        return msgspec.msgpack.encode(position + rest)
 
     def at(self, offset: int, epoch: HistoryEpoch) -> StorePosition:
         """Return the position at another offset, whose preceding record is of `epoch`."""
@@ -80,11 +88,10 @@ class StorePosition:
                     "upgrade, or delete the folder: it is rebuilt from the changelog"
                 )
             if version < FORMAT:
-                rest += [0, ""][version - FORMAT :]
-            topic_id, leader_epoch, offset, settled_end, incarnation = rest
-            return cls(
-                str(topic_id), int(leader_epoch), int(offset), int(settled_end), str(incarnation)
-            )
+                rest += [0, "", UNKNOWN_PARTITION][version - FORMAT :]
+            topic_id, leader_epoch, offset, settled_end, incarnation, partition = rest
+            history = str(topic_id), int(leader_epoch), int(offset)
+            return cls(*history, int(settled_end), str(incarnation), int(partition))
         except (TypeError, *UNREADABLE) as error:
             raise CorruptLog(f"a state folder's position is damaged: {data!r}") from error
 

@@ -41,7 +41,7 @@ from strandline.changelog.errors import CorruptLog, OffsetOutOfRange, RequestTim
 from strandline.changelog.history import continues, epoch_before
 from strandline.changelog.records import Batch, Fetched, PartitionOffsets, TopicPartition
 from strandline.statestore.changelogged import Changelogged, SortedChanges
-from strandline.statestore.engine import StorePosition
+from strandline.statestore.engine import UNKNOWN_PARTITION, StorePosition
 from strandline.statestore.last_record import LastRecord, last_record
 from strandline.statestore.latest import latest_per_key
 from strandline.statestore.memory import MAX_CHUNK_BYTES
@@ -136,22 +136,28 @@ class Restored:
 
 
 def plan_restore(
-    found: StorePosition | None, log: PartitionOffsets, last: LastRecord | None = None
+    found: StorePosition | None,
+    log: PartitionOffsets,
+    last: LastRecord | None = None,
+    partition: int | None = None,
 ) -> RestorePlan:
     """Decide how to restore an engine at position `found` from the changelog `log`.
 
     `last` is the last record before that position. It is needed for logs that do not list their
     epochs, because nothing else shows that the log was truncated and rewritten there (KIP-320).
+    `partition` is the number of the changelog's partition; None if it is not compared.
 
     >>> log = PartitionOffsets(0, 9, 9, "t1", leader_epoch=0)
     >>> plan_restore(StorePosition("t1", 0, 5), log)
     RestorePlan(action='resume', start=5, reason='')
     >>> plan_restore(StorePosition("t0", 0, 5), log).reason
     'the changelog is another topic than the one it was made from'
+    >>> plan_restore(StorePosition("t1", 0, 5, partition=3), log, partition=2).reason
+    'it was made from partition 3 of the changelog'
     """
     if found is None:
         return RestorePlan("fresh", log.log_start)
-    reason = _rebuild_reason(found, log, last)
+    reason = _rebuild_reason(found, log, last, partition)
     return (
         RestorePlan("rebuild", log.log_start, reason)
         if reason
@@ -159,10 +165,14 @@ def plan_restore(
     )
 
 
-def _rebuild_reason(found: StorePosition, log: PartitionOffsets, last: LastRecord | None) -> str:
+def _rebuild_reason(
+    found: StorePosition, log: PartitionOffsets, last: LastRecord | None, partition: int | None
+) -> str:
     """Return why an engine at position `found` cannot be continued; empty if it can."""
     if found.topic_id != log.topic_id:
         return "the changelog is another topic than the one it was made from"
+    if partition is not None and found.partition not in (partition, UNKNOWN_PARTITION):
+        return f"it was made from partition {found.partition} of the changelog"
     if reason := log.divergence(found):
         return reason
     if found.offset < log.log_start:
@@ -212,14 +222,15 @@ def restore(
     first: RestorePlan | None = None
     while True:
         log = broker.offsets([partition])[partition]
-        plan = plan_restore(state.position, log, last_record(state, broker, partition, log))
+        last = last_record(state, broker, partition, log)
+        plan = plan_restore(state.position, log, last, partition.partition)
         first = first or plan
         if plan.action == "rebuild":
             fields = {"partition": str(partition), "reason": plan.reason}
             _log.info("the store of %s is rebuilt: %s", partition, plan.reason, extra=fields)
             state.wipe()
         end = max(log.last_stable_offset, 0 if wait is None else log.committed_end)
-        origin = _origin(state, plan, log)
+        origin = _origin(state, plan, log, partition.partition)
         bounds = _Bounds(end, wait or 0, chunk_bytes)
         replay = _Replay(broker, partition, origin, bounds, progress, clock)
         try:
@@ -496,7 +507,9 @@ def _is_full(batches: list[Batch], chunk_bytes: int) -> bool:
     return records >= CHUNK_RECORDS or sum(b.columns.nbytes for b in batches) >= chunk_bytes
 
 
-def _origin(state: Changelogged, plan: RestorePlan, log: PartitionOffsets) -> StorePosition:
+def _origin(
+    state: Changelogged, plan: RestorePlan, log: PartitionOffsets, partition: int
+) -> StorePosition:
     """Return the position at which the replay begins.
 
     If the log lists epochs, the position has the log's own epoch there, with which each fetch is
@@ -504,9 +517,11 @@ def _origin(state: Changelogged, plan: RestorePlan, log: PartitionOffsets) -> St
     """
     held = state.position
     if held is not None and not log.epochs:
-        return held
+        return replace(held, partition=partition)
     settled_end = log.settled_end if held is None else held.settled_end
-    origin = StorePosition(log.topic_id, log.leader_epoch, plan.start, settled_end)
+    origin = StorePosition(
+        log.topic_id, log.leader_epoch, plan.start, settled_end, partition=partition
+    )
     return origin.at(plan.start, log.epoch_before(plan.start))
 
 

@@ -91,3 +91,22 @@ def test_on_kafka_a_state_without_the_last_record_before_its_position_is_replaye
     log_epoch = log.broker.offsets([changelog])[changelog].leader_epoch
     assert log_epoch < 7
     assert restored(log, changelog, engine) == ("rebuild", WHOLE)
+
+
+def test_a_state_that_was_moved_to_another_partition_is_replayed(log: Log, name: str) -> None:
+    topic = log.create_topic(name, 2, config={"cleanup.policy": "compact"}).name
+    partitions, engines = [TopicPartition(topic, number) for number in (0, 1)], []
+    with log.producer(transactional_id=name) as producer:
+        for tp in partitions:
+            engine = MemoryEngine()
+            store = open_store(SPEC, engine=engine)
+            store.restore(log.broker, tp)
+            for n in range(3):
+                store[f"{tp.partition}-{n}"] = n
+                commit(store, producer, tp)
+            store.checkpoint()
+            engines.append(engine)
+    for tp, engine in zip(partitions, reversed(engines), strict=True):
+        expected = {f"{tp.partition}-{n}": n for n in range(3)}
+        assert restored(log, tp, engine) == ("rebuild", expected)
+        assert restored(log, tp, engine) == ("resume", expected)

@@ -147,6 +147,12 @@ def test_a_store_without_its_changelog_is_a_note(shop: Shop) -> None:
     assert (shop.finding().severity.name, shop.finding().kind) == ("NOTE", "store")
 
 
+def test_a_store_of_another_partition_is_a_note(shop: Shop) -> None:
+    shop.at(replace(shop.position, offset=1000, partition=1))
+    assert (shop.finding().severity.name, shop.finding().kind) == ("NOTE", "store")
+    assert "is of partition 1 of its changelog" in shop.finding().what
+
+
 def test_a_store_that_reaches_further_than_its_changelog_shows_that_the_log_lost_something(
     shop: Shop,
 ) -> None:

@@ -76,13 +76,15 @@ def test_the_reason_for_a_rebuild_is_given_in_plain_words() -> None:
 
 
 def test_positions_of_earlier_formats_are_read() -> None:
-    assert FORMAT == 3
+    assert FORMAT == 4
     first = b"\x94\x01\xa2t1\x00\x07"
     assert StorePosition.from_bytes(first) == StorePosition("t1", 0, 7, settled_end=0)
     second = b"\x95\x02\xa2t1\x03\x07\x05"
     assert StorePosition.from_bytes(second) == StorePosition("t1", 3, 7, settled_end=5)
-    third = StorePosition("t1", 3, 7, settled_end=5, incarnation="a")
-    assert StorePosition.from_bytes(third.to_bytes()) == third
+    third = b"\x96\x03\xa2t1\x03\x07\x05\xa1a"
+    assert StorePosition.from_bytes(third) == StorePosition("t1", 3, 7, 5, "a")
+    fourth = StorePosition("t1", 3, 7, settled_end=5, incarnation="a", partition=2)
+    assert StorePosition.from_bytes(fourth.to_bytes()) == fourth
 
 
 # Stores -----------------------------------------------------------------------------------

@@ -97,12 +97,13 @@ def last(leader_epoch: int | None) -> LastRecord | None:
         (StorePosition("t1", 2, 50), None, RestorePlan("resume", 50)),
         (StorePosition("t1", 3, 10), None, RestorePlan("resume", 10)),
         (StorePosition("t1", 3, 100), None, RestorePlan("resume", 100)),
+        (StorePosition("t1", 3, 100, partition=2), None, RestorePlan("resume", 100)),
     ],
 )
 def test_a_valid_position_is_continued(
     found: StorePosition | None, epoch_before: int | None, plan: RestorePlan
 ) -> None:
-    assert plan_restore(found, LOG, last(epoch_before)) == plan
+    assert plan_restore(found, LOG, last(epoch_before), 2) == plan
 
 
 @pytest.mark.parametrize(
@@ -113,12 +114,13 @@ def test_a_valid_position_is_continued(
         (StorePosition("t1", 3, 101), None, "to offset 101, the log only to 100"),
         (StorePosition("t1", 3, 9), None, "to offset 9, the log begins at 10"),
         (StorePosition("t1", 2, 50), 3, "rewritten in epoch 3"),
+        (StorePosition("t1", 3, 50, partition=1), None, "made from partition 1 of the changelog"),
     ],
 )
 def test_an_invalid_position_is_rebuilt(
     found: StorePosition, epoch_before: int | None, reason: str
 ) -> None:
-    plan = plan_restore(found, LOG, last(epoch_before))
+    plan = plan_restore(found, LOG, last(epoch_before), 2)
     assert (plan.action, plan.start) == ("rebuild", 10)
     assert reason in plan.reason
 
@@ -175,7 +177,7 @@ def test_an_empty_changelog_gives_an_empty_store(changelog: Changelog) -> None:
     store = changelog.open(StoreSpec("s", engine="memory"))
     assert entries(store) == {}
     assert store.position == StorePosition(
-        changelog.owner.topic(changelog.partition.topic).topic_id, 0, 0
+        changelog.owner.topic(changelog.partition.topic).topic_id, 0, 0, partition=0
     )
 
 
