@@ -28,6 +28,8 @@ Assignor = Literal["cooperative-sticky", "range", "roundrobin"]
 
 MAX_METADATA_CHARS = 32_768
 """Maximum number of characters of the metadata of a committed offset."""
+MAX_ID_CHARS = 256
+"""Maximum number of characters of the topic id, and of the incarnation, of a committed offset."""
 _MAX_OFFSET = 2**63 - 1
 MAX_STANDBY_REPLICAS = 100
 """Maximum of `Subscription.standby_replicas`."""
@@ -154,11 +156,11 @@ def check_tasks(group: str, mine: Subscription, others: Iterable[tuple[str, Subs
 
 def _tasks_of(tasks: Iterable[Sequence[str]], topics: AbstractSet[str]) -> set[str]:
     """Return the names of the tasks that read one of these topics."""
-    return {name for name, *inputs in tasks if not topics.isdisjoint(inputs)}
+    return {task[0] for task in tasks if not topics.isdisjoint(task[1:])}
 
 
 def _shown(member: Subscription) -> str:
-    names = ", ".join(name for name, *_ in member.tasks or ())
+    names = ", ".join(task[0] for task in member.tasks or () if task)
     return f"a worker with the tasks {names:.200}" if names else "a consumer"
 
 
@@ -180,3 +182,9 @@ def check_commit(group: str, offsets: Mapping[TopicPartition, CommittedOffset | 
                 f"the metadata of an offset is text of at most {MAX_METADATA_CHARS} characters, got "
                 f"{offset.metadata[:40]!r}… ({len(offset.metadata)} characters) for {tp}"
             )
+        for what, given_id in (("topic id", offset.topic_id), ("incarnation", offset.incarnation)):
+            if len(given_id) > MAX_ID_CHARS or not is_text(given_id):
+                raise InvalidRequest(
+                    f"the {what} of an offset is text of at most {MAX_ID_CHARS} characters, got "
+                    f"{given_id[:40]!r}… ({len(given_id)} characters) for {tp}"
+                )

@@ -31,6 +31,8 @@ MAX_MEMBER_CHARACTERS = 64 << 20
 """Maximum number of characters in the subscriptions of these members."""
 MEMBER_CHARACTERS = 1_000
 """Characters counted for each member in addition to its subscription."""
+LIST_CHARACTERS = 100
+"""Characters counted for each list of names in a subscription in addition to the names."""
 PRUNE_S = 1.0
 """Minimum seconds between two searches for members of a token that are gone."""
 
@@ -183,8 +185,8 @@ class HeldObjects:
 
 def _size_of(subscription: Subscription) -> int:
     lists = (*subscription.together, *(subscription.tasks or ()))
-    names = (*subscription.topics, *chain.from_iterable(lists))
-    return MEMBER_CHARACTERS + sum(map(len, names)) + sum(map(len, subscription.servers))
+    names = (*subscription.topics, *chain.from_iterable(lists), *subscription.servers)
+    return MEMBER_CHARACTERS + LIST_CHARACTERS * len(lists) + sum(map(len, names))
 
 
 def _too_many_members(of: _OfToken) -> QuotaExceeded:

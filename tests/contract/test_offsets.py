@@ -116,6 +116,9 @@ def test_invalid_commits_are_refused(log: Log, first: TopicPartition, name: str)
     for length in (32_769, 100_000):
         with pytest.raises(InvalidRequest):
             commit(name, {first: CommittedOffset(1, "x" * length)})
+    for too_long in ({"topic_id": "x" * 257}, {"incarnation": "x" * 257}):
+        with pytest.raises(InvalidRequest, match="at most 256 characters"):
+            commit(name, {first: CommittedOffset(1, **too_long)})
     commit(name, {first: CommittedOffset(1, "x" * 4_095)})
     commit(name, {first: None})
     for bad in ("", "a\nb"):

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from strandline.changelog.clock import SystemClock
+from strandline.changelog.embedded.groups.assignors import sticky
 from strandline.changelog.embedded.groups.groups import GroupCoordinator
 from strandline.changelog.errors import InvalidConfig
-from strandline.changelog.groups import MAX_SUBSCRIBED, Assignor, Subscription
+from strandline.changelog.groups import MAX_SUBSCRIBED, Assignor, Subscription, check_tasks
+from strandline.changelog.records import TopicPartition
 
 
 class Name(str):
@@ -26,6 +28,18 @@ class Name(str):
     def __eq__(self, other: object) -> bool:
         Name.compared += 1
         return str(self) == other
+
+
+class Number(int):
+    """A partition's number that counts comparisons."""
+
+    __slots__ = ()
+    compared = 0
+    __hash__ = int.__hash__
+
+    def __lt__(self, other: int) -> bool:
+        Number.compared += 1
+        return int(self) < other
 
 
 def steps_of(groups: GroupCoordinator, subscriptions: Sequence[Subscription]) -> int:
@@ -82,12 +96,35 @@ def test_joining_takes_linear_time_in_the_number_of_partitions() -> None:
     assert steps(800) < 6 * steps(200)
 
 
+def test_moving_partitions_takes_linear_time() -> None:
+    """A member that joins takes half of the partitions, one after another."""
+
+    def compared(count: int) -> int:
+        before = {"a": {TopicPartition("t", Number(number)) for number in range(count)}}
+        Number.compared = 0
+        shares = sticky({"a": ["t"], "b": ["t"]}, {"t": count}, before)
+        assert [len(share) for share in shares.values()] == [count // 2, count // 2]
+        return Number.compared
+
+    assert compared(1_600) < 8 * compared(400), "four times as many, with a logarithm"
+
+
+def test_a_task_has_a_name() -> None:
+    groups = GroupCoordinator(SystemClock(), lambda _: 1)
+    with pytest.raises(InvalidConfig, match="a task without a name"):
+        groups.join("g", Subscription(["t"], tasks=[["count", "t"], []]))
+    nameless = Subscription(["t"], tasks=[[]])  # of a member on a cluster, which checks nothing
+    check_tasks("g", Subscription(["t"], tasks=[["count", "t"]]), [("m", nameless)])
+
+
 def test_the_number_of_topics_of_a_member_is_bounded() -> None:
     groups = GroupCoordinator(SystemClock(), lambda _: 1)
     many = [f"t{n}" for n in range(MAX_SUBSCRIBED + 1)]
     for refused in (
         Subscription(many),
         Subscription(["t"], together=[[name] for name in many]),
+        Subscription(["t"], together=[[]] * (MAX_SUBSCRIBED + 1)),
+        Subscription(["t"], tasks=[["task"]] * (MAX_SUBSCRIBED + 1)),
         Subscription(["t"], servers=["tcp://x:1"] * 101),
         Subscription(["t"], servers=["x" * 2_001]),
     ):

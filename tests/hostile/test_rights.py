@@ -32,6 +32,7 @@ from strandline.changelog.errors import (
     QuotaExceeded,
     Unauthenticated,
     UnknownPin,
+    UnknownTopic,
 )
 from strandline.changelog.extents import OffsetSpan
 from strandline.changelog.flight import held, hello, requests, tokens
@@ -248,6 +249,9 @@ def test_lists_show_what_the_token_may_see(served: ServedLog, clients: Clients) 
     assert broker.groups() == ["mine"]
     assert {status.topic for status in broker.cleaning()} <= {"mine-c"}
     assert broker.topic("mine").partitions == 1
+    with pytest.raises(UnknownTopic) as unknown:
+        broker.topic("mine-unknown")
+    assert "others" not in str(unknown.value)
 
 
 def test_with_its_rights_a_client_reads_and_writes(served: ServedLog, clients: Clients) -> None:
@@ -533,6 +537,7 @@ def test_a_token_joins_groups_with_bounded_subscriptions(
     for subscription in (
         Subscription([f"mine-{number:0100}" for number in range(50)]),
         Subscription(["mine"], together=[[f"mine-{number:0100}"] for number in range(50)]),
+        Subscription(["mine"], tasks=[["t"]] * 50),
         Subscription(["mine"], servers=["tcp://" + "x" * 1_900] * 3),
     ):
         with pytest.raises(QuotaExceeded, match="characters"):

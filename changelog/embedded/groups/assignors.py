@@ -89,6 +89,7 @@ class _Balance:
     def __init__(self, shares: PartitionsByMember, wanted: TopicsByMember) -> None:
         self.shares = shares
         self._of_topic = {member: _by_topic(share) for member, share in shares.items()}
+        """Heap of the numbers of its partitions, by member and topic."""
         self._subscribers: dict[str, list[str]] = defaultdict(list)
         for member in shares:
             for topic in wanted[member]:
@@ -128,8 +129,8 @@ class _Balance:
             _, topic = heappop(topics)
             numbers, receiver = self._of_topic[donor][topic], self.least_loaded(topic)
             if numbers and receiver and len(self.shares[donor]) - len(self.shares[receiver]) >= 2:
-                tp = TopicPartition(topic, min(numbers))
-                self._unassign(donor, tp)
+                tp = TopicPartition(topic, heappop(numbers))
+                self.shares[donor].remove(tp)
                 self.assign(receiver, tp)
                 heappush(topics, (-len(numbers), topic))
                 return True
@@ -138,11 +139,7 @@ class _Balance:
     def assign(self, member: str, tp: TopicPartition) -> None:
         """Assign a free partition to a member."""
         self.shares[member].add(tp)
-        self._of_topic[member][tp.topic].add(tp.partition)
-
-    def _unassign(self, member: str, tp: TopicPartition) -> None:
-        self.shares[member].remove(tp)
-        self._of_topic[member][tp.topic].remove(tp.partition)
+        heappush(self._of_topic[member][tp.topic], tp.partition)
 
     def _most_frequent_topics(self, member: str) -> list[tuple[int, str]]:
         """Return a heap of a member's topics, those with the most partitions first."""
@@ -151,10 +148,10 @@ class _Balance:
         return topics
 
 
-def _by_topic(share: set[TopicPartition]) -> dict[str, set[int]]:
-    numbers: dict[str, set[int]] = defaultdict(set)
-    for topic, number in share:
-        numbers[topic].add(number)
+def _by_topic(share: set[TopicPartition]) -> dict[str, list[int]]:
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for topic, number in sorted(share):  # a sorted list is a heap
+        numbers[topic].append(number)
     return numbers
 
 

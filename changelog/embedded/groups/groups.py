@@ -147,16 +147,24 @@ def _check(name: str, subscription: Subscription) -> None:
         check_client_name("a member of a group", given)
     if not subscription.topics:
         raise InvalidConfig(f"a member of group {name!r} must subscribe to at least one topic")
+    tasks = subscription.tasks or ()
     for what, names in (
         ("topics", len(subscription.topics)),
+        ("copartition groups", len(subscription.together)),
         ("copartitioned topics", sum(map(len, subscription.together))),
-        ("names of tasks and their topics", sum(map(len, subscription.tasks or ()))),
+        ("tasks", len(tasks)),
+        ("names of tasks and their topics", sum(map(len, tasks))),
     ):
         if names > MAX_SUBSCRIBED:
             raise InvalidConfig(
                 f"a member of group {name!r} lists {names:,} {what}, at most {MAX_SUBSCRIBED:,}; use "
                 "several groups"
             )
+    if not all(tasks):
+        raise InvalidConfig(
+            f"a member of group {name!r} lists a task without a name; each task is a list of its name "
+            "and its topics"
+        )
     for topic in {*subscription.topics, *chain.from_iterable(subscription.together)}:
         check_topic_name(topic, internal=True)
     if len(subscription.servers) > MAX_SERVERS or any(
