@@ -42,6 +42,8 @@ WATCH_S = 0.05
 """Seconds between two looks at the assignment."""
 WORKERS_S = 2.0
 """Seconds between two looks at what other workers own."""
+TOPICS_S = 30.0
+"""Seconds between two looks at the topics, whose partitions may be added to."""
 SESSION_MS = 10_000
 """Session timeout, unless the app sets broker_session_timeout."""
 RECOVERY_S = PATIENCE_SECONDS + 100.0
@@ -126,7 +128,7 @@ class FaustConsumer(FetchingConsumer):
     @Service.task
     async def _follow_assignment(self) -> None:
         """Run a rebalance whenever the assignment or the subscription has changed."""
-        looked = 0.0
+        looked, looked_at_topics = 0.0, self.link.clock.monotonic()
         while not self.should_stop:
             await self.sleep(WATCH_S)
             if self.should_stop:
@@ -142,6 +144,9 @@ class FaustConsumer(FetchingConsumer):
                 if self._worker is not None and now - looked > WORKERS_S:
                     looked = now
                     await self._look_at_workers()
+                if now - looked_at_topics > TOPICS_S:
+                    looked_at_topics = now
+                    await self.link.call(self.link.look_again)
             except MemberFenced as error:
                 self.log.warning("this worker lost its partitions in a rebalance: %s", error)
                 self._must_rejoin = True
@@ -197,6 +202,7 @@ class FaustConsumer(FetchingConsumer):
             return  # the app stops
         if not worker.is_ready:
             await self.link.call(worker.renew)
+        await self.link.call(self.link.look_again)  # added partitions cause a rebalance
         active, copies = self._assigned_to(worker)
         owned = {TP(*tp) for tp in active}
         if self._owned - self._private:

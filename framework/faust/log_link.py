@@ -72,6 +72,8 @@ class FaustLink:
         self.declared: Mapping[str, StoreDeclarations] = {}
         """Declarations with which each changelog of the app's tables was compared."""
         self._users = 0
+        self._is_closed = False
+        """True after the last user has closed the log."""
         self._opening = asyncio.Lock()
         self._appender: Producer | None = None
         self._infos: dict[str, TopicInfo] = {}
@@ -94,6 +96,7 @@ class FaustLink:
         self._users += 1
         async with self._opening:
             if self.log is None:
+                self._is_closed = False
                 # On a thread, because a cluster whose brokers do not answer takes seconds.
                 loop = asyncio.get_running_loop()
                 self.log = await loop.run_in_executor(None, changelog.open, self.address.log)
@@ -105,7 +108,7 @@ class FaustLink:
         self._users -= 1
         if self._users > 0 or self.log is None:
             return
-        log, self.log = self.log, None
+        log, self.log, self._is_closed = self.log, None, True
         appender, self._appender = self._appender, None
         calls, fetches = self._calls, self._fetches
         assert calls is not None
@@ -150,9 +153,14 @@ class FaustLink:
     async def call_patiently(
         self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """Call a function on a thread, and again while it raises Retriable (`Patience`)."""
+        """Call a function on a thread, and again while it raises Retriable (`Patience`).
+
+        The call is cancelled if the log is closed, because the app stops while it is starting.
+        """
         patience, pause = Patience(self.clock), FIRST_RETRY_PAUSE_S
         while True:
+            if self._is_closed:
+                raise asyncio.CancelledError("the app stops, and its log is closed")
             patience.ask()
             try:
                 result = await self.call(function, *args, **kwargs)
@@ -201,6 +209,18 @@ class FaustLink:
                 )
             self._infos[topic] = known
         return known
+
+    def look_again(self) -> None:
+        """Read the descriptions of known topics again, which others may have changed.
+
+        A topic that was deleted keeps its description, so that nothing creates it again.
+        """
+        for topic, known in list(self._infos.items()):
+            with contextlib.suppress(UnknownTopic):
+                found = self.broker.topic(topic)
+                if found != known:
+                    self._infos[topic] = found
+                    self._targets.pop(topic, None)
 
     def ensure(self, topic: str, partitions: int, config: Mapping[str, str] | None = None) -> bool:
         """Create a topic if it does not exist; return True if it was created."""

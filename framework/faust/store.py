@@ -92,6 +92,7 @@ class FaustStore(faust.stores.base.SerializedStore):
     def _set(self, key: bytes, value: bytes | None) -> None:
         part = self._part_of_event()
         if part is None:
+            self._check_partitions()
             raise TableNotOwned(
                 f"table {self.table_name!r} can only be changed while handling a record of a "
                 "partition that this worker owns"
@@ -103,6 +104,13 @@ class FaustStore(faust.stores.base.SerializedStore):
             unit = self.link.ledger.loose()
         if not unit.dead:
             part.put(key, value, unit)
+
+    def _check_partitions(self) -> None:
+        """Raise PartitionsMismatch if the topic of the record has got more partitions."""
+        event: Any = current_event()
+        if event is not None and event.message is not None:
+            self.table._verified_source_topics_for_partitions.discard(event.message.topic)
+            self.table._verify_source_topic_partitions(event.message.topic)
 
     def _del(self, key: bytes) -> None:
         if self._part_of_event() is not None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from faust.app import App
 
+from strandline.changelog.client.partitioner import partition_for
 from strandline.framework.faust.address import FaustAddress
 from strandline.framework.faust.log_link import FaustLink
 
@@ -100,3 +101,28 @@ async def test_nothing_is_committed_before_the_source_is_read_from_its_committed
     consumer._sought = 2
     assert await consumer.force_commit()
     assert len(commits[0].sent) == 1
+
+
+async def test_a_call_is_cancelled_after_the_log_was_closed(tmp_path: Path) -> None:
+    """A worker that is stopped while it starts still declares topics for its tables."""
+    stopped = FaustLink(FaustAddress(str(tmp_path / "log")))
+    await stopped.acquire()
+    await stopped.release()
+    with pytest.raises(asyncio.CancelledError):
+        await stopped.call_patiently(stopped.ensure, "t", 1)
+    await stopped.acquire()
+    assert await stopped.call_patiently(stopped.ensure, "t", 1)
+    await stopped.release()
+
+
+async def test_changed_topics_are_seen_and_deleted_ones_are_not_created_again(
+    link: FaustLink,
+) -> None:
+    for topic in ("grown", "deleted"):
+        link.ensure(topic, 1)
+    assert link.partition_of("grown", b"a") == 0
+    link.broker.alter_topic("grown", partitions=64)
+    link.broker.delete_topic("deleted")
+    link.look_again()
+    assert link.partition_of("grown", b"a") == partition_for(b"a", 64) > 0
+    assert not link.ensure("deleted", 1)

@@ -141,3 +141,19 @@ def test_a_log_that_has_lost_records_stops_the_worker(
         assert running.ended(60) != 0
         assert "goes on at offset 1000, but the log ends at" in running.text()
     assert accepted(log) == []
+
+
+def test_partitions_added_to_the_topic_of_a_table_stop_the_worker(
+    system: System, log: FaustLog, tmp_path: Path
+) -> None:
+    """Keys would move to partitions in which the table lacks their values."""
+    fill(log)
+    with worker("sample_failing", system, tmp_path, FAUST_OPTIONS="?on_error=skip") as running:
+        eventually(lambda: len(accepted(log)) == 2)
+        log.log.broker.alter_topic(f"{log.prefix}orders", partitions=2)
+        eventually(lambda: log.owned("failing", "orders") == [2])
+        log.append("orders", [{"value": b'"c"'}], partition=1)
+        assert running.ended(60) != 0
+    assert "PartitionsMismatch" in running.text()
+    assert "TableNotOwned" not in running.text()
+    assert log.committed("failing", "orders") == {0: 3}
