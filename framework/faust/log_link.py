@@ -30,6 +30,7 @@ from strandline.changelog.errors import (
     InvalidRequest,
     InvalidTopic,
     Retriable,
+    StrandlineError,
     TopicExists,
     UnknownTopic,
 )
@@ -159,13 +160,13 @@ class FaustLink:
         """
         patience, pause = Patience(self.clock), FIRST_RETRY_PAUSE_S
         while True:
-            if self._is_closed:
-                raise asyncio.CancelledError("the app stops, and its log is closed")
             patience.ask()
             try:
                 result = await self.call(function, *args, **kwargs)
-            except Retriable as error:
-                if not patience.failed(error):
+            except StrandlineError as error:
+                if self._is_closed:
+                    raise asyncio.CancelledError("the app stops, and its log is closed") from error
+                if not isinstance(error, Retriable) or not patience.failed(error):
                     raise
             else:
                 patience.answered()
