@@ -165,8 +165,8 @@ def check_names(names: Iterable[str], operator: str) -> None:
 def polars_schema(schema: pa.Schema) -> pl.Schema:
     """Return the Polars types of an Arrow schema.
 
-    >>> polars_schema(pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))]))
-    Schema([('n', Int64), ('at', Datetime(time_unit='us', time_zone='UTC'))])
+    >>> dict(polars_schema(pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])))
+    {'n': Int64, 'at': Datetime(time_unit='us', time_zone='UTC')}
     """
     import polars as pl
 
