@@ -245,11 +245,14 @@ def failure_of(error: Exception) -> RemoteFailure:
 
 
 def error_of(failure: RemoteFailure) -> StrandlineError:
-    """Return the error that the client raises for a failure of the owner."""
-    kind = _error_type(failure.kind)
+    """Return the error that the client raises for a failure of the owner, or of a worker.
+
+    The text is cut again, because a member of a group that pretends to be a worker may send any.
+    """
+    kind, text = _error_type(failure.kind), failure.message[:MAX_ERROR_CHARS]
     if kind is None:
-        return StrandlineError(f"{failure.kind}: {failure.message}")
-    return kind(failure.message)
+        return StrandlineError(f"{failure.kind[:MAX_ERROR_CHARS]}: {text}")
+    return kind(text)
 
 
 def _error_type(name: str) -> type[StrandlineError] | None:

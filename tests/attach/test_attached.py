@@ -401,6 +401,12 @@ def test_another_version_of_the_protocol_is_refused_with_both_named():
             check_version(strange)
 
 
+@pytest.mark.parametrize("kind", ["InvalidRequest", "OfNoTypeThatWeKnow", "x" * 100_000])
+def test_the_text_of_a_peers_error_is_bounded(kind):
+    error = messages.error_of(messages.RemoteFailure(kind, "x" * 100_000))
+    assert len(str(error)) <= 2 * messages.MAX_ERROR_CHARS + 2
+
+
 def test_messages_are_bounded_and_typed():
     with pytest.raises(InvalidRequest, match="over the limit"):
         messages.decode(b"\0" * (messages.MAX_MESSAGE_BYTES + 1), requests.DescribeTopic)
