@@ -50,6 +50,8 @@ _WARNINGS = {
     KafkaError._SSL: "no encrypted connection",
 }
 _FATAL = "a client can do nothing more"
+_FENCED = "fenced by a newer instance"
+"""Part of the text for a producer that another one has replaced, which its next call raises."""
 _THREAD = re.compile(r"^\[thrd:[^\]]*\]: ")
 _BROKER = re.compile(r"^((?:\w+://)?[^\s/]+:\d+)/\w+: ")
 _STATE = re.compile(r" \(after \d+ms in state [^)]*\)$")
@@ -78,7 +80,7 @@ class ClientLogs:
         if kind == "FAIL":
             self._set_cause(text)
         is_own = kind in _ITS_OWN and level < logging.CRITICAL
-        if is_own or not self.met:
+        if is_own or _FENCED in text or not self.met:
             level = min(level, logging.INFO)
         line = f"{self._name}: librdkafka: {kind}: {plain(text)}"
         self._log_limited(kind, line, level, client=client)
@@ -91,7 +93,7 @@ class ClientLogs:
         elif self._clock.monotonic() - self._answered_at < QUIET_SECONDS:
             return
         what = _FATAL if error.fatal() else _WARNINGS.get(code, "")
-        if what and self.met:
+        if what and self.met and _FENCED not in error.str():
             cause = self.cause
             line = f"{self._name}: {what}{f': {cause}' if cause else ''}"
             self._log_limited(code, line, logging.WARNING, error=error.name())

@@ -77,8 +77,18 @@ def test_problems_that_librdkafka_solves_itself_are_no_warnings(
 def test_fatal_errors_are_logged_as_critical(
     client_logs: ClientLogs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    line(client_logs, "TXNERR", "Fatal transaction error: fenced", logging.CRITICAL)
+    line(client_logs, "TXNERR", "Fatal transaction error: epoch exhausted", logging.CRITICAL)
     assert [record.levelname for record in caplog.records] == ["CRITICAL"]
+
+
+def test_a_producer_that_was_replaced_is_no_warning(
+    client_logs: ClientLogs, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Workers that start together take one transactional id from each other, and go on."""
+    text = "Fatal error: Local: This instance has been fenced by a newer instance"
+    line(client_logs, "FATAL", text, logging.CRITICAL)
+    client_logs.event(KafkaError(KafkaError._FATAL, text, fatal=True))
+    assert [record.levelname for record in caplog.records] == ["INFO"]
 
 
 def test_an_unreachable_cluster_is_a_warning_with_its_cause(
