@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 
 from strandline.changelog.broker import Broker
+from strandline.changelog.errors import QuotaExceeded
 from strandline.changelog.flight.budgets import ClientBudget
 from strandline.changelog.flight.clients import Client
-from strandline.changelog.flight.limits import FIRST_BATCH_BYTES, PARTITIONS_AT_ONCE
+from strandline.changelog.flight.free_memory import release_free_memory
+from strandline.changelog.flight.limits import FIRST_BATCH_BYTES, PARTITIONS_AT_ONCE, RELEASE_BYTES
 from strandline.changelog.flight.locating import Locate
 from strandline.changelog.flight.messages import MAX_FETCH_BYTES, FetchRequest, Located
 from strandline.changelog.pins import PinName, there
@@ -72,8 +74,10 @@ class Answer:
 
     def sent(self) -> None:
         """Stop counting the answer, which was sent or is lost. Idempotent."""
-        self._budget.give(self._client, self._taken)
-        self._taken = 0
+        taken, self._taken = self._taken, 0
+        if taken >= RELEASE_BYTES and self._client.is_gone:
+            release_free_memory()
+        self._budget.give(self._client, taken)
 
     def _located(
         self, positions: Mapping[TopicPartition, int], isolation: Isolation, timeout: float
@@ -101,23 +105,26 @@ class Answer:
         if not positions:
             return {}
         reserved = self._budget.reserve(self._client, max(max_bytes, FIRST_BATCH_BYTES))
+        self._taken += reserved
         used, limit, answered = 0, min(max_bytes, reserved), Answered()
         try:
-            for number, (partition, offset) in enumerate(positions.items()):
-                sharing = min(len(positions) - number, PARTITIONS_AT_ONCE)
-                fetched = read(partition, offset, max(1, (limit - used) // sharing))
-                size = sum(batch.columns.nbytes for batch in fetched.batches)
-                if used and used + size > limit:
-                    break
-                answered[partition] = fetched
-                used += size
+            used = _read_into(answered, positions, limit, read)
         except BaseException:
-            used = 0
+            answered.clear()
             raise
         finally:
-            self._budget.settle(self._client, reserved, used)
-            self._taken += used
+            self._settle(reserved, used, answered)
         return answered
+
+    def _settle(self, reserved: int, used: int, answered: Answered) -> None:
+        """Count what was read. Raises QuotaExceeded, without the records but still counting."""
+        try:
+            self._budget.settle(self._client, reserved, used)
+        except QuotaExceeded:
+            # The traceback refers to the frames that refer to the records.
+            answered.clear()
+            raise
+        self._taken += used - reserved
 
     def _not_fetched(self, positions: Mapping[TopicPartition, int]) -> Answered:
         ends = self._broker.offsets(list(positions)) if positions else {}
@@ -131,3 +138,24 @@ class Answer:
             )
             for partition, offset in positions.items()
         }
+
+
+def _read_into(
+    answered: Answered, positions: Mapping[TopicPartition, int], limit: int, read: Read
+) -> int:
+    """Add the partitions that fit into `limit` bytes, and return their bytes.
+
+    This is a function of its own so that a result that does not fit is gone when it returns.
+    """
+    used = 0
+    for number, (partition, offset) in enumerate(positions.items()):
+        if used >= limit:
+            break
+        sharing = min(len(positions) - number, PARTITIONS_AT_ONCE)
+        fetched = read(partition, offset, max(1, (limit - used) // sharing))
+        size = sum(batch.columns.nbytes for batch in fetched.batches)
+        if used and used + size > limit:
+            break
+        answered[partition] = fetched
+        used += size
+    return used

@@ -8,6 +8,7 @@ in the stream's first message, and the header of each batch has the number of it
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -102,8 +103,11 @@ def claimed_by(sent: SmallAppend) -> int:
 
 
 def fetched_rows(fetched: Mapping[TopicPartition, Fetched]) -> Iterator[StreamMessage]:
-    """Return the stream that carries the answer to a fetch."""
-    batches = [batch for part in fetched.values() for batch in part.batches]
+    """Return the stream that carries the answer to a fetch.
+
+    It lets go of each batch when that is encoded, so an answer that is not read has no batch twice.
+    """
+    batches = deque(batch for part in fetched.values() for batch in part.batches)
     schemas = _Schemas(batch.columns.schema for batch in batches)
     states = [
         FetchedState(
@@ -117,16 +121,10 @@ def fetched_rows(fetched: Mapping[TopicPartition, Fetched]) -> Iterator[StreamMe
         )
         for (topic, partition), part in fetched.items()
     ]
+    del fetched
     yield StreamMessage(_EMPTY_ROW, encode(StreamHeader(schemas.found, states)))
-    for batch in batches:
-        header = FetchedHeader(
-            batch.topic,
-            batch.partition,
-            schemas.number(batch.columns.schema),
-            batch.base_offset,
-            batch.leader_epoch,
-        )
-        yield StreamMessage(_row(batch.columns, batch.sparse_offsets), encode(header))
+    while batches:
+        yield _fetched_row(batches.popleft(), schemas)
 
 
 def read_fetched(rows: Iterable[StreamMessage]) -> dict[TopicPartition, Fetched]:
@@ -192,6 +190,17 @@ class _Schemas:
 
     def number(self, schema: pa.Schema) -> int:
         return self._numbers[schema]
+
+
+def _fetched_row(batch: Batch, schemas: _Schemas) -> StreamMessage:
+    header = FetchedHeader(
+        batch.topic,
+        batch.partition,
+        schemas.number(batch.columns.schema),
+        batch.base_offset,
+        batch.leader_epoch,
+    )
+    return StreamMessage(_row(batch.columns, batch.sparse_offsets), encode(header))
 
 
 def _row(columns: pa.RecordBatch, offsets: pa.Int64Array | None) -> pa.RecordBatch:

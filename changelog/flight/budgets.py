@@ -16,7 +16,9 @@ class ClientBudget:
     """A limit for each client, and one for all clients together.
 
     A client that exceeds its own limit is refused. If the total limit is reached, the client that
-    uses most is disconnected. So no client waits for another one, and there is no deadlock.
+    uses most is disconnected. What its calls hold stays counted until they have returned it, and
+    the others wait for that. So the counted sum is what is held at every moment. There is no
+    deadlock, because a client that is gone takes nothing any more, and its calls wait for no peer.
 
     Args:
         what: Name of the counted thing in errors.
@@ -43,7 +45,13 @@ class ClientBudget:
     def take(self, client: Client, amount: int) -> None:
         """Count `amount` for a client, or raise QuotaExceeded without counting it."""
         while True:
-            with self._lock:
+            with self._settled:
+                if not self._settled.wait_for(lambda: self._may_take(client, amount), RESERVING_S):
+                    raise QuotaExceeded(
+                        f"connections that have ended still use {self._what} after {RESERVING_S:.0f} s; "
+                        "try again later"
+                    )
+                _check(client)
                 if self._held[client] + amount > self._each:
                     raise QuotaExceeded(
                         f"this client would have {self._held[client] + amount:,} {self._what} in flight, at most "
@@ -53,21 +61,27 @@ class ClientBudget:
                     self._held[client] += amount
                     self._sum += amount
                     return
-                largest = max(self._held, key=self._held.__getitem__, default=client)
+                connected = (one for one in self._held if not one.is_gone)
+                largest = max(connected, key=self._held.__getitem__, default=client)
                 if largest is client:
                     raise QuotaExceeded(
                         f"all clients together would have {self._sum + amount:,} {self._what} in flight, at "
                         f"most {self._total:,} are allowed, and this one has the most; try again later"
                     )
-                self._forget(largest)
-            largest.drop()
+                most = self._held[largest]
+            largest.drop(
+                f"it had the most {self._what} in flight ({most:,}) when all clients together "
+                f"reached the limit of {self._total:,}"
+            )
+            self.wake()
 
     def reserve(self, client: Client, amount: int) -> int:
         """Take up to `amount` before its use is known, and return the reserved amount.
 
-        If other calls have reserved what is missing, it waits until they know their use. They wait
-        for no peer, so this is not for long. Without such calls, what is left is reserved.
-        Call `settle` afterwards. Raises QuotaExceeded if the client has nothing left.
+        If other calls have reserved what is missing, it waits until they know their use. It also
+        waits for the calls of clients that are gone. They all wait for no peer, so this is not for
+        long. Without such calls, what is left is reserved. Call `settle` and `give` afterwards.
+        Raises QuotaExceeded if the client has nothing left, or is gone.
         """
         amount = min(amount, self._each)
         with self._settled:
@@ -75,6 +89,7 @@ class ClientBudget:
                 raise QuotaExceeded(
                     f"other calls have reserved all {self._what} for {RESERVING_S:.0f} s; try again later"
                 )
+            _check(client)
             if self._held[client] >= self._each:
                 raise QuotaExceeded(
                     f"this client has {self._held[client]:,} {self._what} that it has not read, at "
@@ -87,33 +102,47 @@ class ClientBudget:
             return amount
 
     def settle(self, client: Client, reserved: int, used: int) -> None:
-        """End a reservation: count `used` instead of it. Raises QuotaExceeded, counting nothing."""
-        with self._settled:
-            left = min(reserved, self._reserved[client])  # 0 for a client that is gone
-            self._reserved[client] -= left
-            if not self._reserved[client]:
-                del self._reserved[client]
-            self._give(client, max(0, left - used))
-            self._settled.notify_all()
+        """End a reservation: count `used` instead of it.
+
+        Raises QuotaExceeded; then `reserved` stays counted until it is given back, because the
+        caller still has what it has read.
+        """
         try:
-            self.take(client, max(0, used - left))
-        except QuotaExceeded:
-            self.give(client, left)
-            raise
+            if used > reserved:
+                # Until this is counted, the reservation keeps other calls from exceeding the limit
+                # at the same time.
+                self.take(client, used - reserved)
+        finally:
+            with self._settled:
+                self._reserved[client] -= reserved
+                if not self._reserved[client]:
+                    del self._reserved[client]
+                self._give(client, max(0, reserved - used))
+
+    def _may_take(self, client: Client, amount: int) -> bool:
+        """Return False while the amount will be free once the calls of lost clients have ended."""
+        refused = client.is_gone or self._held[client] + amount > self._each
+        over = self._sum + amount - self._total
+        return refused or over <= 0 or over > self._leaving()
+
+    def _leaving(self) -> int:
+        """Return what the calls of clients that are gone still hold."""
+        return sum(amount for one, amount in self._held.items() if one.is_gone)
 
     def _may_reserve(self, client: Client, amount: int) -> bool:
         """Return True if `amount` is free, or waiting for reservations could not free more."""
-        if amount <= self._room(client):
+        if client.is_gone or amount <= self._room(client):
             return True
-        mine = self._each - self._held[client] < amount
-        return not (self._reserved[client] if mine else self._reserved.total())
+        if self._each - self._held[client] < amount:
+            return not self._reserved[client]
+        return not (self._reserved.total() or self._leaving())
 
     def _room(self, client: Client) -> int:
         return min(self._each - self._held[client], self._total - self._sum)
 
     def give(self, client: Client, amount: int) -> None:
         """Return an amount that `take` has counted; does nothing for a client that is gone."""
-        with self._lock:
+        with self._settled:
             self._give(client, amount)
 
     def _give(self, client: Client, amount: int) -> None:
@@ -122,16 +151,17 @@ class ClientBudget:
         self._held[client] -= amount
         if not self._held[client]:
             del self._held[client]
+        self._settled.notify_all()
 
     def forget(self, client: Client) -> None:
-        """Return everything that was counted for a client."""
-        with self._lock:
-            self._forget(client)
+        """Return everything that was counted for a client, whose calls must have ended."""
+        with self._settled:
+            self._give(client, self._held[client])
 
-    def _forget(self, client: Client) -> None:
-        self._sum -= self._held.pop(client, 0)
-        self._reserved.pop(client, None)
-        self._settled.notify_all()
+    def wake(self) -> None:
+        """Make waiting calls look if their client is gone."""
+        with self._settled:
+            self._settled.notify_all()
 
     @contextmanager
     def taken(self, client: Client, amount: int) -> Iterator[None]:
@@ -141,6 +171,11 @@ class ClientBudget:
             yield
         finally:
             self.give(client, amount)
+
+
+def _check(client: Client) -> None:
+    if client.is_gone:
+        raise QuotaExceeded("the connection of this client has ended")
 
 
 class Budgets:
@@ -156,7 +191,19 @@ class Budgets:
             "bytes of answers", limits.max_answer_bytes_per_client, limits.max_answer_bytes
         )
 
-    def forget(self, client: Client) -> None:
-        """Return everything that was counted for a client."""
+    def end(self, client: Client) -> None:
+        """End the waiting of a client that is gone, and stop counting it when its calls have ended.
+
+        Answers are not included, because each call returns its own when it has let go of them.
+        """
+        self.wake()
+        client.after_calls(lambda: self._forget(client))
+
+    def wake(self) -> None:
+        """Make waiting calls look if their client is gone."""
         for budget in (self.calls, self.requests, self.answers):
-            budget.forget(client)
+            budget.wake()
+
+    def _forget(self, client: Client) -> None:
+        self.calls.forget(client)
+        self.requests.forget(client)

@@ -61,7 +61,20 @@ class Client:
         self._lock = threading.Lock()
         self._stop: Callable[[], None] | None = None
         self._dropped = False
+        self._exceeded = ""
         self._has_session = False
+        self._calls = 0
+        self._after_calls: Callable[[], None] | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """True if the connection was dropped or has ended; its calls may still run."""
+        return self._dropped or self.ended.is_set()
+
+    @property
+    def exceeded(self) -> str:
+        """Limit because of which the connection was dropped, in words; "" if there was none."""
+        return self._exceeded
 
     def begin_session(self) -> bool:
         """Record that the client has a session; return False if it already had one."""
@@ -79,13 +92,53 @@ class Client:
             self._stop = stop
             return not self._dropped
 
-    def drop(self) -> None:
-        """End the connection without waiting for the peer."""
+    def drop(self, exceeded: str = "") -> None:
+        """End the connection without waiting for the peer.
+
+        Args:
+            exceeded: Limit that is the reason, in words; "" for another reason.
+        """
         with self._lock:
+            if not self._dropped:
+                self._exceeded = exceeded
             self._dropped = True
             stop = self._stop
         if stop is not None:
             stop()
+
+    def begin_call(self) -> bool:
+        """Count a call that the server runs; return False if the client is gone.
+
+        Call `end_call` afterwards.
+        """
+        with self._lock:
+            if self.is_gone:
+                return False
+            self._calls += 1
+            return True
+
+    def end_call(self) -> None:
+        """Record that a call has ended."""
+        with self._lock:
+            self._calls -= 1
+            after = self._ready()
+        if after is not None:
+            after()
+
+    def after_calls(self, action: Callable[[], None]) -> None:
+        """Run `action` once the connection has ended and no call of the client runs any more."""
+        with self._lock:
+            self._after_calls = action
+            after = self._ready()
+        if after is not None:
+            after()
+
+    def _ready(self) -> Callable[[], None] | None:
+        """Return the action that is due, once. The caller holds the lock."""
+        if self._calls or self._after_calls is None:
+            return None
+        action, self._after_calls = self._after_calls, None
+        return action
 
 
 class Clients:

@@ -30,6 +30,7 @@ from strandline.changelog.flight.limits import (
 )
 from strandline.changelog.flight.splice import Splice, end_if_peer_vanishes
 from strandline.changelog.hosts import network_of
+from strandline.changelog.rate_limited_log import RateLimitedLog
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +70,8 @@ class Front:
         self._tls = tls
         self._limits = budgets.limits
         self._clock = clock or SystemClock()
+        self._lost = RateLimitedLog(_log, self._clock)
+        """Log of the connections that have ended because of a limit."""
         _make_room_for_descriptors(self._limits)
         self._listener = _listen(address)
         self.port = int(self._listener.getsockname()[1])
@@ -97,6 +100,7 @@ class Front:
         self._thread.join()
         self._waker.close()
         self._clients.drop_all()
+        self._lost.close()
 
     def _run(self) -> None:
         try:
@@ -245,17 +249,32 @@ class Front:
                 to_near=meter.from_server,
                 stall_s=self._limits.stall_timeout_s,
             )
-            if client.begin(splice.stop):
+
+            def stop() -> None:
+                splice.stop()
+                self._budgets.wake()
+
+            if client.begin(stop):
                 why = splice.run()
-                log = _log.warning if splice.cut_off else _log.debug
-                log("connection of %s from %s: %s", client.caller.name, client.network, why)
+                self._log_end(client, client.exceeded or why, cut_off=splice.cut_off)
+            else:
+                self._log_end(client, client.exceeded, cut_off=False)
         except OSError as error:
             _log.warning("cannot connect a client with the log: %s", error)
         finally:
             peer.close()
             far.close()
             self._clients.remove(client)
-            self._budgets.forget(client)
+            self._budgets.end(client)
+
+    def _log_end(self, client: Client, why: str, *, cut_off: bool) -> None:
+        """Log the end of a connection: a warning if it exceeded a limit."""
+        if cut_off or client.exceeded:
+            self._lost.note(
+                f"ended the connection of {client.caller.name} from {client.network}: {why}"
+            )
+        else:
+            _log.debug("connection of %s from %s: %s", client.caller.name, client.network, why)
 
 
 def _listen(address: tuple[str, int]) -> socket.socket:

@@ -50,7 +50,9 @@ PARTITIONS_AT_ONCE = 64
 FIRST_BATCH_BYTES = 120 << 20
 """Minimum bytes that a fetch reserves, because its first batch is read whatever its size."""
 RESERVING_S = 30.0
-"""Maximum seconds for which a fetch waits for those that are reading."""
+"""Maximum seconds for which a call waits for others that are reading, or whose client is gone."""
+RELEASE_BYTES = 16 << 20
+"""Size in bytes of an answer whose memory is returned to the system if its client is gone."""
 
 
 def _limit(default: float, variable: str, low: float = 1) -> Any:

@@ -343,10 +343,11 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         answer = Answer(self._broker, self.remote_locate, self.budgets.answers, client)
         try:
             if request.pin is not None:
-                fetched = answer.pinned(request, request.pin)
+                rows = fetched_rows(answer.pinned(request, request.pin))
             else:
-                fetched = self._poll(context, request, answer.fetch, _has_new_records)
-            yield from fetched_rows(fetched)
+                rows = fetched_rows(self._poll(context, request, answer.fetch, _has_new_records))
+            # No variable refers to the records, so they are gone before `finally`.
+            yield from rows
         finally:
             answer.sent()
 
@@ -411,6 +412,8 @@ class _Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
                 else f"the log's owner asks for a token; {HOW_TO_GIVE_ONE}"
             )
             raise flight.FlightUnauthenticatedError("refused", encode(failure_of(refusal)))
+        if client is not None and not client.begin_call():
+            raise flight.FlightUnavailableError("the connection of this call has ended")
         return _Caller(_header(headers, SESSION_HEADER), client, _header(headers, GRANTS_HEADER))
 
 
@@ -423,6 +426,11 @@ class _Caller(flight.ServerMiddleware):  # type: ignore[misc]
         """Grants for producers and members, as hexadecimal digits; "" if there are none."""
         self.client = client
         """Connection of the front that the call uses; None for a process of the same user."""
+
+    def call_completed(self, exception: Exception | None) -> None:
+        """Record the end of the call, also of one whose client is gone."""
+        if self.client is not None:
+            self.client.end_call()
 
 
 def _header(headers: dict[str, list[str]], name: str) -> str:

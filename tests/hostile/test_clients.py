@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from strandline.changelog.flight.requests import InitProducer
 from strandline.changelog.flight.serve import ServedLog, serve
 from strandline.changelog.flight.splice import ConnectionCut
 from strandline.changelog.pins import PinName, PinnedRange, there
-from strandline.changelog.records import Append, TopicPartition
+from strandline.changelog.records import Append, Batch, Fetched, TopicPartition
 from tests.hostile.bombs import batch, compressed, measured
 from tests.hostile.conftest import Stranger
 from tests.hostile.test_front import process, read, resets, taken
@@ -82,6 +83,8 @@ def test_a_reservation_keeps_other_calls_from_the_same_bytes() -> None:
     assert waiting == [7]
     with pytest.raises(QuotaExceeded, match="at most 10"):
         budget.settle(one, 7, 8)
+    assert budget.room(one) == 0
+    budget.give(one, 7)
     assert budget.room(one) == 7
 
 
@@ -96,14 +99,41 @@ def test_what_is_left_is_reserved_if_no_other_call_reads() -> None:
         budget.reserve(one, 1)
 
 
-def test_a_reservation_of_a_client_that_is_gone_is_forgotten() -> None:
+def test_a_reservation_of_a_client_that_is_gone_counts_until_it_is_returned() -> None:
     budget, one, other = ClientBudget("bytes", 10, 10), client(), client()
     reserved = budget.reserve(one, 10)
-    budget.forget(one)
-    assert budget.reserve(other, 10) == 10
+    one.drop()
+    waiting: list[int] = []
+    thread = threading.Thread(target=lambda: waiting.append(budget.reserve(other, 10)))
+    thread.start()
+    assert (budget.room(one), budget.room(other)) == (0, 10)
     budget.settle(one, reserved, 0)
-    assert budget.room(one) == 10
-    assert budget.room(other) == 0
+    thread.join(30)
+    assert waiting == [10]
+    assert (budget.room(one), budget.room(other)) == (10, 0)
+
+
+def test_a_client_that_is_gone_reserves_nothing_any_more() -> None:
+    budget, one = ClientBudget("bytes", 10, 10), client()
+    reserved, refused = budget.reserve(one, 10), []
+
+    def reserve() -> None:
+        with pytest.raises(QuotaExceeded, match="has ended"):
+            budget.reserve(one, 10)
+        refused.append(True)
+
+    waiting = threading.Thread(target=reserve)
+    waiting.start()
+    one.drop()
+    budget.wake()
+    waiting.join(30)
+    assert refused
+    for call in (budget.reserve, budget.take):
+        with pytest.raises(QuotaExceeded, match="has ended"):
+            call(one, 1)
+    with pytest.raises(QuotaExceeded, match="has ended"):
+        budget.settle(one, reserved, 11)
+    assert budget.room(one) == 0
 
 
 def test_the_client_with_the_most_is_cut_off_when_the_budget_is_used_up() -> None:
@@ -113,8 +143,13 @@ def test_the_client_with_the_most_is_cut_off_when_the_budget_is_used_up() -> Non
     budget.take(large, 60)
     stopped = threading.Event()
     large.begin(stopped.set)
-    budget.take(other, 30)
-    assert stopped.is_set()
+    taking = threading.Thread(target=lambda: budget.take(other, 30))
+    taking.start()
+    assert stopped.wait(30)
+    assert large.exceeded.startswith("it had the most bytes in flight (60)")
+    assert [budget.room(one) for one in (small, large, other)] == [40, 0, 60]
+    budget.give(large, 60)
+    taking.join(30)
     assert [budget.room(one) for one in (small, large, other)] == [40, 60, 30]
     budget.take(other, 30)
     with pytest.raises(QuotaExceeded, match="this one has the most"):
@@ -129,6 +164,39 @@ def test_returned_bytes_count_once() -> None:
     with budget.taken(one, 10), pytest.raises(QuotaExceeded):
         budget.take(one, 1)
     assert budget.room(one) == 10
+
+
+def test_calls_count_until_they_have_ended_though_their_connection_has() -> None:
+    budgets, one = Budgets(ListenerLimits()), client()
+    full = budgets.calls.room(one)
+    budgets.calls.take(one, 2)
+    budgets.requests.take(one, 1_000)
+    assert one.begin_call()
+    assert one.begin_call()
+    one.drop()
+    budgets.end(one)
+    one.end_call()
+    assert budgets.calls.room(one) == full - 2
+    one.end_call()
+    assert budgets.calls.room(one) == full
+    assert budgets.requests._sum == 0
+    assert not one.begin_call()
+
+
+# Answers --------------------------------------------------------------------------------------
+
+
+def test_an_answer_that_is_not_read_has_no_batch_twice() -> None:
+    partition, records = TopicPartition("t", 0), batch(3)
+    there = weakref.ref(records)
+    rows = batches.fetched_rows(
+        {partition: Fetched([Batch("t", 0, 0, records, 0, None)], 3, 0, 3, 3)}
+    )
+    del records
+    next(rows)
+    encoded = next(rows)
+    assert there() is None
+    assert encoded.data.num_rows == 1
 
 
 # The meter ------------------------------------------------------------------------------------
@@ -381,6 +449,39 @@ def test_unread_answers_are_bounded(tmp_path: Path, eventually: Eventually) -> N
             reader.cancel()
         eventually(lambda: budget.room(holder) == 4 * MIB)
         connection.close()
+
+
+def test_a_client_that_is_dropped_is_logged_and_returns_what_its_calls_hold(
+    tmp_path: Path, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = {"max_answer_bytes_per_client": 32 * MIB, "max_answer_bytes": 40 * MIB}
+    with serving(tmp_path, **limits) as served:
+        with changelog.open(tmp_path / "log") as log, log.producer() as producer:
+            for _ in range(24):
+                producer.send("t", bytes(MIB), partition=0)
+                producer.flush()
+        budgets = served._endpoint._endpoint._service.budgets
+        request = FetchRequest({TopicPartition("t", 0): 0}, 24 * MIB, "read_committed", 0.0)
+        ticket, connections, readers = flight.Ticket(encode(request)), [], []
+        for _ in range(3):
+            connections.append(connection_to(served))
+            reader = connections[-1]._client.do_get(ticket, connections[-1]._options())
+            assert reader.schema == ROW_SCHEMA
+            reader.read_chunk()
+            readers.append(reader)
+            assert budgets.answers._sum <= 40 * MIB
+        eventually(lambda: "ended the connection of" in caplog.text)
+        (warning,) = [r for r in caplog.records if "ended the connection of" in r.message]
+        assert warning.levelname == "WARNING"
+        assert "from 127.0.0.1: it had the most bytes of answers in flight" in warning.message
+        with pytest.raises(flight.FlightError):
+            readers[0].read_all()
+        for reader in readers[1:]:
+            reader.cancel()
+        for connection in connections:
+            connection.close()
+        for budget in (budgets.answers, budgets.requests, budgets.calls):
+            eventually(lambda budget=budget: not budget._sum and not budget._reserved)
 
 
 def test_parallel_fetches_of_a_client_do_not_read_into_the_same_room(
