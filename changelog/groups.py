@@ -18,7 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
 
 from strandline.changelog.config import check_client_name, is_text
 from strandline.changelog.errors import InvalidConfig, InvalidRequest
@@ -41,13 +43,15 @@ MAX_SERVERS = 100
 """Maximum number of query URLs of a member."""
 MAX_SERVER_CHARACTERS = 2_000
 """Maximum length of a query URL, in characters."""
+_BOUNDED = msgspec.Meta(max_length=10 * MAX_SUBSCRIBED)
+"""Bound of each list in a message, before the list is decoded and its names are checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
     """The topics and settings with which a member joins a group."""
 
-    topics: Sequence[str]
+    topics: Annotated[Sequence[str], _BOUNDED]
     assignor: Assignor = "cooperative-sticky"
     """Assignment strategy; it must be the same for all members of a group."""
     session_timeout_ms: int = 10_000
@@ -57,20 +61,20 @@ class Subscription:
     instance: str | None = None
     """Name of a static member (KIP-345). If it rejoins within the session timeout, it gets its
     partitions back and no other partition moves."""
-    together: Sequence[Sequence[str]] = ()
+    together: Annotated[Sequence[Sequence[str]], _BOUNDED] = ()
     """Copartition groups: lists of topics whose partitions of equal number are assigned to the
     same member."""
     standby_replicas: int = 0
     """Number of other members that keep a copy of each partition. The highest number among the
     group's members applies."""
-    servers: Sequence[str] = ()
+    servers: Annotated[Sequence[str], _BOUNDED] = ()
     """URLs at which the member answers queries (Kafka Streams' `application.server`), nearest
     first."""
     topics_differ: bool = False
     """True: other members may subscribe to other topics, if the topics of each member form one
     copartition group. A partition whose number belongs to a member without its topic is then
     assigned to none. Counts on Kafka only, where members with other topics are refused otherwise."""
-    tasks: Sequence[Sequence[str]] | None = None
+    tasks: Annotated[Sequence[Sequence[str]], _BOUNDED] | None = None
     """Tasks of a worker: of each its name, then the topics that it reads; none for a consumer, which
     gives its records to the program. None if the member does not tell. See `check_tasks`."""
 

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import pyarrow as pa
 
 from strandline.changelog import errors
+from strandline.changelog.config import MAX_PARTITIONS
 from strandline.changelog.decoding import converter, msgpack_value, unchecked_msgpack_decoder
 from strandline.changelog.depth import check_msgpack
 from strandline.changelog.embedded.aborted import AbortedTransactions
@@ -48,6 +49,9 @@ MAX_APPEND_BYTES = 1 << 30
 """Maximum number of bytes of all batches of one append call."""
 MAX_FETCH_BYTES = 256 << 20
 """Maximum number of bytes of one fetch; a single larger batch is sent whole nevertheless."""
+MAX_CALL_PARTITIONS = 4 * MAX_PARTITIONS
+"""Maximum number of partitions that one call names: a message may have many more, and decoding them
+would stop all other calls for seconds."""
 MAX_ERROR_CHARS = 2_000
 """Maximum number of characters of an error's message, because it is sent in a header."""
 
@@ -70,7 +74,9 @@ GOODBYE = b"goodbye"
 """Message that the owner sends on the session stream before an orderly close."""
 
 T = TypeVar("T")
-Positions = dict[TopicPartition, int]
+Partitions = Annotated[list[TopicPartition], msgspec.Meta(max_length=MAX_CALL_PARTITIONS)]
+"""Partitions that a call asks about."""
+Positions = Annotated[dict[TopicPartition, int], msgspec.Meta(max_length=MAX_CALL_PARTITIONS)]
 Located = dict[TopicPartition, RecordView]
 
 
@@ -178,7 +184,9 @@ class SmallAppend(FlightMessage, frozen=True):
     """
 
     schemas: list[pa.Schema]
-    batches: list[tuple[AppendHeader, bytes]]
+    batches: Annotated[
+        list[tuple[AppendHeader, bytes]], msgspec.Meta(max_length=MAX_CALL_PARTITIONS)
+    ]
     """Header and IPC record-batch message of each batch."""
 
 

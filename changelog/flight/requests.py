@@ -7,14 +7,15 @@ As a Flight action, the class name is the action's type and the fields are the b
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import msgspec
 import pyarrow as pa
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.cleaning import CleaningStatus
 from strandline.changelog.extents import Extent, OffsetSpan
-from strandline.changelog.flight.messages import FlightMessage
+from strandline.changelog.flight.messages import MAX_CALL_PARTITIONS, FlightMessage, Partitions
 from strandline.changelog.groups import Assignment, GroupInfo, GroupMember, Subscription
 from strandline.changelog.pins import PinName, PinnedRange, there
 from strandline.changelog.records import (
@@ -29,6 +30,8 @@ from strandline.changelog.snapshots import in_folder
 
 MAX_HEARTBEAT_WAIT_S = 5.0
 """Maximum seconds that a heartbeat of a group member may wait for a new assignment."""
+
+_BOUNDED = msgspec.Meta(max_length=MAX_CALL_PARTITIONS)
 
 
 class Request(FlightMessage, frozen=True):
@@ -98,7 +101,7 @@ class DescribeTopic(Request, frozen=True):
 
 class ListOffsets(Request, frozen=True):
     answer = dict[TopicPartition, PartitionOffsets]
-    partitions: list[TopicPartition]
+    partitions: Partitions
 
     def run(self, broker: Broker) -> Any:
         return broker.offsets(self.partitions)
@@ -116,7 +119,7 @@ class OffsetForTime(Request, frozen=True):
 
 class ListExtents(Request, frozen=True):
     answer = dict[TopicPartition, list[Extent]]
-    spans: dict[TopicPartition, OffsetSpan]
+    spans: Annotated[dict[TopicPartition, OffsetSpan], _BOUNDED]
     extent_bytes: int
 
     def run(self, broker: Broker) -> Any:
@@ -150,7 +153,7 @@ class Cleaning(Request, frozen=True):
 class HoldPin(Request, frozen=True):
     answer = dict[TopicPartition, PinnedRange]
     name: PinName
-    ranges: dict[TopicPartition, PinnedRange]
+    ranges: Annotated[dict[TopicPartition, PinnedRange], _BOUNDED]
     timeout_ms: int
 
     def run(self, broker: Broker) -> dict[TopicPartition, PinnedRange]:
@@ -202,7 +205,7 @@ class AddOffsets(Request, frozen=True):
     answer = type(None)
     producer: ProducerIdentity
     group: str
-    offsets: dict[TopicPartition, CommittedOffset]
+    offsets: Annotated[dict[TopicPartition, CommittedOffset], _BOUNDED]
     member_id: str = ""
 
     def run(self, broker: Broker) -> None:
@@ -221,7 +224,7 @@ class EndTransaction(Request, frozen=True):
 class CommitOffsets(Request, frozen=True):
     answer = type(None)
     group: str
-    offsets: dict[TopicPartition, CommittedOffset | None]
+    offsets: Annotated[dict[TopicPartition, CommittedOffset | None], _BOUNDED]
     member_id: str = ""
 
     def run(self, broker: Broker) -> None:
@@ -231,7 +234,7 @@ class CommitOffsets(Request, frozen=True):
 class FetchOffsets(Request, frozen=True):
     answer = dict[TopicPartition, CommittedOffset]
     group: str
-    partitions: list[TopicPartition] | None
+    partitions: Partitions | None
     require_stable: bool
 
     def run(self, broker: Broker) -> dict[TopicPartition, CommittedOffset]:
@@ -267,7 +270,7 @@ class Heartbeat(Request, frozen=True):
     member: GroupMember
     call: int
     seen: int
-    owned: list[TopicPartition]
+    owned: Partitions
     timeout: float
 
     def run(self, broker: Broker) -> Assignment:

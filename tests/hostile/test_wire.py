@@ -16,13 +16,22 @@ from strandline.changelog.flight.batches import ROW_SCHEMA, StreamMessage
 from strandline.changelog.flight.client import FlightBroker
 from strandline.changelog.flight.connection import ConnectionTarget
 from strandline.changelog.flight.messages import (
+    MAX_CALL_PARTITIONS,
     SMALL_APPEND,
     AppendHeader,
+    FetchRequest,
     SmallAppend,
     StreamHeader,
+    decode,
     encode,
 )
-from strandline.changelog.flight.requests import REQUESTS
+from strandline.changelog.flight.requests import (
+    REQUESTS,
+    CommitOffsets,
+    FetchOffsets,
+    JoinGroup,
+    ListOffsets,
+)
 from strandline.changelog.records import Append, ProducerIdentity, TopicPartition
 from tests.hostile.bombs import batch, claiming, compressed, measured, sharing
 from tests.hostile.conftest import Stranger
@@ -225,3 +234,36 @@ def test_invalid_streams_are_refused(stranger: Stranger, producer: ProducerIdent
 def test_a_message_that_is_too_large_is_refused(stranger: Stranger) -> None:
     with pytest.raises(InvalidRequest, match="over the limit"):
         stranger.act("DescribeTopic", b"\x91\xdb\x01\x10\x00\x00" + b"x" * (17 << 20))
+
+
+def entries(count: int, each: bytes, *, mapped: bool = False) -> bytes:
+    """Return a MessagePack list or map with equal entries."""
+    return (b"\xdf" if mapped else b"\xdd") + count.to_bytes(4, "big") + each * count
+
+
+PARTITION = b"\x92\xa1t\x00"
+TOO_MANY = MAX_CALL_PARTITIONS + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (ListOffsets, b"\x91" + entries(TOO_MANY, PARTITION)),
+        (FetchOffsets, b"\x93\xa1g" + entries(TOO_MANY, PARTITION) + b"\xc2"),
+        (CommitOffsets, b"\x92\xa1g" + entries(TOO_MANY, PARTITION + b"\xc0", mapped=True)),
+        (FetchRequest, b"\x94" + entries(TOO_MANY, PARTITION + b"\0", mapped=True)),
+        (JoinGroup, b"\x92\xa1g\x81\xa6topics" + entries(TOO_MANY, b"\xa0")),
+        (JoinGroup, b"\x92\xa1g\x81\xa8together" + entries(TOO_MANY, b"\x90")),
+    ],
+    ids=["offsets", "committed", "commit", "fetch", "topics", "together"],
+)
+def test_lists_that_are_too_long_are_refused_before_they_are_decoded(
+    kind: type, body: bytes
+) -> None:
+    with pytest.raises(InvalidRequest, match="of length <= "):
+        decode(body, kind)
+
+
+def test_a_call_may_name_every_partition_of_several_topics() -> None:
+    partitions = [TopicPartition("t", number) for number in range(MAX_CALL_PARTITIONS)]
+    assert decode(encode(ListOffsets(partitions)), ListOffsets).partitions == partitions
