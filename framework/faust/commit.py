@@ -14,7 +14,7 @@ import pyarrow as pa
 from strandline.changelog.client.asking_again import commit_until_known
 from strandline.changelog.client.columns import batch_of
 from strandline.changelog.client.producer import BatchMetadata, Producer
-from strandline.changelog.errors import UnknownTopic
+from strandline.changelog.errors import RequestTimedOut, UnknownTopic
 from strandline.changelog.groups import GroupMember
 from strandline.changelog.records import TopicPartition
 from strandline.framework.faust.ledger import Sent
@@ -36,12 +36,21 @@ class FaustCommit(NamedTuple):
 def commit(
     work: FaustCommit, link: FaustLink, producer: Producer, member: GroupMember
 ) -> dict[TopicPartition, BatchMetadata]:
-    """Commit in one transaction; return the last batch of each partition. Raises broker errors."""
+    """Commit in one transaction; return the last batch of each partition.
+
+    Raises the errors of the log; UnknownTopic if a topic was deleted to which an agent has sent.
+    """
     producer.begin_transaction()
     now = link.clock.now_ms()
     appends: Appends = [(tp, batch.columns(now), 0) for tp, batch in work.changes.items()]
     appends += _outputs(work.sent, link, producer)
-    appended = producer.append_batches(appends) if appends else []
+    try:
+        appended = producer.append_batches(appends) if appends else []
+    except RequestTimedOut:
+        # A cluster waits for a topic that was deleted, and names any partition of the commit.
+        for topic in {one.topic for one in work.sent}:
+            link.broker.topic(topic)
+        raise
     producer.send_offsets_to_transaction(work.offsets, member)
     commit_until_known(producer)
     return {TopicPartition(one.topic, one.partition): one for one in appended}

@@ -13,7 +13,11 @@ import pytest
 from faust.app import App
 
 from strandline.changelog.client.partitioner import partition_for
+from strandline.changelog.errors import RequestTimedOut, UnknownTopic
+from strandline.changelog.groups import GroupMember
 from strandline.framework.faust.address import FaustAddress
+from strandline.framework.faust.commit import FaustCommit, commit
+from strandline.framework.faust.ledger import Sent
 from strandline.framework.faust.log_link import FaustLink
 
 
@@ -126,3 +130,27 @@ async def test_changed_topics_are_seen_and_deleted_ones_are_not_created_again(
     link.look_again()
     assert link.partition_of("grown", b"a") == partition_for(b"a", 64) > 0
     assert not link.ensure("deleted", 1)
+
+
+class Silent:
+    """A producer that gets no answer."""
+
+    def begin_transaction(self) -> None:
+        """Do nothing."""
+
+    def append_batches(self, appends: object) -> object:
+        """Raise RequestTimedOut, as a cluster does for a deleted topic."""
+        raise RequestTimedOut("no answer")
+
+
+async def test_a_commit_without_an_answer_names_the_deleted_topic(link: FaustLink) -> None:
+    silent: Any = Silent()
+    for topic in ("kept", "deleted"):
+        link.ensure(topic, 1)
+    sent = [Sent(0, topic, 0, b"a", b"b", 1_700_000_000_000, ()) for topic in ("kept", "deleted")]
+    work, member = FaustCommit({}, sent, {}), GroupMember("g", "m", 0)
+    with pytest.raises(RequestTimedOut):
+        commit(work, link, silent, member)
+    link.broker.delete_topic("deleted")
+    with pytest.raises(UnknownTopic, match="'deleted'"):
+        commit(work, link, silent, member)
