@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from strandline.changelog.arrow_messages import open_message
 from strandline.changelog.flatbuffers import I64, PAIR, field, target, vector_of
 from strandline.changelog.ipc_projection import projected
 
@@ -33,7 +34,7 @@ def read_batch(
     Raises ArrowInvalid.
     """
     try:
-        found = pa.ipc.read_message(message)
+        found = open_message(message)
         if part is not None and part != schema:
             smaller = projected(found, schema, part)
             found, schema = (found, schema) if smaller is None else (smaller, part)
@@ -68,12 +69,12 @@ def claimed_bytes(content: pa.Buffer) -> int:
     Nothing is uncompressed. Buffers that share bytes are counted separately. Raises ArrowInvalid.
     """
     try:
-        message = pa.ipc.read_message(content)
+        message = open_message(content)
         check_unpacked_size(message)
         metadata = memoryview(message.metadata)
         sizes = _unpacked_sizes(metadata, lambda: message.body)
         return sum(sizes) + sum(_buffer_sizes(metadata))
-    except (EOFError, OSError, ValueError, struct.error) as error:
+    except (EOFError, OSError, ValueError, RecursionError, struct.error) as error:
         raise pa.ArrowInvalid(str(error)) from error
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from strandline.changelog.arrow_messages import open_message
 from strandline.changelog.flatbuffers import I64, PAIR, U32, vector_of
 from strandline.changelog.flatbuffers import field as field_of
 from strandline.changelog.flatbuffers import target as target_of
@@ -170,4 +171,4 @@ def _assembled(
             raise pa.ArrowInvalid("a message's buffer is beyond its body")
         at = begin + position
         content[at : at + length] = body[source : source + length]
-    return pa.ipc.read_message(buffer.slice(lead))
+    return open_message(buffer.slice(lead))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from strandline.changelog.arrow_messages import FieldBudget, open_schema
 from strandline.changelog.errors import REPAIR, UNREADABLE, CorruptLog, SchemaMismatch
 
 BYTES = 0
@@ -119,10 +120,13 @@ def decode_schemas(messages: Sequence[bytes], where: str) -> ValueSchemas:
         raise CorruptLog(f"{where}: a schema cannot be decoded: {error}; {REPAIR}") from error
 
 
-def read_schema(message: bytes) -> pa.Schema:
-    """Return the schema in an Arrow IPC message. Raises ArrowInvalid, also for a bad name."""
+def read_schema(message: bytes, budget: FieldBudget | None = None) -> pa.Schema:
+    """Return the schema in an Arrow IPC message, and subtract its fields from a budget.
+
+    Raises ArrowInvalid, also for a bad name.
+    """
     try:
-        schema = pa.ipc.read_schema(pa.py_buffer(message))
+        schema = open_schema(message, budget)
         _read_names(schema)
     except (OSError, *UNREADABLE) as error:
         raise pa.ArrowInvalid(str(error)) from error

@@ -248,6 +248,18 @@ def decoding_unchecked(module: Path) -> set[str]:
     return found | (set() if checks_itself else unchecked)
 
 
+def opening_messages(module: Path) -> set[str]:
+    """Return calls by which Arrow opens a message whose references have not been counted."""
+    if module == ARROW_MESSAGES:
+        return set()
+    names = ("read_message", "read_schema", "open_stream", "open_file", "MessageReader")
+    tree = parsed((ROOT / module).read_text())
+    calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    return {call for call in calls if "ipc." in call and call.split(".")[-1] in names}
+
+
+ARROW_MESSAGES = Path("changelog/arrow_messages.py")
+"""Module that opens Arrow IPC messages, after counting their references."""
 FLAT = {Path("changelog/embedded/frame.py"), Path("framework/formats/codecs.py")}
 """Modules that decode lists of scalars only, in which a nested value is an error at once."""
 DECODING = Path("changelog/decoding.py")
@@ -285,6 +297,11 @@ def test_everything_else_that_is_imported_is_a_declared_dependency() -> None:
 def test_typed_decoders_are_built_in_one_place() -> None:
     """Two threads that use a type for the first time crash the process: docs/upstream.md."""
     assert offenders(decoding_by_itself) == {}
+
+
+def test_references_of_every_message_are_counted_before_arrow_opens_it() -> None:
+    """A schema of two megabytes, whose references lead to one field, takes gigabytes."""
+    assert offenders(opening_messages) == {}
 
 
 def test_the_depth_of_every_value_is_checked_before_it_is_decoded() -> None:
@@ -450,6 +467,8 @@ def test_the_rules_can_be_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "changelog/bad.py").write_text("msgspec.json.decode(data, type=Entry)\n")
     assert decoding_by_itself(Path("changelog/bad.py")) == {"line 1: msgspec.json.decode"}
     assert decoding_unchecked(Path("changelog/bad.py")) == {"msgspec.json.decode"}
+    (tmp_path / "changelog/bad.py").write_text("pa.ipc.read_schema(data)\n")
+    assert opening_messages(Path("changelog/bad.py")) == {"pa.ipc.read_schema"}
     unchecked = "from strandline.changelog.decoding import unchecked_json_decoder\n"
     (tmp_path / "changelog/bad.py").write_text(unchecked)
     assert decoding_unchecked(Path("changelog/bad.py")) == {"unchecked_json_decoder"}

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.changelog.arrays import binaries, int64s
+from strandline.changelog.arrow_messages import open_message
 from strandline.changelog.decoding import unchecked_msgpack_decoder
 from strandline.changelog.embedded.format import (
     HEADER_SIZE,
@@ -361,7 +362,7 @@ def _arrow_message(columns: pa.RecordBatch, compression: str) -> memoryview:
     schema_end = 8 + int.from_bytes(stream[4:8], "little")
     message = stream[schema_end:-8]  # without the schema's message and the end-of-stream mark
     try:
-        check_unpacked_size(pa.ipc.read_message(pa.py_buffer(message)))
+        check_unpacked_size(open_message(pa.py_buffer(message)))
     except pa.ArrowInvalid as error:
         raise RecordTooLarge(
             f"the batch could not be read back: {error}; send smaller batches"

@@ -9,7 +9,7 @@ in the stream's first message, and the header of each batch has the number of it
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from strandline.changelog.flight.messages import (
     SmallAppend,
     StreamHeader,
     decode,
+    decode_request,
     encode,
 )
 from strandline.changelog.ipc import claimed_bytes, read_batch
@@ -67,7 +68,7 @@ def read_appends(rows: Iterable[StreamMessage]) -> list[Append]:
     Clients are not trusted: the sizes and every value of the batches are validated.
     """
     stream = iter(rows)
-    schemas = _first_header(stream).schemas
+    schemas = _first_header(stream, decode_request).schemas
     appends = []
     size = 0
     for row in stream:
@@ -133,7 +134,7 @@ def read_fetched(rows: Iterable[StreamMessage]) -> dict[TopicPartition, Fetched]
     Its values are not validated, because the owner that sends it has done so.
     """
     stream = iter(rows)
-    first = _first_header(stream)
+    first = _first_header(stream, decode)
     fetched = {
         TopicPartition(state.topic, state.partition): Fetched(
             [],
@@ -278,11 +279,13 @@ def _checked_append(header: AppendHeader, message: pa.Buffer, schemas: list[pa.S
     )
 
 
-def _first_header(stream: Iterator[StreamMessage]) -> StreamHeader:
+def _first_header(
+    stream: Iterator[StreamMessage], decoded: Callable[[bytes, Any], Any]
+) -> StreamHeader:
     first = next(stream, None)
     if first is None:
         raise InvalidRequest("a stream of batches lacks its first message")
-    header: StreamHeader = decode(first.header, StreamHeader)
+    header: StreamHeader = decoded(first.header, StreamHeader)
     return header
 
 

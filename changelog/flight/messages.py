@@ -12,6 +12,7 @@ Bodies are limited in size and decoded into these types only, without pickle.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, TypeVar
@@ -20,6 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from strandline.changelog import errors
+from strandline.changelog.arrow_messages import FieldBudget
 from strandline.changelog.config import MAX_PARTITIONS
 from strandline.changelog.decoding import converter, msgpack_value, unchecked_msgpack_decoder
 from strandline.changelog.depth import check_msgpack
@@ -45,6 +47,8 @@ from strandline.changelog.schema import read_schema
 WIRE_VERSION = 2
 MAX_MESSAGE_BYTES = 16 << 20
 """Maximum number of bytes of one encoded request, ticket or header."""
+MAX_REQUEST_FIELDS = 1 << 17
+"""Maximum number of fields of all schemas in one request, including nested fields."""
 MAX_APPEND_BYTES = 1 << 30
 """Maximum number of bytes of all batches of one append call."""
 MAX_FETCH_BYTES = 256 << 20
@@ -226,6 +230,18 @@ def decode(body: Any, kind: Any, max_bytes: int = MAX_MESSAGE_BYTES) -> Any:
         raise InvalidRequest(f"cannot read a message as {kind}: {error}") from error
 
 
+def decode_request(body: Any, kind: Any, max_bytes: int = MAX_MESSAGE_BYTES) -> Any:
+    """Return the message of a client, whose schemas have at most MAX_REQUEST_FIELDS fields.
+
+    Raises InvalidRequest, as `decode`.
+    """
+    _request.fields = FieldBudget(MAX_REQUEST_FIELDS)
+    try:
+        return decode(body, kind, max_bytes)
+    finally:
+        _request.fields = None
+
+
 def check_version(hello: Any) -> SessionHello:
     """Return a client's hello. Raises InvalidRequest if it has another protocol version."""
     try:
@@ -289,12 +305,20 @@ def _to_wire(value: Any) -> Any:
 
 def _from_wire(kind: type, value: Any) -> Any:
     if kind is pa.Schema and isinstance(value, bytes):
-        return read_schema(value)
+        return read_schema(value, _request.fields)
     if kind is AbortedTransactions:
         return AbortedTransactions(_ENDED(value))
     raise ValueError(f"expected the bytes of a {kind.__name__}, got a {type(value).__name__}")
 
 
+class _Request(threading.local):
+    """Request that the current thread is decoding."""
+
+    fields: FieldBudget | None = None
+    """Number of fields that the rest of the request may have; None for an answer."""
+
+
+_request = _Request()
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_to_wire)
 _ENDED = converter(list[EndedTransaction])
 

@@ -67,7 +67,7 @@ from strandline.changelog.flight.messages import (
     SessionWelcome,
     SmallAppend,
     check_version,
-    decode,
+    decode_request,
     encode,
     failure_of,
 )
@@ -236,18 +236,20 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             session = self._session(context)
             caller = context.get_middleware(_GATE)
             if action.type == SMALL_APPEND:
-                sent: SmallAppend = decode(action.body, SmallAppend)
+                sent: SmallAppend = decode_request(action.body, SmallAppend)
                 return [encode(self._append_from(caller, session, sent))]
             if action.type == REMOTE_APPEND and caller.client is not None:
-                sent = decode(action.body, SmallAppend, MAX_REMOTE_APPEND_BYTES + MAX_MESSAGE_BYTES)
+                sent = decode_request(
+                    action.body, SmallAppend, MAX_REMOTE_APPEND_BYTES + MAX_MESSAGE_BYTES
+                )
                 return [encode(self._append_from(caller, session, sent))]
             if action.type == LOCATE and self._locate is not None:
-                wanted: FetchRequest = decode(action.body, FetchRequest)
+                wanted: FetchRequest = decode_request(action.body, FetchRequest)
                 return [encode(self._poll(context, wanted, self._locate, _has_pieces))]
             kind = REQUESTS.get(action.type)
             if kind is None:
                 raise InvalidRequest(f"the log's owner has no call named {action.type!r}")
-            request: Request = decode(action.body, kind)
+            request: Request = decode_request(action.body, kind)
             permit = self._permit(caller)
             if permit is None:
                 return [encode(self._run(session, request))]
@@ -270,7 +272,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
     def do_get(self, context: Any, ticket: Any) -> Any:
         with _failures_sent():
             self._session(context)
-            request: FetchRequest = decode(ticket.ticket, FetchRequest)
+            request: FetchRequest = decode_request(ticket.ticket, FetchRequest)
             caller = context.get_middleware(_GATE)
             permit = self._permit(caller)
             if permit is not None:

@@ -16,8 +16,9 @@ from strandline.changelog.embedded.scanning import BrokenFrame, scan
 from strandline.changelog.embedded.segment import Segment
 from strandline.changelog.errors import CorruptLog, RecordTooLarge
 from strandline.changelog.flight import messages, requests
-from strandline.changelog.ipc import MAX_UNPACKED_BYTES
+from strandline.changelog.ipc import MAX_UNPACKED_BYTES, claimed_bytes, read_batch
 from strandline.changelog.layout import SegmentName
+from strandline.changelog.schema import read_schema
 from strandline.changelog.storage import LocalStorage, MemoryStorage
 from strandline.statestore.serdes import MessagePack
 from tests.hostile.bombs import (
@@ -27,6 +28,8 @@ from tests.hostile.bombs import (
     frame,
     header_claiming,
     measured,
+    message_with_one_pair,
+    schema_of_one_field,
 )
 
 pytestmark = pytest.mark.damages
@@ -119,6 +122,66 @@ def test_rows_that_claim_more_than_the_frame_are_damage(body: bytes) -> None:
     with measured() as taken, pytest.raises(CorruptLog, match="cannot be decoded"):
         read_frame(frame(body, FrameKind.ROWS, 1))
     assert taken.arrow + taken.python < LITTLE
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        schema_of_one_field([100, 100], 3_000),
+        schema_of_one_field([50, 50, 50], 4_000),
+        schema_of_one_field([2_000, 2_000], 2_100_000),
+        schema_of_one_field([1_000], 100_000, name=b"x" * 10_000),
+        schema_of_one_field([2] * 40, 40_000),
+        schema_of_one_field([1] * 300, 40_000),
+        message_with_one_pair(1_000, b"x" * 10_000),
+    ],
+    ids=["fields", "three levels", "many fields", "names", "levels", "deep", "metadata"],
+)
+def test_references_of_a_schema_count_each_time(
+    bomb: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow accepts such schemas, and takes memory for each reference, so it must not see them."""
+    monkeypatch.setattr(pa.ipc, "read_schema", not_called)
+    with measured() as taken, pytest.raises(pa.ArrowInvalid):
+        read_schema(bomb)
+    assert taken.python < LITTLE
+
+
+def test_arrow_accepts_references_to_one_field() -> None:
+    """Without this the test above would show nothing."""
+    assert len(pa.ipc.read_schema(pa.py_buffer(schema_of_one_field([100, 100], 270_000)))) == 100
+
+
+def test_metadata_of_a_batch_count_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pa.ipc, "read_message", not_called)
+    bomb = pa.py_buffer(message_with_one_pair(1_000, b"x" * 10_000, header=3))
+    for read in (lambda: read_batch(bomb, batch().schema), lambda: claimed_bytes(bomb)):
+        with pytest.raises(pa.ArrowInvalid, match="repeated ones included"):
+            read()
+
+
+def not_called(*_: object) -> None:
+    raise AssertionError("Arrow has opened the message")
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 3_000])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.null(),
+        pa.timestamp("us", "Europe/Berlin"),
+        pa.struct([]),
+        pa.struct([("", pa.null())]),
+        pa.dictionary(pa.int8(), pa.string()),
+        pa.dense_union([pa.field("", pa.null())]),
+        pa.map_(pa.string(), pa.list_(pa.bool_())),
+    ],
+    ids=str,
+)
+def test_every_schema_that_arrow_writes_is_read(kind: pa.DataType, count: int) -> None:
+    for metadata in (None, {"": ""}, {"": "", "k": "v"}):
+        schema = pa.schema([pa.field("", kind, metadata=metadata)] * count, metadata)
+        assert read_schema(schema.serialize().to_pybytes()).equals(schema, check_metadata=True)
 
 
 def test_an_impossibly_large_document_is_damage(tmp_path: Path) -> None:

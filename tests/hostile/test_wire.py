@@ -11,7 +11,7 @@ import pytest
 
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import InvalidRequest, StrandlineError
-from strandline.changelog.flight import batches
+from strandline.changelog.flight import batches, messages
 from strandline.changelog.flight.batches import ROW_SCHEMA, StreamMessage
 from strandline.changelog.flight.client import FlightBroker
 from strandline.changelog.flight.connection import ConnectionTarget
@@ -33,7 +33,7 @@ from strandline.changelog.flight.requests import (
     ListOffsets,
 )
 from strandline.changelog.records import Append, ProducerIdentity, TopicPartition
-from tests.hostile.bombs import batch, claiming, compressed, measured, sharing
+from tests.hostile.bombs import batch, claiming, compressed, measured, schema_of_one_field, sharing
 from tests.hostile.conftest import Stranger
 
 LITTLE = 64 << 20
@@ -152,6 +152,36 @@ def test_batches_of_another_schema_are_refused(
 ) -> None:
     with pytest.raises(InvalidRequest):
         send(stranger, producer, batch().serialize().to_pybytes(), schema)
+
+
+def test_a_schema_with_references_to_one_field_is_refused(
+    stranger: Stranger, producer: ProducerIdentity
+) -> None:
+    bomb = schema_of_one_field([2_000, 2_000], 600_000)
+    append = msgspec.msgpack.encode(
+        [[bomb], [[header(producer), batch().serialize().to_pybytes()]]]
+    )
+    for kind, body in (
+        ("CreateTopic", msgspec.msgpack.encode(["new", 1, None, bomb, False])),
+        ("AlterTopic", msgspec.msgpack.encode(["t", None, None, bomb])),
+        (SMALL_APPEND, append),
+    ):
+        with measured() as taken, pytest.raises(InvalidRequest, match="repeated ones included"):
+            stranger.act(kind, body)
+        assert taken.arrow < LITTLE
+
+
+def test_the_fields_of_all_schemas_of_a_request_are_limited(
+    stranger: Stranger, producer: ProducerIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "MAX_REQUEST_FIELDS", 100)
+    schemas = [pa.schema([(f"{n} {i}", pa.bool_()) for i in range(20)]) for n in range(6)]
+    message = batch().serialize().to_pybytes()
+    sent = SmallAppend([batch().schema, *schemas[:4]], [(header(producer), message)])
+    stranger.act(SMALL_APPEND, encode(sent))
+    sent = SmallAppend([batch().schema, *schemas], [(header(producer), message)])
+    with pytest.raises(InvalidRequest, match="more may be sent in this request"):
+        stranger.act(SMALL_APPEND, encode(sent))
 
 
 @pytest.mark.parametrize("number", [-1, 1, 1 << 40])
