@@ -12,6 +12,17 @@ from strandline.changelog.errors import REPAIR, UNREADABLE, CorruptLog, SchemaMi
 
 BYTES = 0
 """Schema id of values that are bytes."""
+MAX_SCHEMA_FIELDS = 10_000
+"""Maximum number of fields of a topic's schema, including nested fields."""
+MAX_SCHEMA_DEPTH = 100
+"""Maximum number of types within each other in a topic's schema. Arrow reads about 120."""
+MAX_SCHEMA_BYTES = 1 << 20
+"""Maximum number of bytes of a topic's schema as an Arrow IPC message."""
+MAX_SCHEMA_VERSIONS = 1_000
+"""Maximum number of versions of a topic's schema."""
+MAX_VERSIONS_BYTES = 16 << 20
+"""Maximum number of bytes of all versions of a topic's schema. The catalog contains them, and is
+written anew whenever a topic changes."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +56,23 @@ class ValueSchemas:
     def extended(self, schema: pa.Schema, topic: str) -> ValueSchemas:
         """Return the versions with `schema` added, unless it is the latest version already.
 
-        Raises SchemaMismatch unless it is the latest version plus nullable fields at its end.
+        Raises SchemaMismatch unless it is the latest version plus nullable fields at its end, of
+        types that can be stored, within the limits above. A topic of an earlier release may exceed
+        them; it is read, and cannot be extended.
         """
-        check_schema(schema, topic)
+        _check_names(schema, topic)
+        known = 0
         if self.latest is not None:
             if schema.equals(self.latest):
                 return self
             if objection := _objection(schema, self.latest):
                 raise SchemaMismatch(f"topic {topic!r}: {objection}")
-        return ValueSchemas((*self.versions, schema.remove_metadata()))
+            known = len(self.latest)
+        # A topic of an earlier release may have fields of other types, and keeps them.
+        _check_types(schema, topic, known)
+        versions = (*self.versions, schema.remove_metadata())
+        _check_versions(versions, topic)
+        return ValueSchemas(versions)
 
 
 def value_type(schema: pa.Schema | None) -> pa.DataType:
@@ -63,22 +82,6 @@ def value_type(schema: pa.Schema | None) -> pa.DataType:
     StructType(struct<n: int64>)
     """
     return pa.binary() if schema is None else pa.struct(list(schema))
-
-
-def check_schema(schema: pa.Schema, topic: str) -> None:
-    """Raise SchemaMismatch for a schema that a topic cannot have."""
-    if not isinstance(schema, pa.Schema) or not len(schema):
-        raise SchemaMismatch(
-            f"topic {topic!r}: a schema is a pyarrow.Schema of at least one field, got {schema!r}"
-        )
-    if len(set(schema.names)) != len(schema.names):
-        raise SchemaMismatch(f"topic {topic!r}: field names must be unique, got {schema.names}")
-    for field in schema:
-        if pa.types.is_dictionary(field.type) or pa.types.is_null(field.type):
-            raise SchemaMismatch(
-                f"topic {topic!r}: field {field.name!r} has type {field.type}, which cannot be "
-                f"stored; use its plain value type"
-            )
 
 
 def extends(new: pa.Schema, old: pa.Schema) -> bool:
@@ -133,6 +136,96 @@ def read_schema(message: bytes, budget: FieldBudget | None = None) -> pa.Schema:
     return schema
 
 
+def _check_names(schema: pa.Schema, topic: str) -> None:
+    if not isinstance(schema, pa.Schema) or not len(schema):
+        raise SchemaMismatch(
+            f"topic {topic!r}: a schema is a pyarrow.Schema of at least one field, got {schema!r}"
+        )
+    if len(set(schema.names)) != len(schema.names):
+        raise SchemaMismatch(f"topic {topic!r}: field names must be unique, got {schema.names}")
+
+
+def _check_types(schema: pa.Schema, topic: str, known: int) -> None:
+    """Raise SchemaMismatch for too many fields, or a type that cannot be stored.
+
+    The types of the first `known` fields are not checked.
+    """
+    count = len(schema)
+    for number, field in enumerate(schema):
+        # A stack instead of recursion: each entry is a type, its depth, and if lists contain it.
+        types = [(field.type, 1, False)]
+        while types:
+            kind, depth, repeated = types.pop()
+            kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+            problem = None if number < known else _problem(kind, repeated=repeated)
+            if problem or depth > MAX_SCHEMA_DEPTH:
+                deep = f"types nested more than {MAX_SCHEMA_DEPTH} deep"
+                raise SchemaMismatch(
+                    f"topic {topic!r}: field {field.name!r} has type {_shown(field.type)}, which "
+                    f"cannot be stored: {problem or f'{deep}; use fewer levels'}"
+                )
+            count += kind.num_fields
+            if count > MAX_SCHEMA_FIELDS:
+                raise SchemaMismatch(
+                    f"topic {topic!r}: the schema has more than {MAX_SCHEMA_FIELDS:,} fields, "
+                    f"nested ones included (at field {field.name!r}); use a list or a map of "
+                    "values of one type, or several topics"
+                )
+            inner = repeated or kind.id in _LISTS
+            types += [(kind.field(i).type, depth + 1, inner) for i in range(kind.num_fields)]
+
+
+def _problem(kind: pa.DataType, *, repeated: bool) -> str | None:
+    """Return the reason why a type cannot be stored, and what to use instead; None if it can."""
+    if kind.id == pa.lib.Type_NA:
+        return "null is the type of no value; give the field the type of its values"
+    if kind.id in (pa.lib.Type_DENSE_UNION, pa.lib.Type_SPARSE_UNION):
+        return "a union; use a struct with a nullable field for each type"
+    if kind.id not in _STORABLE:
+        return (
+            f"{_shown(kind)} shares bytes among values; use its plain value type, such as string "
+            "or list"
+        )
+    if repeated and _is_empty(kind):
+        return f"{_shown(kind)} in a list takes no bytes; give it a field or a size"
+    return None
+
+
+def _is_empty(kind: pa.DataType) -> bool:
+    """Return True for a type whose values take no bytes, so that a list has any number of them."""
+    if kind.id == pa.lib.Type_STRUCT:
+        return bool(kind.num_fields == 0)
+    if kind.id == pa.lib.Type_FIXED_SIZE_LIST:
+        return bool(kind.list_size == 0)
+    return bool(kind.id == pa.lib.Type_FIXED_SIZE_BINARY and kind.byte_width == 0)
+
+
+def _shown(kind: pa.DataType) -> str:
+    """Return a type for an error, shortened."""
+    text = str(kind)
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def _check_versions(versions: Sequence[pa.Schema], topic: str) -> None:
+    """Raise SchemaMismatch if the versions of a topic's schema take too much of the catalog."""
+    if len(versions) > MAX_SCHEMA_VERSIONS:
+        raise SchemaMismatch(
+            f"topic {topic!r} has {MAX_SCHEMA_VERSIONS:,} versions of its schema, and cannot get "
+            "another one; add several fields at a time, and copy the records into a new topic"
+        )
+    sizes = [len(message) for message in encode_schemas(versions)]
+    if sizes[-1] > MAX_SCHEMA_BYTES:
+        raise SchemaMismatch(
+            f"topic {topic!r}: the schema has {sizes[-1]:,} bytes as an Arrow message, at most "
+            f"{MAX_SCHEMA_BYTES:,} are allowed; use fewer or shorter names, or less metadata of fields"
+        )
+    if sum(sizes) > MAX_VERSIONS_BYTES:
+        raise SchemaMismatch(
+            f"topic {topic!r}: all versions of the schema have {sum(sizes):,} bytes together, at "
+            f"most {MAX_VERSIONS_BYTES:,} are allowed; copy the records into a new topic"
+        )
+
+
 def _read_names(fields: Iterable[pa.Field]) -> None:
     for field in fields:
         assert field.name is not None
@@ -159,3 +252,23 @@ def _objection(new: pa.Schema, old: pa.Schema) -> str | None:
                 f"have it"
             )
     return None
+
+
+_LISTS = frozenset(
+    {pa.lib.Type_LIST, pa.lib.Type_LARGE_LIST, pa.lib.Type_FIXED_SIZE_LIST, pa.lib.Type_MAP}
+)
+_STORABLE = _LISTS | {
+    getattr(pa.lib, f"Type_{name}")
+    for name in (
+        *("BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"),
+        *("HALF_FLOAT", "FLOAT", "DOUBLE", "DECIMAL32", "DECIMAL64", "DECIMAL128", "DECIMAL256"),
+        *("STRING", "LARGE_STRING", "BINARY", "LARGE_BINARY", "FIXED_SIZE_BINARY", "STRUCT"),
+        *("DATE32", "DATE64", "TIME32", "TIME64", "TIMESTAMP", "DURATION"),
+        "INTERVAL_MONTH_DAY_NANO",
+    )
+}
+"""Ids of the types whose values each have bytes of their own.
+
+Values of views, dictionaries and runs may share bytes, so a small batch becomes a large one at its
+readers, when they cast it or make Python objects of it.
+"""
