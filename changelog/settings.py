@@ -21,6 +21,9 @@ LONGEST_MS = 36_525 * 24 * 60 * 60 * 1000
 """Maximum milliseconds of any wait: 100 years. Added to the current time it fits into 64 bits, and
 into the arguments of system calls. Durations that are only compared with an age may be longer."""
 
+MAX_TEXT_CHARS = 100
+"""Maximum number of characters of a new value, because the catalog keeps it as it was given."""
+
 Source = Literal["topic", "log", "default"]
 
 
@@ -92,7 +95,12 @@ class Settings:
     def check_given(self, name: str, text: str, called: str) -> None:
         """Raise InvalidConfig unless the setting may be set to this text in this version."""
         kind = self._kinds[name]
-        value = kind.parse(checked_text(text, called), called)
+        if len(checked_text(text, called)) > MAX_TEXT_CHARS:
+            raise InvalidConfig(
+                f"{called} has at most {MAX_TEXT_CHARS} characters, got {len(text):,}; "
+                "write it without spaces and leading zeros"
+            )
+        value = kind.parse(text, called)
         if not kind.allows(value):
             raise kind.refused(value, called)
 

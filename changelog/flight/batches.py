@@ -25,6 +25,7 @@ from strandline.changelog.flight.messages import (
     SmallAppend,
     StreamHeader,
     decode,
+    decode_answer,
     decode_request,
     encode,
 )
@@ -134,7 +135,7 @@ def read_fetched(rows: Iterable[StreamMessage]) -> dict[TopicPartition, Fetched]
     Its values are not validated, because the owner that sends it has done so.
     """
     stream = iter(rows)
-    first = _first_header(stream, decode)
+    first = _first_header(stream, decode_answer)
     fetched = {
         TopicPartition(state.topic, state.partition): Fetched(
             [],

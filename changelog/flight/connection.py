@@ -61,6 +61,7 @@ from strandline.changelog.flight.messages import (
     SessionHello,
     SessionWelcome,
     decode,
+    decode_answer,
     encode,
     error_of,
 )
@@ -133,6 +134,9 @@ class FlightConnection:
         """Return the answer to a request; `extra_s` seconds are added to its deadline."""
         kind = type(request)
         subjects = subjects_of(request) if self.session.relayed else ()
+        if kind.paged:
+            results = self._results(kind.__name__, request, extra_s, subjects)
+            return [item for page in results for item in decode_answer(page, kind.answer)]
         answer, granted = self._act(kind.__name__, request, kind.answer, extra_s, subjects)
         opened = opened_by(request, answer) if granted else None
         if opened is not None:
@@ -153,11 +157,17 @@ class FlightConnection:
         subjects: Collection[Subject] = (),
     ) -> tuple[Any, list[bytes]]:
         """Return the answer to an action, and the grants that came with it."""
+        result, *granted = self._results(kind, body, extra_s, subjects)
+        return decode_answer(result, answer), [bytes(one) for one in granted]
+
+    def _results(
+        self, kind: str, body: FlightMessage, extra_s: float, subjects: Collection[Subject]
+    ) -> list[Any]:
+        """Return the bodies of all results of an action."""
         with self._errors_translated(kind):
             action = flight.Action(kind, encode(body))
             options = self._options(extra_s, subjects)
-            result, *granted = self._client.do_action(action, options)
-        return decode(result.body, answer), [bytes(one.body) for one in granted]
+            return [result.body for result in self._client.do_action(action, options)]
 
     def fetch(self, request: FetchRequest) -> dict[TopicPartition, Fetched]:
         """Return the answer to a fetch; the fetch's timeout is added to the deadline."""

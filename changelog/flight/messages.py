@@ -13,7 +13,7 @@ Bodies are limited in size and decoded into these types only, without pickle.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
@@ -56,6 +56,10 @@ MAX_FETCH_BYTES = 256 << 20
 MAX_CALL_PARTITIONS = 4 * MAX_PARTITIONS
 """Maximum number of partitions that one call names: a message may have many more, and decoding them
 would stop all other calls for seconds."""
+MAX_ANSWER_BYTES = 256 << 20
+"""Maximum number of bytes of one encoded answer, page or header of the owner."""
+PAGE_BYTES = 4 << 20
+"""Number of bytes after which a list is continued in another page."""
 MAX_ERROR_CHARS = 2_000
 """Maximum number of characters of an error's message, because it is sent in a header."""
 
@@ -209,6 +213,24 @@ def encode(message: Any) -> bytes:
         ) from error
 
 
+def encode_pages(items: Sequence[Any]) -> list[bytes]:
+    """Return a list as several messages, so that none is too large; at least one.
+
+    >>> encode_pages(["a", "b"])
+    [b'\\x92\\xa1a\\xa1b']
+    """
+    pages: list[list[msgspec.Raw]] = [[]]
+    size = 0
+    for item in items:
+        encoded = encode(item)
+        if pages[-1] and size + len(encoded) > PAGE_BYTES:
+            pages.append([])
+            size = 0
+        pages[-1].append(msgspec.Raw(encoded))
+        size += len(encoded)
+    return [encode(page) for page in pages]
+
+
 def decode(body: Any, kind: Any, max_bytes: int = MAX_MESSAGE_BYTES) -> Any:
     """Return the message of type `kind` in `body`.
 
@@ -228,6 +250,15 @@ def decode(body: Any, kind: Any, max_bytes: int = MAX_MESSAGE_BYTES) -> Any:
         return _decoder(kind).decode(view)
     except (pa.ArrowException, *UNREADABLE) as error:
         raise InvalidRequest(f"cannot read a message as {kind}: {error}") from error
+
+
+def decode_answer(body: Any, kind: Any) -> Any:
+    """Return the message of an owner, which the client has authenticated.
+
+    Its limit is that of a fetch, because a topic of an earlier release may have a large schema.
+    Raises InvalidRequest, as `decode`.
+    """
+    return decode(body, kind, MAX_ANSWER_BYTES)
 
 
 def decode_request(body: Any, kind: Any, max_bytes: int = MAX_MESSAGE_BYTES) -> Any:

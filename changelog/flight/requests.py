@@ -39,6 +39,8 @@ class Request(FlightMessage, frozen=True):
 
     answer: ClassVar[Any]
     """Type of the result of `run`."""
+    paged: ClassVar[bool] = False
+    """True if the result is a list that has no limit, and is sent in pages."""
 
     def run(self, broker: Broker) -> Any:
         """Make the call on `broker` and return its result."""
@@ -85,6 +87,7 @@ class AlterTopic(Request, frozen=True):
 
 
 class ListTopics(Request, frozen=True):
+    paged = True
     answer = list[TopicInfo]
 
     def run(self, broker: Broker) -> list[TopicInfo]:
@@ -144,6 +147,7 @@ class CleanTopics(Request, frozen=True):
 
 
 class Cleaning(Request, frozen=True):
+    paged = True
     answer = list[CleaningStatus]
 
     def run(self, broker: Broker) -> Any:
@@ -242,6 +246,7 @@ class FetchOffsets(Request, frozen=True):
 
 
 class ListGroups(Request, frozen=True):
+    paged = True
     answer = list[str]
 
     def run(self, broker: Broker) -> list[str]:

@@ -69,6 +69,7 @@ from strandline.changelog.flight.messages import (
     check_version,
     decode_request,
     encode,
+    encode_pages,
     failure_of,
 )
 from strandline.changelog.flight.requests import (
@@ -252,13 +253,14 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             request: Request = decode_request(action.body, kind)
             permit = self._permit(caller)
             if permit is None:
-                return [encode(self._run(session, request))]
+                return _encoded(request, self._run(session, request))
             permit.check(request)
             own = permit.own(request)
             with self._held.counted(permit.holder.token_id, own) as note:
                 answer = self._run(session, own)
                 note(answer)
-            return [encode(permit.visible(request, answer)), *permit.grants(request, answer)]
+            visible = _encoded(request, permit.visible(request, answer))
+            return [*visible, *permit.grants(request, answer)]
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with _failures_sent():
@@ -485,6 +487,11 @@ def _wait_until_closed(reader: Any) -> None:
     with contextlib.suppress(StopIteration, flight.FlightError, OSError):
         while True:
             reader.read_chunk()
+
+
+def _encoded(request: Request, answer: Any) -> list[bytes]:
+    """Return the messages of an answer: several pages if it is a long list."""
+    return encode_pages(answer) if request.paged else [encode(answer)]
 
 
 def _answer(writer: Any, answer: AppendAnswer) -> None:

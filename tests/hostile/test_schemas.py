@@ -12,7 +12,8 @@ import pytest
 from strandline import changelog
 from strandline.changelog import schema as schemas
 from strandline.changelog.embedded.owner import Owner
-from strandline.changelog.errors import SchemaMismatch
+from strandline.changelog.errors import InvalidConfig, SchemaMismatch
+from strandline.changelog.flight import messages
 from strandline.changelog.flight.client import FlightBroker
 from strandline.changelog.flight.connection import ConnectionTarget
 from strandline.changelog.layout import CATALOG
@@ -159,6 +160,42 @@ def test_a_producer_cannot_let_the_catalog_grow_without_limit(
         for count in range(1, 1_000):
             owner.alter_topic("typed", schema=pa.schema([*ONE, *bools(count)]))
     assert (tmp_path / "log" / CATALOG).stat().st_size < 100_000
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        ("retention.ms", "0" * 4_000 + "1"),
+        ("retention.ms", " " * 4_000 + "1"),
+        ("cleanup.policy", "compact," * 4_000 + "compact"),
+    ],
+)
+def test_the_text_of_a_setting_is_limited(owner: Owner, setting: str, text: str) -> None:
+    for change in (
+        lambda: owner.create_topic("new", config={setting: text}),
+        lambda: owner.alter_topic("t", config={setting: text}),
+    ):
+        with pytest.raises(
+            InvalidConfig, match=f"{setting} has at most 100 characters, got (4|32),"
+        ):
+            change()
+
+
+def test_lists_are_sent_in_pages(
+    owner: Owner, target: ConnectionTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One page for all topics would be longer than a client reads."""
+    monkeypatch.setattr(messages, "PAGE_BYTES", 10_000)
+    monkeypatch.setattr(messages, "MAX_ANSWER_BYTES", 20_000)
+    names = [f"wide-{number}" for number in range(12)]
+    for name in names:
+        owner.create_topic(name, schema=pa.schema(bools(100)))
+    broker = FlightBroker(target, deadline=30)
+    listed = broker.topics()
+    assert listed == owner.topics()
+    assert {one.name for one in listed} >= {"t", *names}
+    assert broker.groups() == []
+    broker.close()
 
 
 def test_a_log_with_a_larger_schema_is_read(
