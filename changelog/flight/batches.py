@@ -48,7 +48,7 @@ class StreamMessage(NamedTuple):
 def append_rows(appends: Sequence[Append]) -> Iterator[StreamMessage]:
     """Return the stream that carries `appends`."""
     schemas = _Schemas(append.columns.schema for append in appends)
-    yield StreamMessage(_EMPTY_ROW, encode(StreamHeader(schemas.found)))
+    yield StreamMessage(EMPTY_ROW, encode(StreamHeader(schemas.found)))
     for append in appends:
         yield StreamMessage(_row(append.columns, None), encode(_append_header(append, schemas)))
 
@@ -124,7 +124,7 @@ def fetched_rows(fetched: Mapping[TopicPartition, Fetched]) -> Iterator[StreamMe
         for (topic, partition), part in fetched.items()
     ]
     del fetched
-    yield StreamMessage(_EMPTY_ROW, encode(StreamHeader(schemas.found, states)))
+    yield StreamMessage(EMPTY_ROW, encode(StreamHeader(schemas.found, states)))
     while batches:
         yield _fetched_row(batches.popleft(), schemas)
 
@@ -290,6 +290,7 @@ def _first_header(
     return header
 
 
-_EMPTY_ROW = pa.RecordBatch.from_arrays(
+EMPTY_ROW = pa.RecordBatch.from_arrays(
     [pa.nulls(0, pa.large_binary()), pa.nulls(0, pa.large_binary())], schema=ROW_SCHEMA
 )
+"""Data of a message that has a header only."""

@@ -65,6 +65,7 @@ class Client:
         self._has_session = False
         self._calls = 0
         self._after_calls: Callable[[], None] | None = None
+        self._at_end: list[Callable[[], None]] = []
 
     @property
     def is_gone(self) -> bool:
@@ -75,6 +76,22 @@ class Client:
     def exceeded(self) -> str:
         """Limit because of which the connection was dropped, in words; "" if there was none."""
         return self._exceeded
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Call a function once the connection has ended, at once if it has already."""
+        with self._lock:
+            self._at_end.append(call)
+            if not self.ended.is_set():
+                return
+        call()
+
+    def end(self) -> None:
+        """Record that the connection has ended."""
+        with self._lock:
+            self.ended.set()
+            calls = list(self._at_end)
+        for call in calls:
+            call()
 
     def begin_session(self) -> bool:
         """Record that the client has a session; return False if it already had one."""
@@ -178,7 +195,7 @@ class Clients:
         """Remove a connection that has ended."""
         with self._lock:
             self._by_credential.pop(client.credential, None)
-        client.ended.set()
+        client.end()
 
     def drop_revoked(self) -> None:
         """End the connections of revoked tokens without waiting for the peers."""

@@ -326,10 +326,6 @@ class SessionStream:
     def _begin(self, deadline: float) -> SessionWelcome:
         hello = SessionHello(WIRE_VERSION, os.getpid(), os.path.basename(sys.argv[0] or "python"))
         options = flight.FlightCallOptions(headers=_headers(self.credential))
-        # Over TCP the hello is in the descriptor, because the server reads no streams of clients
-        # (docs/security.md).
-        command = SESSION if self._relay is None else SESSION + encode(hello)
-        descriptor = flight.FlightDescriptor.for_command(command)
         # The stream has no deadline since it stays open, and opening it would wait for the
         # connection without limit. So a call with a deadline goes first, and a timer cancels the
         # stream if the owner's answer is late.
@@ -339,16 +335,10 @@ class SessionStream:
                 timeout=deadline, headers=_headers(self.credential)
             )
             list(self.client.do_action(flight.Action(HELLO, encode(hello)), hello_options))
-            self._writer, self._reader = self.client.do_exchange(descriptor, options)
-            alarm = threading.Timer(deadline, _cancel, [self._reader, late])
-            alarm.daemon = True
-            alarm.start()
-            try:
-                if self._relay is None:
-                    self._writer.write_metadata(encode(hello))
-                answer = self._reader.read_chunk().app_metadata
-            finally:
-                alarm.cancel()
+            if self._relay is None:
+                answer = self._exchange(hello, options, deadline, late)
+            else:
+                answer = self._get(self._relay, hello, options, deadline, late)
         except (*_FOREIGN, StopIteration) as error:
             if late.is_set():
                 raise _no_answer(self._target, deadline) from error
@@ -357,6 +347,33 @@ class SessionStream:
             raise (OwnerUnavailable(str(raised)) if gone else raised) from error
         welcome: SessionWelcome = decode(answer, SessionWelcome)
         return welcome
+
+    def _exchange(
+        self, hello: SessionHello, options: Any, deadline: float, late: threading.Event
+    ) -> Any:
+        """Open the stream over the Unix socket; return the owner's answer."""
+        descriptor = flight.FlightDescriptor.for_command(SESSION)
+        self._writer, self._reader = self.client.do_exchange(descriptor, options)
+        with _alarm(deadline, late, lambda: _cancel(self._reader)):
+            self._writer.write_metadata(encode(hello))
+            return self._reader.read_chunk().app_metadata
+
+    def _get(
+        self,
+        relay: Relay,
+        hello: SessionHello,
+        options: Any,
+        deadline: float,
+        late: threading.Event,
+    ) -> Any:
+        """Open the stream over TCP; return the owner's answer.
+
+        The hello is in the ticket, because the owner reads no streams of clients over TCP.
+        """
+        # Opening the stream waits for its schema, so a late answer ends the whole connection.
+        with _alarm(deadline, late, relay.close):
+            self._reader = self.client.do_get(flight.Ticket(SESSION + encode(hello)), options)
+            return self._reader.read_chunk().app_metadata
 
     def _watch(self) -> None:
         reason = f"the owner of {self._target.name} (pid {self.welcome.pid}) is gone"
@@ -368,7 +385,8 @@ class SessionStream:
             pass
         self.mark_lost(reason)
         with contextlib.suppress(*_FOREIGN):
-            self._writer.close()
+            if self._relay is None:
+                self._writer.close()
 
 
 _HANG_UP_S = 2.0
@@ -410,9 +428,24 @@ def _call_within(call: Callable[[], T], seconds: float) -> T:
         raise _Stuck from None
 
 
-def _cancel(reader: Any, late: threading.Event | None = None) -> None:
-    if late is not None:
+@contextlib.contextmanager
+def _alarm(seconds: float, late: threading.Event, cancel: Callable[[], None]) -> Iterator[None]:
+    """Set `late` and call `cancel` if the block takes longer than `seconds`."""
+
+    def ring() -> None:
         late.set()
+        cancel()
+
+    alarm = threading.Timer(seconds, ring)
+    alarm.daemon = True
+    alarm.start()
+    try:
+        yield
+    finally:
+        alarm.cancel()
+
+
+def _cancel(reader: Any) -> None:
     with contextlib.suppress(*_FOREIGN):
         reader.cancel()
 

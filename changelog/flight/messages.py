@@ -65,7 +65,7 @@ MAX_ERROR_CHARS = 2_000
 
 SESSION_HEADER = "strandline-session"
 SESSION = b"session"
-"""Descriptor of the session stream."""
+"""Descriptor of the session stream; over TCP the beginning of its ticket, before the hello."""
 APPEND = b"append"
 """Descriptor of a stream of batches to append."""
 MAX_SMALL_APPEND_BYTES = 32 << 10

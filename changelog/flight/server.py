@@ -2,9 +2,13 @@
 
     DoExchange "session"   open as long as the client lives; its end shows that the client is gone
     DoPut      "append"    a stream of batches, appended and acknowledged together
-    DoGet                  the ticket is a FetchRequest; waits in the server if nothing is new
+    DoGet                  the ticket is a FetchRequest; waits in the server if nothing is new;
+                           the session of a client over TCP, whose ticket has its hello
     DoAction               every other call, named by its request type, and small appends;
                            LOCATE waits like DoGet
+
+Clients over TCP call DoGet and DoAction only. Arrow reads the first message of the other two before
+any code of this module runs: the schema in it, and the batches after it, decompressed.
 
 Every call carries a token, which is checked first. Every call except Hello and the session stream
 also carries a session id. Messages from clients are limited in size and decoded into known types
@@ -34,6 +38,7 @@ from strandline.changelog.flight import fork
 from strandline.changelog.flight.answers import Answer
 from strandline.changelog.flight.authorization import Permit
 from strandline.changelog.flight.batches import (
+    EMPTY_ROW,
     StreamMessage,
     claimed_by,
     fetched_rows,
@@ -91,6 +96,8 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+GOODBYES_S = 0.5
+"""Seconds in which all clients over TCP are sent the goodbye."""
 POLL_SLICE_S = 0.2
 """Seconds after which a waiting fetch checks if its client is still connected."""
 
@@ -207,27 +214,46 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             streams = list(self._streams.values())
         for stream in streams:
             stream.say()
+        deadline = self._clock.monotonic() + GOODBYES_S
+        for stream in streams:
+            stream.wait_until_said(deadline - self._clock.monotonic())
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with _failures_sent():
-            caller = context.get_middleware(_GATE)
-            hello = _hello_of(descriptor.command, reader, caller.client)
-            session = self._sessions.start(hello)
-            goodbye = _Goodbye(writer)
+            if descriptor.command != SESSION:
+                raise InvalidRequest(f"unknown stream {descriptor.command[:40]!r}")
+            session = self._sessions.start(check_version(reader.read_chunk().app_metadata))
+            goodbye = _StreamGoodbye(writer)
             try:
-                locates = self._locate is not None
-                welcome = SessionWelcome(WIRE_VERSION, os.getpid(), session.id, locates)
-                writer.write_metadata(encode(welcome))
+                writer.write_metadata(encode(self._welcome(session)))
                 self._register(session, goodbye)
-                if caller.client is None:
-                    _wait_until_closed(reader)
-                else:
-                    caller.client.ended.wait()
+                _wait_until_closed(reader)
             finally:
                 goodbye.forget()
-                with self._streams_lock:
-                    self._streams.pop(session.id, None)
-                self._sessions.end(session)
+                self._end(session)
+
+    def _remote_session(self, client: Client, hello: SessionHello) -> Iterator[StreamMessage]:
+        """Yield the messages of the session of a client over TCP, until its connection ends."""
+        session = self._sessions.start(hello)
+        goodbye = _RemoteGoodbye(client)
+        try:
+            yield StreamMessage(EMPTY_ROW, encode(self._welcome(session)))
+            self._register(session, goodbye)
+            if goodbye.is_asked():
+                yield StreamMessage(EMPTY_ROW, GOODBYE)
+                goodbye.sent.set()
+                client.ended.wait()
+        finally:
+            goodbye.sent.set()
+            self._end(session)
+
+    def _welcome(self, session: ClientSession) -> SessionWelcome:
+        return SessionWelcome(WIRE_VERSION, os.getpid(), session.id, self._locate is not None)
+
+    def _end(self, session: ClientSession) -> None:
+        with self._streams_lock:
+            self._streams.pop(session.id, None)
+        self._sessions.end(session)
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
         with _failures_sent():
@@ -265,17 +291,20 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with _failures_sent():
             session = self._session(context)
-            # Arrow decompresses the batches of a stream before their size can be checked, so
-            # clients of the front may not send streams.
-            if descriptor.command != APPEND or context.get_middleware(_GATE).client is not None:
+            if descriptor.command != APPEND:
                 raise InvalidRequest(f"unknown stream {descriptor.command!r}")
             _answer(writer, self._append(session, read_appends(rows_of(reader))))
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         with _failures_sent():
+            caller = context.get_middleware(_GATE)
+            if caller.client is not None and ticket.ticket.startswith(SESSION):
+                hello = check_version(ticket.ticket.removeprefix(SESSION))
+                if not caller.client.begin_session():
+                    raise InvalidRequest("this connection has a session already")
+                return stream_of(_with_failures_sent(self._remote_session(caller.client, hello)))
             self._session(context)
             request: FetchRequest = decode_request(ticket.ticket, FetchRequest)
-            caller = context.get_middleware(_GATE)
             permit = self._permit(caller)
             if permit is not None:
                 permit.check(request)
@@ -416,6 +445,10 @@ class _Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
                 else f"the log's owner asks for a token; {HOW_TO_GIVE_ONE}"
             )
             raise flight.FlightUnauthenticatedError("refused", encode(failure_of(refusal)))
+        if client is not None and info.method in _READ_BY_ARROW:
+            # Refused here, because Arrow reads the schema of the stream before its handler runs.
+            no_stream = InvalidRequest("unknown stream: a client over TCP sends none")
+            raise flight.FlightServerError("refused", encode(failure_of(no_stream)))
         if client is not None and not client.begin_call():
             raise flight.FlightUnavailableError("the connection of this call has ended")
         return _Caller(_header(headers, SESSION_HEADER), client, _header(headers, GRANTS_HEADER))
@@ -442,7 +475,33 @@ def _header(headers: dict[str, list[str]], name: str) -> str:
     return str(next(iter(headers.get(name, [])), ""))
 
 
-class _Goodbye:
+_READ_BY_ARROW = (flight.FlightMethod.DO_PUT, flight.FlightMethod.DO_EXCHANGE)
+"""Calls with a stream from the client, whose Arrow messages are read before the handler runs."""
+
+
+class _RemoteGoodbye:
+    """Wakes the session stream of a client over TCP, which then sends the goodbye message."""
+
+    def __init__(self, client: Client) -> None:
+        self._woken = threading.Event()
+        self._client = client
+        self.sent = threading.Event()
+        """Set once the message was sent, or never will be."""
+        client.at_end(self._woken.set)
+
+    def say(self) -> None:
+        self._woken.set()
+
+    def wait_until_said(self, seconds: float) -> None:
+        self.sent.wait(max(0.0, seconds))
+
+    def is_asked(self) -> bool:
+        """Wait; return True for a goodbye, and False if the client's connection has ended."""
+        self._woken.wait()
+        return not self._client.ended.is_set()
+
+
+class _StreamGoodbye:
     """Sends the goodbye message on a session stream from another thread.
 
     The handler calls `forget` before it returns, because a Flight writer must be neither used nor
@@ -458,28 +517,16 @@ class _Goodbye:
             if self._writer is not None:
                 self._writer.write_metadata(GOODBYE)
 
+    def wait_until_said(self, seconds: float) -> None:
+        """Return at once, because `say` has sent the message."""
+
     def forget(self) -> None:
         with self._lock:
             self._writer = None
 
 
+_Goodbye = _RemoteGoodbye | _StreamGoodbye
 _GATE = "strandline-gate"
-
-
-def _hello_of(command: bytes, reader: Any, client: Client | None) -> SessionHello:
-    """Return the Hello at the beginning of a session. Raises InvalidRequest.
-
-    A client of the front sends it in the descriptor. Its stream is not read, because Arrow would
-    decompress any batch in it.
-    """
-    if not command.startswith(SESSION) or (client is None and command != SESSION):
-        raise InvalidRequest(f"unknown stream {command[:40]!r}")
-    if client is None:
-        return check_version(reader.read_chunk().app_metadata)
-    hello = check_version(command.removeprefix(SESSION))
-    if not client.begin_session():
-        raise InvalidRequest("this connection has a session already")
-    return hello
 
 
 def _wait_until_closed(reader: Any) -> None:

@@ -53,7 +53,7 @@ def as_a_stream(
 ) -> bytes:
     cells = [pa.array([message], pa.large_binary()), pa.nulls(1, pa.large_binary())]
     row = pa.RecordBatch.from_arrays(cells, schema=ROW_SCHEMA)
-    first = StreamMessage(batches._EMPTY_ROW, encode(StreamHeader([schema])))
+    first = StreamMessage(batches.EMPTY_ROW, encode(StreamHeader([schema])))
     return stranger.put([first, StreamMessage(row, encode(header(producer)))])
 
 
@@ -244,7 +244,7 @@ def test_numbers_out_of_range_are_refused(stranger: Stranger, owner: Owner, numb
 
 
 def test_invalid_streams_are_refused(stranger: Stranger, producer: ProducerIdentity) -> None:
-    first = StreamMessage(batches._EMPTY_ROW, encode(StreamHeader([batch().schema])))
+    first = StreamMessage(batches.EMPTY_ROW, encode(StreamHeader([batch().schema])))
     other = pa.record_batch({"x": pa.array([1])})
     nulls = pa.RecordBatch.from_arrays([pa.nulls(1, pa.large_binary())] * 2, schema=ROW_SCHEMA)
     for rows, schema in (
@@ -252,7 +252,7 @@ def test_invalid_streams_are_refused(stranger: Stranger, producer: ProducerIdent
         ([StreamMessage(other, b"")], other.schema),
         ([StreamMessage(nulls, b"")], ROW_SCHEMA),
         ([first, StreamMessage(nulls, encode(header(producer)))], ROW_SCHEMA),
-        ([first, StreamMessage(batches._EMPTY_ROW, encode(header(producer)))], ROW_SCHEMA),
+        ([first, StreamMessage(batches.EMPTY_ROW, encode(header(producer)))], ROW_SCHEMA),
         ([first, StreamMessage(nulls, b"\x91" * 100_000)], ROW_SCHEMA),
     ):
         with pytest.raises(InvalidRequest):
