@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping
 from itertools import islice
+from typing import Any
+
+import pyarrow as pa
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.errors import QuotaExceeded
 from strandline.changelog.flight.budgets import ClientBudget
 from strandline.changelog.flight.clients import Client
-from strandline.changelog.flight.free_memory import release_free_memory
 from strandline.changelog.flight.limits import FIRST_BATCH_BYTES, PARTITIONS_AT_ONCE, RELEASE_BYTES
 from strandline.changelog.flight.locating import Locate
 from strandline.changelog.flight.messages import MAX_FETCH_BYTES, FetchRequest, Located
@@ -76,7 +79,7 @@ class Answer:
         """Stop counting the answer, which was sent or is lost. Idempotent."""
         taken, self._taken = self._taken, 0
         if taken >= RELEASE_BYTES and self._client.is_gone:
-            release_free_memory()
+            _release_free_memory()
         self._budget.give(self._client, taken)
 
     def _located(
@@ -159,3 +162,18 @@ def _read_into(
         answered[partition] = fetched
         used += size
     return used
+
+
+def _release_free_memory() -> None:
+    """Return memory that is allocated but not used to the system, as far as the allocators can.
+
+    They keep freed memory for later allocations. That is faster, but the process would keep the
+    memory of all clients that have ended.
+    """
+    pa.default_memory_pool().release_unused()
+    if _malloc_trim is not None:
+        _malloc_trim(0)
+
+
+_malloc_trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)
+"""Function of glibc; other C libraries have none."""
