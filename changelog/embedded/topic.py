@@ -199,8 +199,8 @@ class TopicCatalog:
             return self._topics[name]
         except KeyError:
             raise UnknownTopic(
-                f"there is no topic {name!r}; check the spelling (`strandline topics list` shows "
-                "all), or create it if there shall be one"
+                f"there is no topic {name!r}; check the spelling, or create it if there shall be one "
+                "(`strandline topics list` shows all)"
             ) from None
 
     def has(self, name: str) -> bool:
