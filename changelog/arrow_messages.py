@@ -1,4 +1,4 @@
-"""Opens Arrow IPC messages, after counting everything that their metadata refers to.
+"""Arrow IPC messages, opened after everything that their metadata refers to was counted.
 
 The metadata of a message are a FlatBuffer, in which any number of references may lead to one table
 or text. Arrow takes memory for each reference, so a schema of two megabytes can become eight
