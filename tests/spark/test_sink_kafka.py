@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import pytest
 
 from strandline import changelog
 from strandline.changelog.errors import InvalidConfig, ProducerFenced
+from strandline.changelog.records import TopicPartition
 from strandline.framework.spark.writing.commit import SinkCommit
 from strandline.framework.spark.writing.staging import names
 from tests.forms import by_form
@@ -19,9 +20,11 @@ from tests.spark.sinks import Killed, MortalBroker, Sink, values
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from strandline.changelog.broker import Broker
     from strandline.changelog.log import Log
 
 pytestmark = pytest.mark.spark
+Eventually = Callable[..., None]
 
 
 @pytest.fixture
@@ -40,7 +43,24 @@ def once(start: int, end: int) -> Counter[str]:
     return Counter(f"v{number}" for number in range(start, end))
 
 
-def test_a_batch_is_written_once_by_the_query_of_the_sink(cluster: Log, name: str) -> None:
+def committed(broker: Broker, topic: str, eventually: Eventually) -> Counter[str]:
+    """Return how often each value is in a topic, once the last commit is visible.
+
+    A cluster answers a commit before it has written the markers into the partitions.
+    """
+    tps = [TopicPartition(topic, number) for number in range(broker.topic(topic).partitions)]
+
+    def is_visible() -> bool:
+        now = broker.offsets(tps).values()
+        return all(one.last_stable_offset == one.high_watermark for one in now)
+
+    eventually(is_visible, what="the markers of the last commit")
+    return values(broker, topic)
+
+
+def test_a_batch_is_written_once_by_the_query_of_the_sink(
+    cluster: Log, name: str, eventually: Eventually
+) -> None:
     broker = cluster.broker
     sink = Sink(broker, name, query="one", topic=name)
     sink.stage(rows(100, 110), name)  # of an attempt that failed
@@ -50,12 +70,12 @@ def test_a_batch_is_written_once_by_the_query_of_the_sink(cluster: Log, name: st
     with pytest.raises(InvalidConfig, match="is of query one"):
         other.commit(0, other.stage(rows(10, 20), name))
     assert sink.on(broker).commit(1, sink.stage(rows(10, 20), name))
-    assert values(broker, name) == once(0, 20)
+    assert committed(broker, name, eventually) == once(0, 20)
 
 
 @pytest.mark.parametrize("call", by_form((5, 7), range(4, 9)))
 def test_a_driver_that_dies_after_a_call_writes_each_row_once(
-    cluster: Log, name: str, call: int
+    cluster: Log, name: str, call: int, eventually: Eventually
 ) -> None:
     broker = cluster.broker
     sink = Sink(broker, name, topic=name)
@@ -67,25 +87,27 @@ def test_a_driver_that_dies_after_a_call_writes_each_row_once(
     again = sink.on(broker)
     for number in range(1, 5):
         again.commit(number, again.stage(rows(10 * number, 10 * number + 10), name))
-    assert values(broker, name) == once(0, 50)
+    assert committed(broker, name, eventually) == once(0, 50)
 
 
-def test_a_batch_write_leaves_no_staging_topic(cluster: Log, name: str) -> None:
+def test_a_batch_write_leaves_no_staging_topic(
+    cluster: Log, name: str, eventually: Eventually
+) -> None:
     broker = cluster.broker
     job = Sink(broker, name, query="", topic=name)
     assert job.commit(None, job.stage(rows(0, 10), name))
-    assert values(broker, name) == once(0, 10)
+    assert committed(broker, name, eventually) == once(0, 10)
     assert names(broker, job.name) == []
     failed = Sink(broker, name, query="", topic=name)
     failed.stage(rows(0, 10), name)
     SinkCommit(broker, failed.path, failed.name).abort()
     assert names(broker, failed.name) == []
-    assert values(broker, name) == once(0, 10)
+    assert committed(broker, name, eventually) == once(0, 10)
 
 
 @pytest.mark.slow
 def test_spark_copies_a_topic_of_a_cluster_exactly_once(
-    spark: SparkSession, kafka: str, cluster: Log, name: str, tmp_path: Path
+    spark: SparkSession, kafka: str, cluster: Log, name: str, tmp_path: Path, eventually: Eventually
 ) -> None:
     cluster.create_topic(f"{name}-in", 2)
 
@@ -106,4 +128,4 @@ def test_spark_copies_a_topic_of_a_cluster_exactly_once(
     for file in (commits[-1], commits[-1].with_name(f".{commits[-1].name}.crc")):
         file.unlink()
     copy()
-    assert values(cluster.broker, name) == once(0, 200)
+    assert committed(cluster.broker, name, eventually) == once(0, 200)
