@@ -22,7 +22,11 @@ from faust.streams import current_event
 from strandline.framework.declarations import KEEP_FOREVER, dead_letter_config
 from strandline.framework.faust.ledger import Unit
 from strandline.framework.faust.log_link import FaustLink
-from strandline.framework.faust.record_event import Iteration, current_iteration
+from strandline.framework.faust.record_event import (
+    Iteration,
+    RecordEvent,
+    current_iteration,
+)
 from strandline.framework.faust.table_partition import TableNotOwned
 from strandline.framework.handlers import INFRASTRUCTURE_ERRORS
 
@@ -45,13 +49,15 @@ class Interruptions(Sensor):
     def on_stream_event_in(self, tp: Any, offset: int, stream: Any, event: Any) -> None:
         """Note the stream, for a block of the record that is left by an exception, and for acks."""
         current_iteration.set(Iteration(stream, asyncio.current_task()))
-        event.note_delivered(stream)
+        if isinstance(event, RecordEvent):  # and not of a channel before the transport was made
+            event.note_delivered(stream)
 
     def on_stream_event_out(
         self, tp: Any, offset: int, stream: Any, event: Any, state: Any = None
     ) -> None:
         """Note the ack; mark the record if its stream was closed before the agent went on."""
-        event.note_acked(stream)
+        if isinstance(event, RecordEvent):
+            event.note_acked(stream)
         # Faust calls this from a `finally`, so the exception that closes the stream is visible.
         if isinstance(sys.exc_info()[1], (GeneratorExit, asyncio.CancelledError)):
             unit = self._link.ledger.unit_of(event.message)

@@ -17,8 +17,10 @@ from strandline.changelog.errors import RequestTimedOut, UnknownTopic
 from strandline.changelog.groups import GroupMember
 from strandline.framework.faust.address import FaustAddress
 from strandline.framework.faust.commit import FaustCommit, commit
+from strandline.framework.faust.failures import Interruptions
 from strandline.framework.faust.ledger import Sent
 from strandline.framework.faust.log_link import FaustLink
+from strandline.framework.faust.record_event import RecordEvent
 
 
 @pytest.fixture
@@ -154,3 +156,13 @@ async def test_a_commit_without_an_answer_names_the_deleted_topic(link: FaustLin
     link.broker.delete_topic("deleted")
     with pytest.raises(UnknownTopic, match="'deleted'"):
         commit(work, link, silent, member)
+
+
+async def test_an_event_that_is_older_than_the_transport_is_delivered(link: FaustLink) -> None:
+    """The module of an app may put values into a channel before the app has its transport."""
+    app = App("early", broker="memory://")
+    event = app.create_event(None, 1, {}, SimpleNamespace())
+    assert not isinstance(event, RecordEvent)
+    sensor = Interruptions(link)
+    sensor.on_stream_event_in(None, 0, object(), event)
+    sensor.on_stream_event_out(None, 0, object(), event)
