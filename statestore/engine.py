@@ -73,6 +73,10 @@ class StorePosition:
             self, offset=offset, leader_epoch=epoch.number, incarnation=epoch.incarnation
         )
 
+    def is_of(self, partition: int) -> bool:
+        """Return True unless it is known to be of another partition of the changelog."""
+        return self.partition in (partition, UNKNOWN_PARTITION)
+
     @classmethod
     def from_bytes(cls, data: bytes) -> StorePosition:
         """Decode a position. Raises FutureFormat, CorruptLog.

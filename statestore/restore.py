@@ -41,7 +41,7 @@ from strandline.changelog.errors import CorruptLog, OffsetOutOfRange, RequestTim
 from strandline.changelog.history import continues, epoch_before
 from strandline.changelog.records import Batch, Fetched, PartitionOffsets, TopicPartition
 from strandline.statestore.changelogged import Changelogged, SortedChanges
-from strandline.statestore.engine import UNKNOWN_PARTITION, StorePosition
+from strandline.statestore.engine import StorePosition
 from strandline.statestore.last_record import LastRecord, last_record
 from strandline.statestore.latest import latest_per_key
 from strandline.statestore.memory import MAX_CHUNK_BYTES
@@ -171,7 +171,7 @@ def _rebuild_reason(
     """Return why an engine at position `found` cannot be continued; empty if it can."""
     if found.topic_id != log.topic_id:
         return "the changelog is another topic than the one it was made from"
-    if partition is not None and found.partition not in (partition, UNKNOWN_PARTITION):
+    if partition is not None and not found.is_of(partition):
         return f"it was made from partition {found.partition} of the changelog"
     if reason := log.divergence(found):
         return reason

@@ -141,7 +141,7 @@ class ClientBudget:
         return min(self._each - self._held[client], self._total - self._sum)
 
     def give(self, client: Client, amount: int) -> None:
-        """Return an amount that `take` has counted; does nothing for a client that is gone."""
+        """Return an amount that was counted; also for a client that is gone, until it has none left."""
         with self._settled:
             self._give(client, amount)
 

@@ -82,9 +82,11 @@ GOODBYE = b"goodbye"
 """Message that the owner sends on the session stream before an orderly close."""
 
 T = TypeVar("T")
-Partitions = Annotated[list[TopicPartition], msgspec.Meta(max_length=MAX_CALL_PARTITIONS)]
+BOUNDED = msgspec.Meta(max_length=MAX_CALL_PARTITIONS)
+"""Bound of a list or mapping of partitions, before it is decoded."""
+Partitions = Annotated[list[TopicPartition], BOUNDED]
 """Partitions that a call asks about."""
-Positions = Annotated[dict[TopicPartition, int], msgspec.Meta(max_length=MAX_CALL_PARTITIONS)]
+Positions = Annotated[dict[TopicPartition, int], BOUNDED]
 Located = dict[TopicPartition, RecordView]
 
 
@@ -192,9 +194,7 @@ class SmallAppend(FlightMessage, frozen=True):
     """
 
     schemas: list[pa.Schema]
-    batches: Annotated[
-        list[tuple[AppendHeader, bytes]], msgspec.Meta(max_length=MAX_CALL_PARTITIONS)
-    ]
+    batches: Annotated[list[tuple[AppendHeader, bytes]], BOUNDED]
     """Header and IPC record-batch message of each batch."""
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar
 
-import msgspec
 import pyarrow as pa
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.cleaning import CleaningStatus
 from strandline.changelog.extents import Extent, OffsetSpan
-from strandline.changelog.flight.messages import MAX_CALL_PARTITIONS, FlightMessage, Partitions
+from strandline.changelog.flight.messages import BOUNDED, FlightMessage, Partitions
 from strandline.changelog.groups import Assignment, GroupInfo, GroupMember, Subscription
 from strandline.changelog.pins import PinName, PinnedRange, there
 from strandline.changelog.records import (
@@ -30,8 +29,6 @@ from strandline.changelog.snapshots import in_folder
 
 MAX_HEARTBEAT_WAIT_S = 5.0
 """Maximum seconds that a heartbeat of a group member may wait for a new assignment."""
-
-_BOUNDED = msgspec.Meta(max_length=MAX_CALL_PARTITIONS)
 
 
 class Request(FlightMessage, frozen=True):
@@ -122,7 +119,7 @@ class OffsetForTime(Request, frozen=True):
 
 class ListExtents(Request, frozen=True):
     answer = dict[TopicPartition, list[Extent]]
-    spans: Annotated[dict[TopicPartition, OffsetSpan], _BOUNDED]
+    spans: Annotated[dict[TopicPartition, OffsetSpan], BOUNDED]
     extent_bytes: int
 
     def run(self, broker: Broker) -> Any:
@@ -157,7 +154,7 @@ class Cleaning(Request, frozen=True):
 class HoldPin(Request, frozen=True):
     answer = dict[TopicPartition, PinnedRange]
     name: PinName
-    ranges: Annotated[dict[TopicPartition, PinnedRange], _BOUNDED]
+    ranges: Annotated[dict[TopicPartition, PinnedRange], BOUNDED]
     timeout_ms: int
 
     def run(self, broker: Broker) -> dict[TopicPartition, PinnedRange]:
@@ -209,7 +206,7 @@ class AddOffsets(Request, frozen=True):
     answer = type(None)
     producer: ProducerIdentity
     group: str
-    offsets: Annotated[dict[TopicPartition, CommittedOffset], _BOUNDED]
+    offsets: Annotated[dict[TopicPartition, CommittedOffset], BOUNDED]
     member_id: str = ""
 
     def run(self, broker: Broker) -> None:
@@ -228,7 +225,7 @@ class EndTransaction(Request, frozen=True):
 class CommitOffsets(Request, frozen=True):
     answer = type(None)
     group: str
-    offsets: Annotated[dict[TopicPartition, CommittedOffset | None], _BOUNDED]
+    offsets: Annotated[dict[TopicPartition, CommittedOffset | None], BOUNDED]
     member_id: str = ""
 
     def run(self, broker: Broker) -> None:

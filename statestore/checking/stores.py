@@ -25,7 +25,7 @@ from strandline.changelog.errors import CorruptLog, FutureFormat
 from strandline.changelog.layout import STATE
 from strandline.changelog.records import Batch
 from strandline.statestore.checking.declared import check_declared, shown_key
-from strandline.statestore.engine import UNKNOWN_PARTITION, Entry, StorePosition
+from strandline.statestore.engine import Entry, StorePosition
 from strandline.statestore.engines.inspection import inspected, is_unfinished
 from strandline.statestore.engines.rocksdb import DATABASE
 from strandline.statestore.fold import FOLD_BYTES, LatestValues
@@ -108,7 +108,7 @@ class _StoreCheck:
                 f"app starts"
             )
             return
-        if position.partition not in (changelog.number, UNKNOWN_PARTITION):
+        if not position.is_of(changelog.number):
             self._note(
                 f"is of partition {position.partition} of its changelog; it is rebuilt when its app "
                 "starts"

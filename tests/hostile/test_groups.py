@@ -16,18 +16,7 @@ from strandline.changelog.embedded.groups.groups import GroupCoordinator
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.groups import MAX_SUBSCRIBED, Assignor, Subscription, check_tasks
 from strandline.changelog.records import TopicPartition
-
-
-class Name(str):
-    """A topic's name that counts comparisons."""
-
-    __slots__ = ()
-    compared = 0
-    __hash__ = str.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        Name.compared += 1
-        return str(self) == other
+from tests.compared import Name
 
 
 class Number(int):

@@ -22,6 +22,7 @@ from strandline.statestore import (
     open_store,
 )
 from strandline.statestore.frames import repeated
+from tests.compared import Name
 from tests.state.kit import Changelog
 
 KEPT = Aggregates(
@@ -128,18 +129,6 @@ def test_the_figures_of_a_failing_record_are_undone() -> None:
 def test_an_aggregate_without_figures_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="at least one"):
         Aggregates()
-
-
-class Name(str):
-    """A name that counts comparisons."""
-
-    __slots__ = ()
-    compared = 0
-    __hash__ = str.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        Name.compared += 1
-        return str(self) == other
 
 
 def test_comparing_the_names_of_aggregates_takes_linear_time() -> None:
