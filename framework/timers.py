@@ -9,7 +9,7 @@ therefore need not touch the heaps.
 from __future__ import annotations
 
 import heapq
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
@@ -27,8 +27,8 @@ NEVER = 2**63 - 1
 _STREAM_TIME: TimerKey = ("", b"")
 
 
-class DueTimer(NamedTuple):
-    """A timer whose time has come."""
+class DueTimer(msgspec.Struct, frozen=True, gc=False):
+    """A timer whose time has come. A struct, because many are made in the loop over records."""
 
     clock: ClockName
     packed: bytes

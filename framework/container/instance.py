@@ -4,8 +4,10 @@
 the wall clock. Each record, timer and window is one *step*. If its handler raises, the changes that
 it made to stores, timers and outboxes are undone, and the task's `on_error` policy is applied.
 
-Handlers of a task without timers run in a tight loop. All other tasks run as a generator of steps,
-which `drive` calls; `async_instance.py` awaits them.
+Synchronous handlers of records, and of the timers that are due before them, run in a tight loop
+(`StepRunner.run_all`). Other steps come from a generator, which `drive` calls: timers and windows
+by the wall clock, those at the end of the input, and all steps while the step is sought that makes
+the log refuse a commit. The steps of async tasks do too; `async_instance.py` awaits them.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from strandline.framework.container.inputs import Input
 from strandline.framework.container.record_queue import RecordQueue
 from strandline.framework.container.sampling import Sampling
 from strandline.framework.container.scope import Scope
-from strandline.framework.container.steps import StepRunner, Steps, drive
+from strandline.framework.container.steps import StepRunner, Steps, StreamTimers, drive
 from strandline.framework.container.windows import WindowTimer
 from strandline.framework.context import TaskContext
 from strandline.framework.decoding import Chunk
@@ -38,9 +40,6 @@ from strandline.framework.task import TaskSpec
 from strandline.framework.timers import ClockName, DueTimer, Timers
 from strandline.framework.trial import Trial
 from strandline.statestore.store import AnyStore
-
-RECORDS_BETWEEN_TIMERS = 64
-"""Maximum number of records handled in one loop by a task that has timers."""
 
 
 @dataclass
@@ -112,6 +111,9 @@ class TaskInstance:
         )
         own_timer: Callable[[Any], Any] = getattr(self._object, "on_timer", no_timer)
         self._on_timer = spec.on_timer or own_timer
+        self._stream_timers = (
+            None if self.timers is None else StreamTimers(self.timers, self._on_timer)
+        )
         self._windows = WindowTimer(spec.window_ms, clock)
         self._scope = Scope(self.context, spec.stores, self.stores, self.outboxes)
         self._sampling = Sampling(self.stores)
@@ -372,45 +374,59 @@ class TaskInstance:
 
     def _run_plain(self, source: Input, chunk: Chunk, stop: int) -> int:
         """Handle the records of `chunk` before index `stop`; end at one that fails the task."""
-        begin = chunk.at
-        self._runner.changed = True
+        begin, runner = chunk.at, self._runner
+        runner.changed = True
         if chunk.error is not None and self._is_time_of(chunk.records[0]):
             self._policy.resolve(chunk.records[0], chunk, chunk.error)
             self._mark_handled(source, chunk, 0 if self.has_failed() else 1)
-            self._runner.has_run = True
-        while (
-            chunk.at < stop and self._may_continue() and self._is_time_of(chunk.records[chunk.at])
-        ):
-            # A copy of few, because a timer may come after each.
-            end = stop if self.timers is None else min(stop, chunk.at + RECORDS_BETWEEN_TIMERS)
-            records = chunk.records[chunk.at : end]
+            runner.has_run = True
+        while chunk.at < stop and self._may_continue():
+            records = chunk.records[chunk.at : stop]
             try:
-                is_whole = self._runner.run_all(self._process, records, self.timers)
-                done = len(records) if is_whole else self._count_begun(chunk, end)
+                is_whole = runner.run_all(self._process, records, self._stream_timers)
+                done = len(records) if is_whole else self._count_begun(chunk, stop)
                 self._mark_handled(source, chunk, done)
             except INFRASTRUCTURE_ERRORS:
                 raise
             except Exception as error:
-                done = self._count_begun(chunk, end)
-                self._policy.resolve(self.context.record, chunk, error)
-                self._mark_handled(source, chunk, done - 1 if self.has_failed() else done)
-            self._runner.has_run = self._runner.has_run or done > 0
+                done = self._resolve(chunk, stop, error)
+                self._mark_handled(source, chunk, done)
+            self._note_fired(runner.fired)
+            runner.has_run = runner.has_run or done > 0
         if done := chunk.at - begin:
             self._trial.done += done
             self._policy.note_step(chunk.records[chunk.at - 1], chunk)
         return done
 
+    def _resolve(self, chunk: Chunk, stop: int, error: Exception) -> int:
+        """Apply the policy to the step that ended the hot loop; return the number of records done."""
+        failure = self._runner.timer_failure
+        if failure is None:
+            done = self._count_begun(chunk, stop)
+            self._policy.resolve(self.context.record, chunk, error)
+            return done - 1 if self.has_failed() else done
+        assert self.timers is not None
+        self._policy.resolve(failure.step, _what(failure.due), error)
+        self.context.record = failure.last
+        if self.has_failed():
+            self.context.stream_time = failure.stream_time
+        else:
+            self.timers.take(failure.due)
+            self._note_fired(1)
+        return self._count_begun(chunk, stop)
+
+    def _note_fired(self, count: int) -> None:
+        if count:
+            self._trial.done += count
+            self._windows.handled()
+            self._runner.has_run = True
+
     def _is_time_of(self, record: Record[Any, Any]) -> bool:
         """Fire the timers that come before a record; return True if it can be handled then."""
         if self.timers is None:
             return True
-        now = max(record.timestamp, self.context.stream_time)
-        if now >= self.timers.earliest:
-            drive(self._fire("stream", now))
-            if not self._may_continue():
-                return False
-        self.context.stream_time = now
-        return True
+        drive(self._advance(record.timestamp))
+        return self._may_continue()
 
     def _count_begun(self, chunk: Chunk, stop: int) -> int:
         """Return how many records from `chunk.at` to `stop` were begun.
@@ -455,9 +471,7 @@ class TaskInstance:
                 running.take(due)
                 return self._on_timer(due.name)
 
-            done = yield from self._runner.run(
-                self._clock_record(due.at), f"timer {due.name!r}", call
-            )
+            done = yield from self._runner.run(self._clock_record(due.at), _what(due), call)
             if self.has_failed():
                 self.context.stream_time = before
             elif not done:
@@ -480,3 +494,8 @@ class TaskInstance:
     def _clock_record(self, at: int | None = None) -> Record[Any, Any]:
         """Return a record without key and value, at time `at` (ms), for a step that has none."""
         return Record(None, None, self._clock.now_ms() if at is None else at)
+
+
+def _what(due: DueTimer) -> str:
+    """Return the description of a timer as a step."""
+    return f"timer {due.name!r}"

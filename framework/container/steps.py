@@ -9,6 +9,7 @@ the handler raises, the exception is thrown into the generator.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from strandline.framework.container.error_policy import ErrorPolicy
@@ -18,7 +19,7 @@ from strandline.framework.handlers import INFRASTRUCTURE_ERRORS, check_result
 from strandline.framework.outbox import Outbox
 from strandline.framework.panics import as_exception
 from strandline.framework.record import Record
-from strandline.framework.timers import Timers
+from strandline.framework.timers import DueTimer, Timers
 from strandline.framework.topic import Topic
 from strandline.framework.trial import Trial
 from strandline.statestore.store import AnyStore
@@ -63,6 +64,28 @@ async def drive_async(steps: Steps, call: Callable[..., Awaitable[None]]) -> int
         return int(end.value or 0)
 
 
+@dataclass(frozen=True, slots=True)
+class StreamTimers:
+    """Timers in stream time of a task whose handlers are synchronous, for the hot loop."""
+
+    timers: Timers
+    handler: Callable[[Any], Any]
+    """Timer handler of the task."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFailure:
+    """Timer whose handler raised in the hot loop."""
+
+    due: DueTimer
+    step: Record[Any, Any]
+    """Record that stands for the timer."""
+    stream_time: int
+    """Stream time before the timer, in ms."""
+    last: Record[Any, Any]
+    """Record that was handled before the timer."""
+
+
 class StepRunner:
     """Runs the steps of one task instance: undoes one that raises, and applies the error policy."""
 
@@ -82,6 +105,10 @@ class StepRunner:
         """True if the slice is to end after the running step."""
         self._slice: list[Record[Any, Any]] = []
         """Records that the hot loop iterates over; `cut` clears it to end the loop."""
+        self.fired = 0
+        """Number of timers fired by the last call of `run_all`, without one that raised."""
+        self.timer_failure: TimerFailure | None = None
+        """Timer that ended the last call of `run_all`; None if a record did, or all succeeded."""
         self._context = context
         self._stores = stores
         self._outboxes = outboxes
@@ -159,19 +186,25 @@ class StepRunner:
         return True
 
     def run_all(
-        self, handler: Callable[..., Any], records: list[Record[Any, Any]], timers: Timers | None
+        self,
+        handler: Callable[..., Any],
+        records: list[Record[Any, Any]],
+        timers: StreamTimers | None,
     ) -> bool:
-        """Call a synchronous handler for each record. Undo the record whose handler raises.
+        """Call a synchronous handler for each record, after the timers that are due before it.
+
+        The step whose handler raises is undone.
 
         Returns:
-            True if all records were handled; False if `cut` has ended the slice before, or a timer
-            is due before the next record.
+            True if all records were handled; False if `cut` has ended the slice before.
         """
         count, self._slice = len(records), records
+        self.fired, self.timer_failure = 0, None
         try:
-            if timers is not None:
-                return self._handle_until_timer(handler, records, timers) and len(records) == count
-            self._handle_all(handler, records)
+            if timers is None:
+                self._handle_all(handler, records)
+            else:
+                self._handle_with_timers(handler, records, timers)
         except BaseException as error:
             self._undo(self._context.record)
             found = as_exception(error)
@@ -180,22 +213,43 @@ class StepRunner:
             raise found from error
         return len(records) == count
 
-    def _handle_until_timer(
-        self, handler: Callable[..., Any], records: list[Record[Any, Any]], timers: Timers
-    ) -> bool:
-        """Call the handler for each record; return False at one that a timer precedes."""
-        current, marks, logs = self._context, self._marks, self._logs
-        now = current.stream_time
+    def _handle_with_timers(
+        self, handler: Callable[..., Any], records: list[Record[Any, Any]], of: StreamTimers
+    ) -> None:
+        current, marks, logs, timers = self._context, self._marks, self._logs, of.timers
         for record in records:
-            now = max(now, record.timestamp)
+            now = max(current.stream_time, record.timestamp)
             if now >= timers.earliest:
-                return False
+                self._fire(now, records, of)
+                if not records:
+                    return
             current.stream_time = now
             current.record = record
             marks[:] = map(len, logs)
             if (result := handler(record)) is not None:
                 check_result(result)
-        return True
+
+    def _fire(self, now: int, records: list[Record[Any, Any]], of: StreamTimers) -> None:
+        """Fire the timers due by `now` (ms), until `cut` clears `records`."""
+        current, marks, logs, timers, handler = (
+            *(self._context, self._marks, self._logs),
+            *(of.timers, of.handler),
+        )
+        last = current.record
+        while records and (due := timers.next_due("stream", now)) is not None:
+            before = current.stream_time
+            step = current.record = Record(None, None, due.at)
+            marks[:] = map(len, logs)
+            try:
+                current.stream_time = max(due.at, before)
+                timers.take(due)
+                if (result := handler(due.name)) is not None:
+                    check_result(result)
+            except BaseException:
+                self.timer_failure = TimerFailure(due, step, before, last)
+                raise
+            self.fired += 1
+        current.record = last
 
     def _handle_all(self, handler: Callable[..., Any], records: list[Record[Any, Any]]) -> None:
         """Call the handler for each record: the hot loop."""
