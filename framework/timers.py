@@ -35,6 +35,11 @@ class DueTimer(msgspec.Struct, frozen=True, gc=False):
     at: int
     name: Any
 
+    @property
+    def step_name(self) -> str:
+        """Description of the timer as a step."""
+        return f"timer {self.name!r}"
+
 
 class Timers:
     """Timers of one task instance."""

@@ -5,7 +5,7 @@ the wall clock. Each record, timer and window is one *step*. If its handler rais
 it made to stores, timers and outboxes are undone, and the task's `on_error` policy is applied.
 
 Synchronous handlers of records, and of the timers that are due before them, run in a tight loop
-(`StepRunner.run_all`). Other steps come from a generator, which `drive` calls: timers and windows
+(`record_loop`). Other steps come from a generator, which `drive` calls: timers and windows
 by the wall clock, those at the end of the input, and all steps while the step is sought that makes
 the log refuse a commit. The steps of async tasks do too; `async_instance.py` awaits them.
 """
@@ -25,14 +25,15 @@ from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.error_policy import ErrorPolicy
 from strandline.framework.container.event_loop import EventLoop
 from strandline.framework.container.inputs import Input
+from strandline.framework.container.record_loop import Handlers, RecordLoop
 from strandline.framework.container.record_queue import RecordQueue
 from strandline.framework.container.sampling import Sampling
 from strandline.framework.container.scope import Scope
-from strandline.framework.container.steps import StepRunner, Steps, StreamTimers, drive
+from strandline.framework.container.steps import Steps, drive
 from strandline.framework.container.windows import WindowTimer
 from strandline.framework.context import TaskContext
 from strandline.framework.decoding import Chunk
-from strandline.framework.handlers import INFRASTRUCTURE_ERRORS, check_result, no_timer
+from strandline.framework.handlers import check_result, no_timer
 from strandline.framework.outbox import Outbox
 from strandline.framework.placing import Placed
 from strandline.framework.record import Record
@@ -102,7 +103,7 @@ class TaskInstance:
         self._trial = trial
         self._policy = ErrorPolicy(spec, parts.number, self.outboxes, trial, clock)
         self.mark_refused = self._policy.mark_refused
-        self._runner = StepRunner(self.context, self.all_stores, self.outboxes, self._policy, trial)
+        self._runner = RecordLoop(self.context, self.all_stores, self.outboxes, self._policy, trial)
         self._may_continue = self._runner.may_continue
         self._clock = clock
         self._object: Any = spec.handler() if spec.is_class else None
@@ -111,9 +112,7 @@ class TaskInstance:
         )
         own_timer: Callable[[Any], Any] = getattr(self._object, "on_timer", no_timer)
         self._on_timer = spec.on_timer or own_timer
-        self._stream_timers = (
-            None if self.timers is None else StreamTimers(self.timers, self._on_timer)
-        )
+        self._handlers = Handlers(self._process, self._on_timer, self.timers)
         self._windows = WindowTimer(spec.window_ms, clock)
         self._scope = Scope(self.context, spec.stores, self.stores, self.outboxes)
         self._sampling = Sampling(self.stores)
@@ -379,47 +378,14 @@ class TaskInstance:
         if chunk.error is not None and self._is_time_of(chunk.records[0]):
             self._policy.resolve(chunk.records[0], chunk, chunk.error)
             self._mark_handled(source, chunk, 0 if self.has_failed() else 1)
+            self._trial.done += chunk.at - begin
             runner.has_run = True
         while chunk.at < stop and self._may_continue():
-            records = chunk.records[chunk.at : stop]
-            try:
-                is_whole = runner.run_all(self._process, records, self._stream_timers)
-                done = len(records) if is_whole else self._count_begun(chunk, stop)
-                self._mark_handled(source, chunk, done)
-            except INFRASTRUCTURE_ERRORS:
-                raise
-            except Exception as error:
-                done = self._resolve(chunk, stop, error)
-                self._mark_handled(source, chunk, done)
-            self._note_fired(runner.fired)
-            runner.has_run = runner.has_run or done > 0
+            self._mark_handled(source, chunk, runner.run_chunk(chunk, stop, self._handlers))
+            self._windows.handled()
         if done := chunk.at - begin:
-            self._trial.done += done
             self._policy.note_step(chunk.records[chunk.at - 1], chunk)
         return done
-
-    def _resolve(self, chunk: Chunk, stop: int, error: Exception) -> int:
-        """Apply the policy to the step that ended the hot loop; return the number of records done."""
-        failure = self._runner.timer_failure
-        if failure is None:
-            done = self._count_begun(chunk, stop)
-            self._policy.resolve(self.context.record, chunk, error)
-            return done - 1 if self.has_failed() else done
-        assert self.timers is not None
-        self._policy.resolve(failure.step, _what(failure.due), error)
-        self.context.record = failure.last
-        if self.has_failed():
-            self.context.stream_time = failure.stream_time
-        else:
-            self.timers.take(failure.due)
-            self._note_fired(1)
-        return self._count_begun(chunk, stop)
-
-    def _note_fired(self, count: int) -> None:
-        if count:
-            self._trial.done += count
-            self._windows.handled()
-            self._runner.has_run = True
 
     def _is_time_of(self, record: Record[Any, Any]) -> bool:
         """Fire the timers that come before a record; return True if it can be handled then."""
@@ -427,15 +393,6 @@ class TaskInstance:
             return True
         drive(self._advance(record.timestamp))
         return self._may_continue()
-
-    def _count_begun(self, chunk: Chunk, stop: int) -> int:
-        """Return how many records from `chunk.at` to `stop` were begun.
-
-        The hot loop counts nothing, so the record in the context identifies the last one begun.
-        """
-        last = self.context.record
-        begun = (at for at in range(chunk.at, stop) if chunk.records[at] is last)
-        return next(begun, chunk.at - 1) + 1 - chunk.at
 
     def _record_step(self, record: Record[Any, Any], chunk: Chunk) -> Steps:
         if chunk.error is not None:
@@ -471,7 +428,7 @@ class TaskInstance:
                 running.take(due)
                 return self._on_timer(due.name)
 
-            done = yield from self._runner.run(self._clock_record(due.at), _what(due), call)
+            done = yield from self._runner.run(self._clock_record(due.at), due.step_name, call)
             if self.has_failed():
                 self.context.stream_time = before
             elif not done:
@@ -494,8 +451,3 @@ class TaskInstance:
     def _clock_record(self, at: int | None = None) -> Record[Any, Any]:
         """Return a record without key and value, at time `at` (ms), for a step that has none."""
         return Record(None, None, self._clock.now_ms() if at is None else at)
-
-
-def _what(due: DueTimer) -> str:
-    """Return the description of a timer as a step."""
-    return f"timer {due.name!r}"

@@ -9,7 +9,6 @@ the handler raises, the exception is thrown into the generator.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from strandline.framework.container.error_policy import ErrorPolicy
@@ -19,7 +18,6 @@ from strandline.framework.handlers import INFRASTRUCTURE_ERRORS, check_result
 from strandline.framework.outbox import Outbox
 from strandline.framework.panics import as_exception
 from strandline.framework.record import Record
-from strandline.framework.timers import DueTimer, Timers
 from strandline.framework.topic import Topic
 from strandline.framework.trial import Trial
 from strandline.statestore.store import AnyStore
@@ -64,28 +62,6 @@ async def drive_async(steps: Steps, call: Callable[..., Awaitable[None]]) -> int
         return int(end.value or 0)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamTimers:
-    """Timers in stream time of a task whose handlers are synchronous, for the hot loop."""
-
-    timers: Timers
-    handler: Callable[[Any], Any]
-    """Timer handler of the task."""
-
-
-@dataclass(frozen=True, slots=True)
-class TimerFailure:
-    """Timer whose handler raised in the hot loop."""
-
-    due: DueTimer
-    step: Record[Any, Any]
-    """Record that stands for the timer."""
-    stream_time: int
-    """Stream time before the timer, in ms."""
-    last: Record[Any, Any]
-    """Record that was handled before the timer."""
-
-
 class StepRunner:
     """Runs the steps of one task instance: undoes one that raises, and applies the error policy."""
 
@@ -103,12 +79,6 @@ class StepRunner:
         """True if a step has run in this slice."""
         self._ends_early = False
         """True if the slice is to end after the running step."""
-        self._slice: list[Record[Any, Any]] = []
-        """Records that the hot loop iterates over; `cut` clears it to end the loop."""
-        self.fired = 0
-        """Number of timers fired by the last call of `run_all`, without one that raised."""
-        self.timer_failure: TimerFailure | None = None
-        """Timer that ended the last call of `run_all`; None if a record did, or all succeeded."""
         self._context = context
         self._stores = stores
         self._outboxes = outboxes
@@ -124,8 +94,6 @@ class StepRunner:
     def cut(self) -> None:
         """End the slice after the running step. May be called from any thread."""
         self._ends_early = True
-        # Clearing the list ends the hot loop's iteration, so the loop needs no check of a flag.
-        self._slice.clear()
 
     def may_continue(self) -> bool:
         """Return True if another step may run before the worker commits or does other work."""
@@ -184,90 +152,6 @@ class StepRunner:
             return False
         self._note(record, chunk, len(chunk.batch))
         return True
-
-    def run_all(
-        self,
-        handler: Callable[..., Any],
-        records: list[Record[Any, Any]],
-        timers: StreamTimers | None,
-    ) -> bool:
-        """Call a synchronous handler for each record, after the timers that are due before it.
-
-        The step whose handler raises is undone.
-
-        Returns:
-            True if all records were handled; False if `cut` has ended the slice before.
-        """
-        count, self._slice = len(records), records
-        self.fired, self.timer_failure = 0, None
-        try:
-            if timers is None:
-                self._handle_all(handler, records)
-            else:
-                self._handle_with_timers(handler, records, timers)
-        except BaseException as error:
-            self._undo(self._context.record)
-            found = as_exception(error)
-            if found is None or found is error:
-                raise
-            raise found from error
-        return len(records) == count
-
-    def _handle_with_timers(
-        self, handler: Callable[..., Any], records: list[Record[Any, Any]], of: StreamTimers
-    ) -> None:
-        current, marks, logs, timers = self._context, self._marks, self._logs, of.timers
-        for record in records:
-            now = max(current.stream_time, record.timestamp)
-            if now >= timers.earliest:
-                self._fire(now, records, of)
-                if not records:
-                    return
-            current.stream_time = now
-            current.record = record
-            marks[:] = map(len, logs)
-            if (result := handler(record)) is not None:
-                check_result(result)
-
-    def _fire(self, now: int, records: list[Record[Any, Any]], of: StreamTimers) -> None:
-        """Fire the timers due by `now` (ms), until `cut` clears `records`."""
-        current, marks, logs, timers, handler = (
-            *(self._context, self._marks, self._logs),
-            *(of.timers, of.handler),
-        )
-        last = current.record
-        while records and (due := timers.next_due("stream", now)) is not None:
-            before = current.stream_time
-            step = current.record = Record(None, None, due.at)
-            marks[:] = map(len, logs)
-            try:
-                current.stream_time = max(due.at, before)
-                timers.take(due)
-                if (result := handler(due.name)) is not None:
-                    check_result(result)
-            except BaseException:
-                self.timer_failure = TimerFailure(due, step, before, last)
-                raise
-            self.fired += 1
-        current.record = last
-
-    def _handle_all(self, handler: Callable[..., Any], records: list[Record[Any, Any]]) -> None:
-        """Call the handler for each record: the hot loop."""
-        current = self._context
-        marks, logs = self._marks, self._logs
-        if len(logs) == 1:
-            log = logs[0]
-            for record in records:
-                current.record = record
-                marks[0] = len(log)
-                if (result := handler(record)) is not None:
-                    check_result(result)
-            return
-        for record in records:
-            current.record = record
-            marks[:] = map(len, logs)
-            if (result := handler(record)) is not None:
-                check_result(result)
 
     def _mark(self) -> None:
         self._marks[:] = [store.mark() for store in self._stores]
