@@ -9,7 +9,6 @@ it. The name decides only for topics that no app has recorded, from earlier vers
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import cached_property
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
@@ -39,11 +38,16 @@ class InternalTopics:
         self._recording = {n.removesuffix(SUFFIX) for n in self.names if n.endswith(SUFFIX)}
         """Apps that have recorded declarations."""
         self._recorded: dict[str, Collection[str]] = {}
+        self._apps: Collection[str] | None = None
 
-    @cached_property
-    def apps(self) -> Collection[str]:
-        """Names that may be those of apps: of groups, and of apps with recorded declarations."""
-        return {*self._broker.groups(), *self._recording}
+    def find_apps(self) -> Collection[str]:
+        """Return the names that may be those of apps: of groups, and of recorded declarations.
+
+        The log is asked at the first call.
+        """
+        if self._apps is None:
+            self._apps = {*self._broker.groups(), *self._recording}
+        return self._apps
 
     def recorded(self, topic: str) -> list[str]:
         """Return the apps that have recorded a topic: one, or none.
@@ -78,7 +82,7 @@ class InternalTopics:
         return [*found, own] if app in self._recording else found
 
     def _by_name(self, topic: str, asked: str | None) -> list[str]:
-        known = {*self.apps} if asked is None else {*self.apps, asked}
+        known = {*self.find_apps()} if asked is None else {*self.find_apps(), asked}
         return [app for app in possible_apps(topic) if app in known]
 
     def _topics_of(self, app: str) -> Collection[str]:

@@ -182,9 +182,8 @@ class FaustLink:
             self._fetches, functools.partial(function, *args, **kwargs)
         )
 
-    @property
     def appender(self) -> Producer:
-        """Producer for records that are sent outside of agents."""
+        """Return the producer for records that are sent outside of agents."""
         if self._appender is None:
             self._appender = Producer(self.broker, clock=self.clock)
         return self._appender

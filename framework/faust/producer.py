@@ -129,7 +129,7 @@ class FaustProducer(faust.transport.base.Producer):
             tp = TP(topic, -1 if partition is None else partition)
             future.set_result(RecordMetadata(topic, tp.partition, tp, -1, when / 1000, 0))
             return future
-        pending = link.appender.send(
+        pending = link.appender().send(
             topic, value, key, partition=partition, timestamp=when, headers=pairs
         )
 
@@ -188,7 +188,7 @@ class FaustProducer(faust.transport.base.Producer):
     async def flush(self) -> None:
         """Wait until all records that were sent at once are acknowledged."""
         if self.link.log is not None:
-            await self.link.call(self.link.appender.flush)
+            await self.link.call(self.link.appender().flush)
 
     # Topics ---------------------------------------------------------------------------
 

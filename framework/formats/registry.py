@@ -85,9 +85,16 @@ class SchemaRegistry:
     def __repr__(self) -> str:
         return f"SchemaRegistry({self.url!r})"
 
-    @property
     def client(self) -> Any:
-        """Confluent's client of the registry, connected at the first access."""
+        """Return Confluent's client of the registry, which the first call creates.
+
+        Returns:
+            A `confluent_kafka.schema_registry.SchemaRegistryClient`.
+
+        Raises:
+            MissingDependency: The package is not installed.
+            InvalidConfig: The client refuses a property.
+        """
         with self._lock:
             if self._client is None:
                 self._client = _connected(self._address, self._properties, self._secrets)
@@ -141,7 +148,7 @@ class SchemaRegistry:
             Unauthenticated: The credentials are wrong.
             MissingDependency: Confluent's client is not installed.
         """
-        client = self.client
+        client = self.client()
         from confluent_kafka.schema_registry.error import SchemaRegistryError
 
         try:

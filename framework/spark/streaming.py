@@ -70,7 +70,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         """
         start = self._options.start_of_stream()
         try:
-            self._initial = reading.resolve(self._broker, start, self._ends(), "startingOffsets")
+            self._initial = reading.resolve(self._broker(), start, self._ends(), "startingOffsets")
         except (InvalidConfig, UnknownPartition) as error:
             self._refused = error
         self._reached = self._initial
@@ -126,7 +126,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         if before == until.positions:
             return []
         name = self._pin(before, until)
-        ranges = pinning.known(self._broker, name) if self._pins else None
+        ranges = pinning.known(self._broker(), name) if self._pins else None
         if ranges is None:
             if self._pins and until.pinned:
                 reading.report([_gone(name)], fail=self._options.fail_on_data_loss)
@@ -139,7 +139,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         self._reached = until.positions
         if self._pins:
             holder = until.holder or self._holder
-            there(self._broker.pins).release(holder, pinning.position_name(until.positions))
+            there(self._broker().pins).release(holder, pinning.position_name(until.positions))
 
     def stop(self) -> None:
         """Close the log."""
@@ -154,7 +154,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
 
     @property
     def _pins(self) -> bool:
-        return self._options.stream_pin_ms > 0 and self._broker.pins is not None
+        return self._options.stream_pin_ms > 0 and self._broker().pins is not None
 
     def _since(self, before: Positions | None) -> Positions | None:
         """Return the start of the query's first batch, if that is the one that begins here."""
@@ -166,7 +166,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         return PinName(until.holder or self._holder, *ends)
 
     def _tasks(self, ranges: list[OffsetRange], _before: Positions) -> Sequence[InputPartition]:
-        return [RangePartition(task) for task in tasks_of(self._broker, self._options, ranges)]
+        return [RangePartition(task) for task in tasks_of(self._broker(), self._options, ranges)]
 
     def _plan(self, before: Positions, until: Positions) -> planning.ReadPlan:
         return planning.plan(before, until, self._ends())
@@ -178,7 +178,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
             return self._plan(before, until.positions)
 
         options, name = self._options, self._pin(before, until)
-        return pinning.planned(self._broker, options, name, options.stream_pin_ms, look)
+        return pinning.planned(self._broker(), options, name, options.stream_pin_ms, look)
 
     @property
     def _limit(self) -> BatchLimit:
@@ -204,17 +204,17 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
     ) -> Positions:
         waiting = planning.backlog(before, available, ends)
         ranges = [OffsetRange(*tp, ends[tp].topic_id, *span) for tp, span in waiting.items()]
-        extents = extents_of(self._broker, ranges, limit // 8)
+        extents = extents_of(self._broker(), ranges, limit // 8)
         return planning.admit_until(available, ends, ends_within(ranges, extents, limit))
 
     def _ends(self) -> planning.Ends:
-        return reading.ends_of(self._broker, self._topics())
+        return reading.ends_of(self._broker(), self._topics())
 
     def _topics(self) -> list[TopicInfo]:
-        return self._described(self._broker)
+        return self._described(self._broker())
 
-    @property
     def _broker(self) -> Broker:
+        """Return the log, which is opened by the first call."""
         if self._open is None:
             self._open = open_logs.open_log(self._options.path)
         return self._open.broker
@@ -247,7 +247,7 @@ class ChangesReader(StreamReader):
             )
 
     def _topics(self) -> list[TopicInfo]:
-        return [tables.table_topic(self._broker, self._options)]
+        return [tables.table_topic(self._broker(), self._options)]
 
     def _ends(self) -> planning.Ends:
         only = self._options.partition
@@ -259,7 +259,7 @@ class ChangesReader(StreamReader):
         return changes.widened(planning.plan(before, until, ends), ends)
 
     def _tasks(self, ranges: list[OffsetRange], before: Positions) -> Sequence[InputPartition]:
-        stored = tables.stored_values(self._broker, self._topics()[0], self._options)
+        stored = tables.stored_values(self._broker(), self._topics()[0], self._options)
         return [
             ChangesPartition(replace(each, stored=stored), _first_change(each, before))
             for each in ranges

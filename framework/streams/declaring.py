@@ -6,7 +6,6 @@ tasks needs neither Polars nor narwhals.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from strandline.framework.declarations import Declarations
@@ -26,6 +25,7 @@ class StreamDeclaring:
 
     session: Session
     declared: Declarations
+    _graph: StreamGraph | None = None
 
     def stream(
         self,
@@ -71,26 +71,28 @@ class StreamDeclaring:
         from strandline.framework.streams.stream import Stream
 
         settings = StreamSettings(delay, idle, close_idle, late, on_error)
-        return Stream(self._streams, source(self._streams, topics, settings))
+        streams = self._streams()
+        return Stream(streams, source(streams, topics, settings))
 
     def plan(self) -> Plan:
         """Return the plan of the app's streams: stages, operators, and their state.
 
         In a notebook it is shown as a drawing.
         """
-        return self._streams.plan()
+        return self._streams().plan()
 
     @property
     def has_streams(self) -> bool:
         """True if a stream was declared."""
-        return "_streams" in self.__dict__
+        return self._graph is not None
 
-    @cached_property
     def _streams(self) -> StreamGraph:
-        """Streams that were declared."""
+        """Return the graph of the app's streams; the first call adds their tasks to the app."""
+        if self._graph is not None:
+            return self._graph
         from strandline.framework.streams.derived_tasks import DerivedTasks
         from strandline.framework.streams.graph import StreamGraph
 
-        graph = StreamGraph(self.session, self.declared)
-        self.declared.derive = DerivedTasks(graph).update
-        return graph
+        self._graph = StreamGraph(self.session, self.declared)
+        self.declared.derive = DerivedTasks(self._graph).update
+        return self._graph

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,6 +80,7 @@ class ColumnBatch:
         self.refusals = Refusals()
         """Groups that cannot be aggregated."""
         self._time = time
+        self._has_time = False
         self._needed: dict[_Order, dict[str, pl.Expr]] = {None: {}}
 
     def aggregate(
@@ -137,10 +137,11 @@ class ColumnBatch:
         most: Any = values.max() or 0
         return bool(max(abs(least), abs(most)) * len(values) <= INT64_MAX)
 
-    @cached_property
-    def time(self) -> str:
-        """Name of the column of timestamps in ms since the epoch, added at the first use."""
-        self.frame = self.frame.with_columns(milliseconds(self.frame[self._time]).alias(TIME))
+    def add_time(self) -> str:
+        """Add the column of timestamps in ms since the epoch, if it is missing; return its name."""
+        if not self._has_time:
+            self.frame = self.frame.with_columns(milliseconds(self.frame[self._time]).alias(TIME))
+            self._has_time = True
         return TIME
 
     def groups(self) -> pl.DataFrame:

@@ -112,11 +112,11 @@ class FirstValue(Kept):
         """Find the earliest value of each group, and its time."""
         import polars as pl
 
-        values, times = self._values(batch), pl.col(batch.time)
+        values, times = self._values(batch), pl.col(batch.add_time())
         if batch.has_nulls(self._column):
             times = times.filter(values.is_not_null())
             values = values.drop_nulls()
-        order = (batch.time, False)
+        order = (batch.add_time(), False)
         return [
             batch.aggregate(self.kind, self._column, self._end(values), order),
             batch.aggregate(f"{self.kind} time", self._column, self._end(times), order),
@@ -205,11 +205,11 @@ class Collected(Kept):
         import polars as pl
 
         values = self._values(batch)
-        pairs = pl.struct(pl.col(batch.time).alias(_TIME), values.alias(_VALUE))
+        pairs = pl.struct(pl.col(batch.add_time()).alias(_TIME), values.alias(_VALUE))
         if batch.has_nulls(self._column):
             pairs = pairs.filter(values.is_not_null())
         name = f"collect {self.limit}"
-        order = (batch.time, False)
+        order = (batch.add_time(), False)
         return [batch.aggregate(name, self._column, pairs.head(self.limit), order)]
 
     def merge_columns(self, old: Exprs, new: Exprs, checks: MergeChecks) -> Exprs:

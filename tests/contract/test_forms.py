@@ -108,7 +108,7 @@ def test_confluents_clients_read_our_values_and_we_read_theirs(kafka: str, name:
             {"bootstrap.servers": address, "group.id": name, "auto.offset.reset": "earliest"}
         )
         consumer.subscribe([name])
-        deserialize = AvroDeserializer(registry.client)
+        deserialize = AvroDeserializer(registry.client())
         messages = consumer.consume(2, timeout=30)
         consumer.close()
         told = [(m.key(), m.timestamp()[1], deserialize(m.value(), context)) for m in messages]
@@ -116,9 +116,9 @@ def test_confluents_clients_read_our_values_and_we_read_theirs(kafka: str, name:
             (f.carrier.encode(), int(f.at.timestamp() * 1000), dataclasses.asdict(f))
             for f in FLIGHTS
         ]
-        schema = registry.client.get_latest_version(f"{name}-value").schema.schema_str
+        schema = registry.client().get_latest_version(f"{name}-value").schema.schema_str
         serialize = AvroSerializer(
-            registry.client, schema, conf={"subject.name.strategy": topic_subject_name_strategy}
+            registry.client(), schema, conf={"subject.name.strategy": topic_subject_name_strategy}
         )
         producer = Producer({"bootstrap.servers": address})
         theirs = {**dataclasses.asdict(FLIGHTS[0]), "carrier": "DL"}

@@ -50,10 +50,10 @@ def test_avro_is_compatible_with_confluents(registry: SchemaRegistry, name: str)
     text = avro_schema.derived(RowType(Trip), "Trip")
     made = formed(Trip, "avro", name, registry)
     [data] = written(made, trip)
-    assert AvroSerializer(registry.client, text, conf=TOPIC_NAMES)(row_of(trip), context) == data
-    assert AvroDeserializer(registry.client)(data, context) == row_of(trip)
+    assert AvroSerializer(registry.client(), text, conf=TOPIC_NAMES)(row_of(trip), context) == data
+    assert AvroDeserializer(registry.client())(data, context) == row_of(trip)
     assert read(made, data, None) == [trip, None]
-    assert f"{name}-value" in registry.client.get_subjects()
+    assert f"{name}-value" in registry.client().get_subjects()
 
 
 def test_avro_without_columns_is_compatible_with_confluents(
@@ -63,7 +63,7 @@ def test_avro_without_columns_is_compatible_with_confluents(
     schema = {"type": "record", "name": "Counted", "fields": [counts]}
     value, made = {"counts": {"a": 1, "b": "x"}}, formed(dict, sl.AvroSerde(schema), name, registry)
     [data, nothing] = written(made, value, None)
-    theirs = AvroSerializer(registry.client, json.dumps(schema), conf=TOPIC_NAMES)
+    theirs = AvroSerializer(registry.client(), json.dumps(schema), conf=TOPIC_NAMES)
     assert theirs(value, in_context(name)) == data
     assert read(made, data, nothing, data) == [value, None, value]
 
@@ -72,7 +72,7 @@ def test_protobuf_is_compatible_with_confluents(registry: SchemaRegistry, name: 
     message, context = a_message(amount=2.5, lines=[{"article": 1}]), in_context(name)
     made = formed(SalePb, "protobuf", name, registry)
     [data] = written(made, message)
-    theirs = ProtobufSerializer(SalePb, registry.client, conf=TOPIC_NAMES)
+    theirs = ProtobufSerializer(SalePb, registry.client(), conf=TOPIC_NAMES)
     assert theirs(message, context) == data
     deserialize = ProtobufDeserializer(SalePb, {"use.deprecated.format": False})
     assert deserialize(data, context) == message
@@ -86,7 +86,7 @@ def test_a_message_that_is_not_the_first_of_its_schema_is_found(
     made = formed(dict, sl.ProtobufSerde(line), name, registry)
     message = made._message(article=7)
     [data] = written(made, message)
-    theirs = ProtobufSerializer(made._message, registry.client, conf=TOPIC_NAMES)
+    theirs = ProtobufSerializer(made._message, registry.client(), conf=TOPIC_NAMES)
     assert theirs(message, in_context(name)) == data
     assert data[5:] == b"\x02\x02\x08\x07"  # one index, 1; then the message
     assert read(made, data, data) == [message, message]
@@ -96,7 +96,7 @@ def test_a_derived_message_can_be_registered(registry: SchemaRegistry, name: str
     trip, made = a_trip(2), formed(Trip, "protobuf", name, registry)
     [data] = written(made, trip)
     message = protobuf_messages.derived(RowType(Trip), "Trip")
-    theirs = ProtobufSerializer(message, registry.client, conf=TOPIC_NAMES)
+    theirs = ProtobufSerializer(message, registry.client(), conf=TOPIC_NAMES)
     assert theirs(message.FromString(data[6:]), in_context(name)) == data
     assert read(made, data) == [trip]
 
@@ -107,10 +107,10 @@ def test_json_with_a_schema_is_compatible_with_confluents(
     trip, context = a_trip(4), in_context(name)
     made = formed(Trip, sl.JsonSerde(registry=True), name, registry)
     [data] = written(made, trip)
-    schema = registry.client.get_latest_version(f"{name}-value").schema.schema_str
+    schema = registry.client().get_latest_version(f"{name}-value").schema.schema_str
     told = JSONDeserializer(schema)(data, context)
     assert told == json.loads(data[5:])
-    theirs = JSONSerializer(schema, registry.client, conf=TOPIC_NAMES)(told, context)
+    theirs = JSONSerializer(schema, registry.client(), conf=TOPIC_NAMES)(told, context)
     assert theirs[:5] == data[:5]
     assert read(made, theirs, None) == [trip, None]
     assert shown(made, theirs) == [row_of(trip)]
@@ -121,7 +121,7 @@ def test_keys_have_their_own_subject(registry: SchemaRegistry, name: str) -> Non
     made = codec(str, "avro", SerdeUse(name, "key", registry))
     [data] = written(made, "york")
     assert read(made, data) == ["york"]
-    assert registry.client.get_latest_version(f"{name}-key").schema.schema_str == '"string"'
+    assert registry.client().get_latest_version(f"{name}-key").schema.schema_str == '"string"'
 
 
 # Schemas that change ------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class New:
 def test_each_value_is_read_by_the_schema_it_was_written_with(
     registry: SchemaRegistry, name: str
 ) -> None:
-    registry.client.set_compatibility(subject_name=f"{name}-value", level="NONE")
+    registry.client().set_compatibility(subject_name=f"{name}-value", level="NONE")
     before, after = (formed(kind, "avro", name, registry) for kind in (Old, New))
     data = [
         *written(before, Old(1, "x")),
@@ -157,7 +157,7 @@ def test_each_value_is_read_by_the_schema_it_was_written_with(
 def test_a_schema_that_the_registry_refuses_is_an_error_before_anything_is_written(
     registry: SchemaRegistry, name: str, tmp_path: Any
 ) -> None:
-    registry.client.set_compatibility(subject_name=f"{name}-value", level="BACKWARD")
+    registry.client().set_compatibility(subject_name=f"{name}-value", level="BACKWARD")
     written(formed(New, "avro", name, registry), New(1))
     app = sl.App("shop", log=tmp_path / "log", registry=registry)
     topic = app.topic(name, value=Old, serde="avro")
@@ -218,7 +218,7 @@ def test_known_schemas_need_no_registry(
     def gone(*_: object) -> None:
         raise ConnectionRefusedError("nobody there")
 
-    client = registry.client
+    client = registry.client()
     for call in ("register_schema", "get_schema", "lookup_schema"):
         monkeypatch.setattr(client, call, gone)
     assert read(made, *written(made, New(2))) == [New(2)]
@@ -241,7 +241,7 @@ def test_errors_of_a_registry_become_errors_of_strandline(
     def refuse(*_: object) -> None:
         raise SchemaRegistryError(status, status, "no")
 
-    monkeypatch.setattr(registry.client, "register_schema", refuse)
+    monkeypatch.setattr(registry.client(), "register_schema", refuse)
     with pytest.raises(sl.StrandlineError, match="no") as raised:
         written(formed(New, "avro", "t", registry), New(1))
     assert type(raised.value).__name__ == expected
@@ -251,14 +251,14 @@ def test_mistakes_in_declaring_a_registry_are_explained() -> None:
     with pytest.raises(sl.InvalidConfig, match="http://host:port"):
         SchemaRegistry("localhost:8081")
     with pytest.raises(sl.InvalidConfig, match="Unrecognized properties: no.such"):
-        _ = SchemaRegistry("http://127.0.0.1:1", no_such=1).client
+        SchemaRegistry("http://127.0.0.1:1", no_such=1).client()
     with pytest.raises(sl.InvalidConfig, match="the app has none"):
         codec(New, sl.JsonSerde(registry=True))
 
 
 def test_credentials_go_to_the_client() -> None:
     registry = SchemaRegistry("http://127.0.0.1:1", basic_auth_user_info="me:secret")
-    assert registry.client._rest_client.session.auth is not None
+    assert registry.client()._rest_client.session.auth is not None
     assert "secret" not in repr(registry)
 
 

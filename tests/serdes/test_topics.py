@@ -205,7 +205,7 @@ def test_the_variable_names_the_registry(monkeypatch: pytest.MonkeyPatch, name: 
     [data] = topic.values.encode([topic.values.item(SALES[0])]).to_pylist()
     assert data[:5] == b"\x00\x00\x00\x00\x01"
     assert app.session.registry is not None
-    assert app.session.registry.client.get_subjects() == ["sales-value"]
+    assert app.session.registry.client().get_subjects() == ["sales-value"]
 
 
 @pytest.mark.parametrize("call", ["schema", "id_of"])
@@ -254,7 +254,7 @@ def test_a_commit_does_not_wait_for_the_schema_of_the_next_records(
     @app.task(sales)
     def copy(record: sl.Record[str, Sale]) -> None:
         copies.send(None, record.value)
-        mock.client.get_schema = unknown
+        mock.client().get_schema = unknown
 
     app.run(count=2, progress=False)
     assert copies.to_polars()["shop"].to_list() == ["york", "leeds"]
@@ -268,7 +268,7 @@ def test_a_refused_schema_ends_the_run_and_no_record_is_skipped(
     sales = app.topic("sales", value=Sale, key="shop")
     copies = app.topic("copies", value=Sale, key="shop", serde="avro")
     sales.append(SALES)
-    register = mock.client.register_schema
+    register = mock.client().register_schema
 
     def refuse(*_: object) -> None:
         raise SchemaRegistryError(409, 409, "incompatible")
@@ -277,11 +277,11 @@ def test_a_refused_schema_ends_the_run_and_no_record_is_skipped(
     def copy(record: sl.Record[str, Sale]) -> None:
         copies.send(None, record.value)
 
-    mock.client.register_schema = refuse
+    mock.client().register_schema = refuse
     with pytest.raises(SchemaMismatch, match="the schema of copies-value: incompatible"):
         app.run("idle", progress=False)
     assert copies.to_polars().height == 0
-    mock.client.register_schema = register
+    mock.client().register_schema = register
     app.run("idle", progress=False)
     assert copies.to_polars()["shop"].to_list() == ["york", "leeds"]
     app.close()
