@@ -11,15 +11,14 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from strandline.changelog.client.columns import as_mapping, batch_of, check_names, required
 from strandline.changelog.client.partitioner import (
-    Partitions,
     StickyPartitioner,
     partition_for,
     partitions_for,
+    split,
 )
 from strandline.changelog.errors import InvalidRecord, RecordTooLarge, UnknownPartition
 from strandline.changelog.records import Headers, TopicInfo, TopicPartition
@@ -193,7 +192,7 @@ class TopicTarget:
             count = int(keyless.sum())
             total_bytes = columns.nbytes * count // len(chosen)
             chosen[keyless] = self.sticky.take_many(count, total_bytes)
-        return _by_partition(columns, chosen)
+        return split(columns, chosen)
 
     def frames(self, columns: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Split a batch into pieces that each fit a frame. Raises RecordTooLarge."""
@@ -305,23 +304,6 @@ def _is_utf8(text: str) -> bool:
 
 def _field_size(value: Any) -> int:
     return len(value) + 8 if isinstance(value, (str, bytes, list, dict)) else 8
-
-
-def _by_partition(
-    columns: pa.RecordBatch, chosen: Partitions
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    counts = np.bincount(chosen)
-    present = np.flatnonzero(counts)
-    if len(present) == 1:
-        yield int(present[0]), columns
-        return
-    small = chosen.astype(np.int16) if len(counts) < 1 << 15 else chosen  # sorted by radix
-    ordered = columns.take(pa.array(np.argsort(small, kind="stable")))
-    start = 0
-    for partition in present.tolist():
-        count = int(counts[partition])
-        yield partition, ordered.slice(start, count)
-        start += count
 
 
 def _frame_bytes(columns: pa.RecordBatch) -> int:

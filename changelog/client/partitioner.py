@@ -13,6 +13,8 @@ is hashed alone, so that a single huge key does not cost a numpy pass per word.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +79,29 @@ def partitions_for(keys: pa.BinaryArray, partitions: int) -> Partitions:
     if keys.null_count:
         chosen[pc.is_null(keys).to_numpy(zero_copy_only=False)] = -1
     return chosen
+
+
+def split(
+    columns: pa.RecordBatch, partitions: npt.NDArray[np.integer[Any]]
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the rows of each partition, in order, from a partition for each row.
+
+    >>> rows = pa.record_batch({"n": [1, 2, 3]})
+    >>> [(n, part["n"].to_pylist()) for n, part in split(rows, np.array([4, 0, 4], np.int32))]
+    [(0, [2]), (4, [1, 3])]
+    """
+    counts = np.bincount(partitions)
+    present = np.flatnonzero(counts)
+    if len(present) == 1:
+        yield int(present[0]), columns
+        return
+    small = partitions.astype(np.int16) if len(counts) < 1 << 15 else partitions  # sorted by radix
+    ordered = columns.take(pa.array(np.argsort(small, kind="stable")))
+    start = 0
+    for partition in present.tolist():
+        count = int(counts[partition])
+        yield partition, ordered.slice(start, count)
+        start += count
 
 
 class StickyPartitioner:

@@ -18,10 +18,11 @@ from strandline.changelog.flight.client import DEADLINE_S
 from strandline.changelog.flight.failover import FailoverBroker
 from strandline.changelog.flight.limits import ListenerLimits, limits_from
 from strandline.changelog.flight.metrics import CLIENTS
-from strandline.changelog.flight.remote import RemoteEndpoint, server_context
+from strandline.changelog.flight.remote import RemoteEndpoint
 from strandline.changelog.hosts import bracketed, is_loopback, parse_host_port
 from strandline.changelog.metrics import MetricReading
 from strandline.changelog.storage import Durability, LocalStorage
+from strandline.changelog.tls import server_context
 
 MIN_TOKEN = 16
 """Minimum number of characters of a token; shorter ones could be guessed."""

@@ -30,6 +30,7 @@ from strandline.changelog.hosts import bracketed, is_loopback, parse_host_port, 
 from strandline.changelog.layout import QUERIES
 from strandline.changelog.location import options_of
 from strandline.changelog.secret import masked
+from strandline.changelog.tls import server_context
 from strandline.changelog.trust import TRUST_VARIABLE, is_trusted
 
 UNIX, TCP, TLS = "unix://", "tcp://", "tls://"
@@ -206,7 +207,7 @@ def _parse_address(address: str) -> tuple[str, str, ssl.SSLContext | None, bytes
     parts = split_url(place if "://" in place else f"//{place}")
     options = options_of(query)
     if parts.scheme == "tls" and options.keys() == {"certificate", "key"}:
-        return TLS, parts.netloc, _tls(**options), _der(options["certificate"])
+        return TLS, parts.netloc, server_context(**options), _der(options["certificate"])
     if parts.scheme not in ("", "tcp") or options or parts.path:
         raise InvalidConfig(
             f"expected host:port, tcp://host:port or tls://host:port?certificate=…&key=…, got {masked(address)!r}"
@@ -235,15 +236,6 @@ def _text(path: str) -> str:
         return Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"cannot read {path}: {error}") from error
-
-
-def _tls(certificate: str, key: str) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(certificate, key)
-    except OSError as error:
-        raise InvalidConfig(f"cannot use {certificate} with {key}: {error}") from error
-    return context
 
 
 def _folder(log: Path | None) -> Path:

@@ -700,7 +700,7 @@ def test_a_socket_folder_of_another_user_is_not_used(short: Path) -> None:
         ("127.0.0.1:99999", "expected host:port"),
         ("http://127.0.0.1:1", r"expected host:port, tcp://"),
         ("tls://127.0.0.1:1", r"expected host:port, tcp://"),
-        ("tls://127.0.0.1:1?certificate=none.pem&key=none.pem", "cannot use none.pem"),
+        ("tls://127.0.0.1:1?certificate=none.pem&key=none.pem", "there is no file none.pem"),
         ("192.0.2.1:0", "can be reached"),
         ("tcp://192.0.2.1:0", "cannot listen at"),
     ],

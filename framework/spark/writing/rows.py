@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.changelog.client.columns import check_columns, to_batches
-from strandline.changelog.client.partitioner import partitions_for
+from strandline.changelog.client.partitioner import partitions_for, split
 from strandline.changelog.errors import (
     InvalidConfig,
     InvalidRecord,
@@ -125,6 +125,5 @@ class RowLayout:
         given = partitions[start : start + len(columns)]
         by_key = partitions_for(columns.column("key"), self.topic.partitions)
         own = np.where(given < 0, by_key, given)
-        for number in np.unique(own):
-            chosen = columns if (own == number).all() else columns.filter(pa.array(own == number))
-            yield (None if number < 0 else int(number)), chosen
+        for number, rows in split(columns, own + 1):  # one more, as records without a key have -1
+            yield number - 1 if number else None, rows
