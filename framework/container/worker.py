@@ -3,33 +3,21 @@
     join        become a member of the app's group; make a producer, which fences a predecessor's
     rebalance   commit and close revoked partitions, open newly assigned ones
     cycle       rebalance · fetch · handle slices in turn · timers and windows · commit if due
-    rewind      after an aborted commit: reset everything to the last commit and continue from it
-    fenced      membership or producer is lost: drop all uncommitted work and join again
-    disk full   pause, rewind to the last commit, try again
 
-Only `cycle` and the methods it calls touch task instances. `stop` may be called from any thread.
+`Committer` commits, and goes back to the last commit after one that fails. Only `cycle` and the
+methods it calls touch task instances. `stop` may be called from any thread.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from strandline.changelog.client.membership import rebalance
-from strandline.changelog.errors import (
-    DiskFull,
-    InvalidRecord,
-    MemberFenced,
-    ProducerFenced,
-    RebalanceInProgress,
-    Retriable,
-    SchemaMismatch,
-    TransactionAborted,
-)
+from strandline.changelog.errors import DiskFull, MemberFenced
 from strandline.changelog.metrics import MetricReading
-from strandline.framework.container.commit import checkpoint_if_due, offsets_of
 from strandline.framework.container.commit_schedule import CommitSchedule
+from strandline.framework.container.committer import Committer
 from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.feeder import Feeder
 from strandline.framework.container.gauges import WAITING, StableEnds, gauges
@@ -38,17 +26,13 @@ from strandline.framework.container.idle import Bound, Completion
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.manager import TaskManager, inputs_of
 from strandline.framework.container.opening import Partitions
-from strandline.framework.container.outage import Outage, patiently
+from strandline.framework.container.outage import patiently
 from strandline.framework.container.scheduler import SliceScheduler
 from strandline.framework.container.session import WorkerSession
 from strandline.framework.container.status import WorkerStatus, positions_of, state_of
 
-_log = logging.getLogger("strandline")
-
 MAX_REST_S = 5.0
 """Maximum seconds for which an idle worker only waits for records."""
-MAX_ABORTED_COMMITS = 10
-"""Maximum number of consecutive aborted commits; after one more the worker raises the error."""
 
 
 class Worker:
@@ -71,12 +55,9 @@ class Worker:
         self._turns = SliceScheduler(
             *(tasks.trial, tasks.loop, clock, tasks.memory), guarded=tasks.in_background
         )
-        self._outage = Outage(clock)
         self._ends = StableEnds(context.broker, clock)
-        self._intact = False
-        """True if every engine accepts writes, so that a failure can be rewound in place."""
         self._schedule = CommitSchedule(context.options, clock)
-        self._aborted_in_a_row = 0
+        self._committer = Committer(context, tasks, session, self._schedule)
         self._completion = Completion(context, tasks)
         self._feeder = Feeder(context, tasks, self._schedule)
 
@@ -84,7 +65,6 @@ class Worker:
 
     def start(self) -> None:
         """Join the group and begin to restore the assigned partitions."""
-        self._intact = True
         self._schedule.restart()
         self._rebalance()
         if not self._tasks.in_background:
@@ -110,59 +90,12 @@ class Worker:
         return handled
 
     def commit(self) -> bool:
-        """Commit the work since the last commit; rewind to the last commit if that fails.
-
-        Returns:
-            True if all work is committed; False if it was rewound.
-
-        Raises:
-            DiskFull: The disk is full; the caller must rewind the uncommitted work.
-        """
-        is_committed = True
-        if committing := self._committing():
-            is_committed = False
-            try:
-                self._session.commit(committing)
-                is_committed = True
-                self._trial.committed()
-                self._tasks.committed.update(offsets_of(committing))
-                for source in [source for one in self.instances for source in one.inputs]:
-                    # The commit may have appended to it, so only the next fetch shows its end.
-                    source.stable = None
-                self._aborted_in_a_row = self._schedule.uncommitted = 0
-                self._checkpoint()
-                self._outage.end()
-            except SchemaMismatch:
-                raise  # no single record causes it, so there is none to search for
-            except InvalidRecord as error:
-                self._refused(error)
-            except (MemberFenced, ProducerFenced) as error:
-                self._handle_fencing(error)
-            except (TransactionAborted, Retriable) as error:
-                self._recover(error)
-        self._schedule.restart()
-        return is_committed
-
-    def _committing(self) -> list[TaskInstance]:
-        """Return the instances to commit: those with uncommitted work, and those beside them.
-
-        Tasks that read the same partition share its committed offset.
-        """
-        numbers = {one.partition for one in self.instances if one.has_uncommitted}
-        return [one for one in self.instances if one.partition in numbers]
-
-    def _checkpoint(self) -> None:
-        # An engine whose write failed refuses all further writes until it is reopened. So if the
-        # checkpoint raises, the flag stays False and the stores are dropped instead of rewound.
-        self._intact = False
-        stores = [store for instance in self.instances for store in instance.all_stores]
-        self._tasks.memory.divide(stores, self._clock.monotonic())
-        checkpoint_if_due(stores, self._clock)
-        self._intact = True
+        """Commit the work since the last commit; see `Committer.commit`."""
+        return self._committer.commit()
 
     def checkpoint_all(self) -> None:
         """Checkpoint all stores, so that the next start has nothing to restore."""
-        self._intact = self._tasks.checkpoint(self.instances)
+        self._committer.checkpoint_all()
 
     def run(
         self,
@@ -196,7 +129,7 @@ class Worker:
                 self._work(until, None if count is None else before + count, seconds_left)
                 return self.handled - before
             except DiskFull as error:
-                self._wait_for_space(error, ended)
+                self._committer.wait_for_space(error, ended)
 
     def _work(
         self,
@@ -284,7 +217,7 @@ class Worker:
     @property
     def waits_for(self) -> DiskFull | None:
         """Error for which the worker waits for disk space; None if it does not wait."""
-        return self._outage.reason
+        return self._committer.outage.reason
 
     def status(self) -> WorkerStatus:
         """Return state, progress and positions of the worker. May be called from any thread."""
@@ -368,7 +301,7 @@ class Worker:
             self._told = membership, membership.allowed(), membership.standbys()
             allowed = self._tasks.readable(self._told[1])
         except MemberFenced as error:
-            self._handle_fencing(error)
+            self._committer.fenced(error)
             if not self.stopping:
                 # Join again within this call. A return would end the outage that `patiently`
                 # measures, although being fenced does not show that the log answers.
@@ -411,78 +344,3 @@ class Worker:
         """Add the instances whose restore has ended, and run their `init`."""
         self._tasks.ready()
         self._turns.start(self.instances)
-
-    def _handle_fencing(self, error: MemberFenced | ProducerFenced) -> None:
-        """Drop uncommitted work and the membership: other workers may own the partitions now."""
-        dropped = self._schedule.uncommitted
-        self._drop()
-        self._session.fenced(error, dropped)
-
-    # Going back -----------------------------------------------------------------------
-
-    def _recover(self, error: TransactionAborted | Retriable) -> None:
-        """Go back to the last commit after one that was aborted or may have been."""
-        self._aborted_in_a_row += 1
-        if self._aborted_in_a_row > MAX_ABORTED_COMMITS:
-            raise error
-        fields = {"app": self.app, "records": self._schedule.uncommitted, "error": error}
-        if isinstance(error, RebalanceInProgress):
-            # On Kafka this is normal whenever a worker joins or leaves, so it is no warning.
-            _log.info("a rebalance interrupted a commit, which is repeated", extra=fields)
-        else:
-            _log.warning(
-                "a commit was aborted, going back to the last one: %s", error, extra=fields
-            )
-        self._go_back()
-
-    def _refused(self, error: InvalidRecord) -> None:
-        """Go back and search for the step whose record the log refused."""
-        fields = {"app": self.app, "records": self._schedule.uncommitted, "error": error}
-        _log.info("a commit was refused, looking for the record: %s", error, extra=fields)
-        self._trial.refused(error, lambda: any(i.mark_refused(error) for i in self.instances))
-        self._go_back(known_uncommitted=True)
-
-    def _go_back(self, *, known_uncommitted: bool = False) -> None:
-        """Go back to the last commit: in place if possible, else by reading it from the log again.
-
-        `known_uncommitted` says that outputs and changes are known not to be committed. Without it
-        that is known only under exactly_once, where one transaction covers all of them.
-        """
-        known_uncommitted = known_uncommitted or self.options.processing_guarantee == "exactly_once"
-        try:
-            aborted = known_uncommitted and self._intact and self._session.abort()
-        except ProducerFenced as error:
-            self._handle_fencing(error)
-            return
-        if aborted:
-            self._rewind_in_place()
-        else:
-            self._drop()
-            self._session.renew()
-
-    def _drop(self) -> None:
-        """Close all instances without committing; `cycle` opens them again from the log."""
-        self._uncount_handled()
-        self._tasks.drop()
-        self._intact = True
-
-    def _wait_for_space(self, error: DiskFull, ended: Callable[[], bool]) -> None:
-        """Wait for disk space, then go back to the last commit; raise the error if the run ends."""
-        while True:
-            self._outage.disk_full(error)
-            if not self._outage.pause(ended):
-                raise error
-            try:
-                return self._go_back()
-            except DiskFull as again:
-                error = again
-
-    def _uncount_handled(self) -> None:
-        self._trial.rewound()
-        self._schedule.undo()
-
-    def _rewind_in_place(self) -> None:
-        """Reset every instance in memory to the last commit."""
-        self._uncount_handled()
-        for instance in self.instances:
-            instance.rewind()

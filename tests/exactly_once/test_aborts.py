@@ -145,7 +145,7 @@ def test_a_commit_in_doubt_is_looked_up_in_the_log(
 def test_a_worker_that_cannot_commit_raises_the_reason(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strandline.framework.container.worker.MAX_ABORTED_COMMITS", 2)
+    monkeypatch.setattr("strandline.framework.container.committer.MAX_ABORTED_COMMITS", 2)
     always = TransactionAborted("always")
     with pytest.raises(TransactionAborted, match="always"):
         story.run_chapter({"end_transaction": [always] * 100})

@@ -136,7 +136,7 @@ def test_partitions_that_fail_together_are_one_failure_and_restored_ones_begin(
     app.task(app.topic("words", value=int, partitions=12), name="count")(lambda record: None)
     with TestDriver(app) as driver:
         tasks = driver.worker._tasks
-        driver.worker._drop()
+        driver.worker._committer._drop()
         bring_back = tasks._openings._run
 
         def refused(opening: Any) -> Any:

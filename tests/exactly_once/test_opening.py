@@ -57,7 +57,7 @@ def test_tasks_that_read_the_same_topic_work_together_or_not_at_all(
 
     with TestDriver(app) as driver:
         driver.run([("a", 1)])
-        driver.worker._drop()
+        driver.worker._committer._drop()
         fails.append(error)
         cycle, driver.worker.cycle = driver.worker.cycle, lambda **_: 0  # type: ignore[method-assign]
         driver._take([("a", 2)])
@@ -84,7 +84,7 @@ def test_a_restored_partition_begins_with_its_init_even_if_others_cannot_be_rest
             assert record.partition in begun
 
     with TestDriver(app) as driver:
-        driver.worker._drop()
+        driver.worker._committer._drop()
         begun.clear()
         tasks = driver.worker._tasks
         tasks.open([TopicPartition("words", 0)])
@@ -106,7 +106,7 @@ def test_offsets_withheld_by_an_open_transaction_are_requested_until_the_opening
     app = sl.App("app")
     app.task(app.topic("words", value=int), name="count")(lambda record: None)
     with TestDriver(app) as driver:
-        driver.worker._drop()
+        driver.worker._committer._drop()
         tasks, asked = driver.worker._tasks, 0
 
         def committed(*_: Any) -> Any:
@@ -149,7 +149,7 @@ def test_a_worker_that_dropped_all_partitions_reports_that_it_owns_none_once_the
     with TestDriver(app) as driver:
         place = driver.worker._session.membership = Told()
         driver.worker.cycle()
-        driver.worker._drop()
+        driver.worker._committer._drop()
         place.may = frozenset()
         driver.worker.cycle()
         driver.worker.cycle()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from strandline.changelog.clock import Clock
-from strandline.framework.container import worker
+from strandline.framework.container import committer
 from strandline.statestore.store import AnyStore
 from tests.kafka.apps import Totals
 from tests.kafka.apps import worker as made_of
@@ -48,7 +48,7 @@ def sleep() -> None:
 
 def strike(made: Totals, when: str, step: str, *, fate: Callable[[], None]) -> None:
     """Call `fate` before or after the first time that the worker takes this step."""
-    on: Any = worker if step == "checkpoint" else made.app.broker()
+    on: Any = committer if step == "checkpoint" else made.app.broker()
     name = "checkpoint_if_due" if step == "checkpoint" else step
     take = checkpoint if step == "checkpoint" else getattr(on, name)
 

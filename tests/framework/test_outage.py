@@ -110,9 +110,9 @@ def test_a_lost_membership_does_not_mean_that_the_log_answers() -> None:
     words = app.topic("words", value=int)
     app.task(words, name="count")(lambda record: None)
     worker = TestDriver(app).worker
-    worker._session = LostSeat()  # type: ignore[assignment]
+    worker._session = worker._committer._session = LostSeat()  # type: ignore[assignment]
     with pytest.raises(OwnerUnavailable):
         worker.cycle()
-    worker._session = LostSeat()  # type: ignore[assignment]
+    worker._session = worker._committer._session = LostSeat()  # type: ignore[assignment]
     worker.stop()
     assert worker.cycle() == 0, "who is to end joins no more"

@@ -237,7 +237,7 @@ def test_a_run_with_a_timeout_logs_why_it_ends(made: Callable[[sl.App], TestDriv
         driver.clock.advance(1_000)
         return True
 
-    driver.worker._outage.pause = lambda ended: time_passes(ended) and not ended()  # type: ignore[method-assign]
+    driver.worker._committer.outage.pause = lambda ended: time_passes(ended) and not ended()  # type: ignore[method-assign]
     with pytest.raises(DiskFull, match="No space left"):
         driver.worker.run(until="idle", timeout=5)
     refuse(driver, None)

@@ -82,7 +82,7 @@ def test_a_commit_without_memory_stops_the_app_and_the_next_run_continues(
         with monkeypatch.context() as patched:
             if where == "checkpoint":
                 patched.setattr(
-                    "strandline.framework.container.worker.checkpoint_if_due", none_left
+                    "strandline.framework.container.committer.checkpoint_if_due", none_left
                 )
             else:
                 patched.setattr(commit, where, none_left)
