@@ -4,10 +4,11 @@ A copy of a log folder, such as a restored backup, shares its history with the o
 time of the copy. After that, both may give the same offsets to different records. An offset alone
 is therefore ambiguous, and a position also names the history in which it was reached.
 
-An *incarnation* is one opening of a log by an owner, and has a random identifier. The first append
-to a partition after an opening begins a new *leader epoch*, which is listed with its incarnation.
-Two copies are never written by the same incarnation. So if two copies of a partition both list an
-incarnation, they are identical up to the last record of that epoch that both of them have.
+An *incarnation* is one opening of a partition by an owner of the log, and has a random identifier.
+The first append to a partition after an opening begins a new *leader epoch*, which is listed with
+its incarnation. Two copies of a partition are never written by the same incarnation, and neither
+are two topics of the same name. So if two partitions both list an incarnation, they are copies, and
+identical up to the last record of that epoch that both of them have.
 
 The position at an offset is named by the epoch of the record before that offset. It is valid if
 the partition lists its incarnation, and if that epoch reaches to its offset.
@@ -45,8 +46,8 @@ class HistoryEpoch(NamedTuple):
     start: int
     """Offset of the first record."""
     incarnation: str = ""
-    """Opening of the log that wrote the range; empty if an early version without identifiers
-    did."""
+    """Opening of the partition that wrote the range; empty if an early version without
+    identifiers did."""
 
 
 Epochs = tuple[HistoryEpoch, ...]
@@ -101,6 +102,18 @@ def epochs_within(epochs: Epochs, offset: int, limit: int) -> Epochs:
         return epochs
     first = max(0, bisect_left(epochs, offset, key=_START) - 1)
     return epochs[first : max(first + 1, bisect_left(epochs, limit, key=_START))]
+
+
+def joined_epochs(earlier: Epochs, later: Epochs) -> Epochs:
+    """Return the epochs of two fetches, the second of which continues the first.
+
+    >>> epochs = (HistoryEpoch(0, 0, "a"), HistoryEpoch(1, 40, "b"))
+    >>> joined_epochs(epochs, epochs[1:]) == epochs
+    True
+    """
+    if not later:
+        return earlier
+    return (*(one for one in earlier if one.start < later[0].start), *later)
 
 
 def with_epoch(epochs: Epochs, start: int, incarnation: str, oldest: int) -> Epochs:

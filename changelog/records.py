@@ -29,6 +29,7 @@ from strandline.changelog.history import (
     follows,
     is_cut_short,
     is_listed,
+    joined_epochs,
     shared_end,
 )
 from strandline.changelog.settings import Setting
@@ -193,8 +194,7 @@ class Fetched:
         >>> markers.joined(Fetched([], 60, 0, 60, 60, epochs[1:])).epochs == epochs
         True
         """
-        earlier = (one for one in self.epochs if one.start < later.epochs[0].start)
-        epochs = (*earlier, *later.epochs) if later.epochs else self.epochs
+        epochs = joined_epochs(self.epochs, later.epochs)
         return replace(later, batches=[*self.batches, *later.batches], epochs=epochs)
 
 
@@ -442,7 +442,22 @@ class CommittedOffset(NamedTuple):
     leader_epoch: int = UNKNOWN_EPOCH
     """Leader epoch of the record before `offset`; the log fills it in with `incarnation`."""
     incarnation: str = ""
-    """Opening of the log that wrote that record; the log fills it in if empty. Unused on Kafka."""
+    """Opening of the partition that wrote that record; filled in if empty. Unused on Kafka."""
+
+
+def named_offset(offset: int, topic_id: str, epochs: Epochs, metadata: str = "") -> CommittedOffset:
+    """Return an offset to commit, with the topic and the history that it belongs to.
+
+    Args:
+        offset: Next offset to read.
+        topic_id: Id of the topic; empty if it is not known.
+        epochs: Epochs that name the positions around `offset`; empty if the log lists none.
+        metadata: Text to be committed with it.
+    """
+    if not epochs:
+        return CommittedOffset(offset, metadata, topic_id)
+    epoch = epoch_before(epochs, offset)
+    return CommittedOffset(offset, metadata, topic_id, epoch.number, epoch.incarnation)
 
 
 class ProducerIdentity(NamedTuple):

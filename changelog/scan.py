@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from strandline.changelog.broker import Broker
-from strandline.changelog.errors import RequestTimedOut
+from strandline.changelog.errors import OffsetOutOfRange, RequestTimedOut
 from strandline.changelog.records import Batch, Fetched, Isolation, TopicPartition
 
 ROUND_BYTES = 8 << 20
@@ -18,6 +18,12 @@ MAX_PARTITIONS = 16
 """Maximum number of partitions in a fetch, so that each is read without long pauses."""
 MAX_STALLED_FETCHES = 30
 """Maximum number of successive fetches of one second without progress."""
+
+REPLACED = (
+    "does not continue the records before: the topic was deleted and created again, or the log was "
+    "replaced by another copy"
+)
+"""End of the message for a reader whose partition was replaced by another one."""
 
 Offsets = Mapping[TopicPartition, int]
 FetchAt = Callable[[Offsets, float], Mapping[TopicPartition, Fetched]]
@@ -46,7 +52,8 @@ def scan(
         The partitions of each fetch that have progressed, without the records after their ends.
 
     Raises:
-        OffsetOutOfRange: Records at a position are gone.
+        OffsetOutOfRange: Records at a position are gone, or the partition was replaced by another
+            one during the scan.
         RequestTimedOut: The log makes no progress.
     """
     fetch = partial(_fetch, broker, isolation, max_bytes)
@@ -67,6 +74,7 @@ def scan_by(
 ) -> Iterator[dict[TopicPartition, Fetched]]:
     """Yield what `scan` yields, read by `fetch`."""
     left = {tp: at for tp, at in positions.items() if at < ends[tp]}
+    last: dict[TopicPartition, Fetched] = {}
     stalled = 0
     while left:
         asked = dict(list(left.items())[:MAX_PARTITIONS])
@@ -83,6 +91,10 @@ def scan_by(
                 f"{', '.join(map(str, asked))}: no progress although the end is not reached; is the "
                 f"log's owner alive?"
             )
+        for tp, got in moved.items():
+            if tp in last and not last[tp].is_continued_by(got):
+                raise OffsetOutOfRange(f"{tp}: offset {asked[tp]} {REPLACED}; read it again")
+            last[tp] = replace(got, batches=[])
         if moved:
             yield moved
         left |= {tp: got.next_offset for tp, got in moved.items()}

@@ -37,8 +37,8 @@ class InputProgress(NamedTuple):
 
     task: str
     partition: TopicPartition
-    offset: int
-    """Next offset to handle."""
+    position: CommittedOffset
+    """Next offset to handle, with the history that it belongs to."""
     window_pending: bool = False
     """True if a step ran after the last call of `window`."""
     next_timer: int | None = None
@@ -75,10 +75,11 @@ def to_commit(
         placed: For each partition the placed stores, with the number of partitions they hash over.
 
     >>> views = TopicPartition("views", 0)
-    >>> to_commit([InputProgress("a", views, 5), InputProgress("b", views, 7)])[views].metadata
+    >>> five, seven = CommittedOffset(5), CommittedOffset(7)
+    >>> to_commit([InputProgress("a", views, five), InputProgress("b", views, seven)])[views].metadata
     '{"tasks":{"a":5,"b":7}}'
-    >>> late = InputProgress("b", views, 5, window_pending=True)
-    >>> to_commit([InputProgress("a", views, 5), late])[views].metadata
+    >>> late = InputProgress("b", views, five, window_pending=True)
+    >>> to_commit([InputProgress("a", views, five), late])[views].metadata
     '{"windows":["b"]}'
     """
     by_partition: dict[TopicPartition, list[InputProgress]] = {}
@@ -129,14 +130,15 @@ def translated(metadata: str, offset_of: Callable[[int], int]) -> str:
 
 
 def _offset(tasks: list[InputProgress], placed: Mapping[str, int]) -> CommittedOffset:
-    offsets = {one.task: one.offset for one in tasks}
+    offsets = {one.task: one.position.offset for one in tasks}
     metadata = _Metadata(
         offsets if len(set(offsets.values())) > 1 else {},
         dict(placed) if sum(map(len, placed)) <= MAX_PLACED_BYTES else {},
         [one.task for one in tasks if one.window_pending],
         {one.task: one.next_timer for one in tasks if one.next_timer is not None},
     )
-    return CommittedOffset(min(offsets.values()), _encoded(metadata))
+    first = min((one.position for one in tasks), key=lambda position: position.offset)
+    return first._replace(metadata=_encoded(metadata))
 
 
 def _read(metadata: str) -> _Metadata:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from strandline.changelog.history import Epochs, epoch_before, follows
-from strandline.changelog.records import Batch, CommittedOffset, Fetched
+from strandline.changelog.history import Epochs, follows
+from strandline.changelog.records import Batch, CommittedOffset, Fetched, named_offset
 
 
 @dataclass(slots=True)
@@ -51,10 +51,7 @@ class FetchCursor:
 
     def committed(self) -> CommittedOffset:
         """Return the position with the epoch that names its history, for a commit."""
-        if not self.epochs:
-            return CommittedOffset(self.position, "", self.topic_id)
-        epoch = epoch_before(self.epochs, self.position)
-        return CommittedOffset(self.position, "", self.topic_id, epoch.number, epoch.incarnation)
+        return named_offset(self.position, self.topic_id, self.epochs)
 
     def rest_of_first(self) -> Batch:
         """Return the records of the first fetched batch that were not returned yet."""

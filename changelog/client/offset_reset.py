@@ -22,6 +22,9 @@ from strandline.changelog.records import (
 
 _log = logging.getLogger("strandline")
 
+_OTHER_TOPIC = "a topic that was deleted and created again"
+_OTHER_HISTORY = "another history of the log, which was restored from a backup or another copy"
+
 OffsetReset = Literal["earliest", "latest", "none"]
 Cursors = Mapping[TopicPartition, FetchCursor]
 
@@ -72,14 +75,16 @@ class StartingOffsets:
 
         Raises OffsetOutOfRange with the policy "none".
         """
-        for tp in partitions:
-            fields = {"partition": str(tp), "offset": cursors[tp].fetch_position}
+        for tp, ends in self._broker.offsets(partitions).items() if partitions else ():
+            cursor = cursors[tp]
+            fields = {"partition": str(tp), "offset": cursor.fetch_position}
             _log.warning(
-                "%s: the position belongs to another history of the log, which was restored from a "
-                "backup or another copy; auto_offset_reset=%r applies",
-                *(tp, self._reset),
+                "%s: the position belongs to %s; auto_offset_reset=%r applies",
+                *(tp, _OTHER_TOPIC if ends.topic_id != cursor.topic_id else _OTHER_HISTORY),
+                self._reset,
                 extra=fields,
             )
+            cursor.topic_id = ends.topic_id
         self._reset_to_policy(
             cursors, partitions, "has another history than the one that this consumer has read"
         )

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Generic, NamedTuple, TypeVar
 
 from strandline.changelog.clock import Clock
@@ -72,15 +71,6 @@ class LogContext:
 
     def __post_init__(self) -> None:
         self._begun_ms = self.clock.now_ms() - int(self.clock.monotonic() * 1000)
-
-    @cached_property
-    def incarnation(self) -> str:
-        """Random identifier of this opening of the log, as `changelog.history` describes it.
-
-        The first append creates it. Two threads that create it at the same time may both use their
-        own. This is harmless, because no other opening has either of them.
-        """
-        return self.clock.new_id()
 
     def steady_ms(self) -> int:
         """Return milliseconds since the epoch at the opening, plus the time elapsed since then.

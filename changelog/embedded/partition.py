@@ -384,13 +384,13 @@ class Partition:
             self._change_manifest(reserved_end=end + RESERVED_OFFSETS)
 
     def begin_epoch(self, start: int, *, reserve: bool = False) -> None:
-        """Begin a leader epoch of this opening of the log at offset `start`, durably.
+        """Begin a leader epoch with a new incarnation at offset `start`, durably.
 
         With `reserve`, and durability "os", offsets are reserved by the same write of the manifest,
         because an append follows.
         """
         epochs, oldest = self.manifest.epochs, self.segments[0].base_offset
-        new = with_epoch(epochs, start, self.environment.incarnation, oldest)
+        new = with_epoch(epochs, start, self.environment.clock.new_id(), oldest)
         reserves = reserve and self.environment.durability == "os"
         reserved_end = start + RESERVED_OFFSETS if reserves else 0
         self._change_manifest(
@@ -406,7 +406,7 @@ class Partition:
         if self.segments:
             self.begin_epoch(self.log_end, reserve=True)
         else:  # there is no manifest yet; the roll that creates the first segment saves it
-            first = HistoryEpoch(0, self.log_end, self.environment.incarnation)
+            first = HistoryEpoch(0, self.log_end, self.environment.clock.new_id())
             self.manifest = msgspec.structs.replace(self.manifest, epochs=(first,))
             self.epoch_begun = True
 

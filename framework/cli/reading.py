@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from strandline.changelog.broker import Broker
+from strandline.changelog.errors import OffsetOutOfRange
+from strandline.changelog.history import Epochs, follows
 from strandline.changelog.records import Batch, Isolation, PartitionOffsets, TopicPartition
-from strandline.changelog.scan import scan
+from strandline.changelog.scan import REPLACED, scan
 
 POLL_S = 0.5
 """Seconds that one request waits for new records; `follow` is called between requests."""
@@ -48,7 +50,10 @@ def read(
             for one in fetched.values():
                 yield from one.batches
         return
+    epochs: dict[TopicPartition, Epochs] = {}
     while at and not follow():
         for tp, one in broker.fetch(at, isolation=isolation, timeout=POLL_S).items():
-            at[tp] = one.next_offset
+            if not follows(epochs.get(tp, ()), at[tp], one.epochs):
+                raise OffsetOutOfRange(f"{tp}: offset {at[tp]} {REPLACED}; start again")
+            at[tp], epochs[tp] = one.next_offset, one.epochs
             yield from one.batches

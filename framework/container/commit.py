@@ -153,7 +153,7 @@ def offsets_of(
             stores.setdefault(instance.inputs[0].partition, {}).update(instance.placed.counts)
     progress = (
         InputProgress(
-            *(instance.spec.name, source.partition, source.position),
+            *(instance.spec.name, source.partition, source.to_commit()),
             instance.window_pending,
             next_timer,
         )

@@ -8,8 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from strandline.changelog.errors import Retriable
-from strandline.changelog.records import Batch, Fetched, TopicPartition, joined
+from strandline.changelog.errors import OffsetOutOfRange, Retriable
+from strandline.changelog.history import Epochs, epochs_within, follows, joined_epochs
+from strandline.changelog.records import (
+    Batch,
+    CommittedOffset,
+    Fetched,
+    TopicPartition,
+    joined,
+    named_offset,
+)
+from strandline.changelog.scan import REPLACED
 from strandline.framework.decoding import Chunk, decode
 from strandline.framework.topic import Topic
 
@@ -25,6 +34,10 @@ class Input:
     partition: TopicPartition
     reached: int
     """Next offset to hand out to a handler."""
+    topic_id: str = ""
+    """Id of the topic to which the positions belong; empty if it is not known."""
+    epochs: Epochs = ()
+    """Epochs that name the positions from `committed` to `ahead`. Empty if the log lists none."""
     ahead: int = -1
     """Next offset to fetch."""
     stable: bool | None = None
@@ -64,7 +77,17 @@ class Input:
         return self.read_to_end or self.pending
 
     def feed(self, fetched: Fetched) -> None:
-        """Add the result of a fetch from `ahead`."""
+        """Add the result of a fetch from `ahead`.
+
+        Raises OffsetOutOfRange if it does not continue what was read before.
+        """
+        if fetched.epochs != self.epochs:
+            if not follows(self.epochs, self.ahead, fetched.epochs):
+                raise OffsetOutOfRange(
+                    f"{self.partition}: offset {self.ahead} {REPLACED}. Start the app again: it "
+                    "reads a new topic from its start"
+                )
+            self.epochs = joined_epochs(self.epochs, fetched.epochs)
         self.batches.extend(fetched.batches)
         self.ahead = fetched.next_offset
         self.stable = fetched.next_offset >= fetched.high_watermark
@@ -116,6 +139,16 @@ class Input:
         self.batches.extendleft(reversed(rest))
         if not self.pending:
             self.reached = self.ahead
+
+    def to_commit(self) -> CommittedOffset:
+        """Return the position, with the topic and the history that it belongs to."""
+        return named_offset(self.position, self.topic_id, self.epochs)
+
+    def note_committed(self) -> None:
+        """Take the position as committed."""
+        self.committed = self.position
+        if len(self.epochs) > 1:
+            self.epochs = epochs_within(self.epochs, self.committed, self.ahead)
 
     def rewind(self) -> None:
         """Drop all fetched records and continue at the last committed position."""

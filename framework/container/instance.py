@@ -332,7 +332,7 @@ class TaskInstance:
     def after_commit(self) -> None:
         """Take the positions as committed, clear the outboxes, and count the handled records."""
         for source in self.inputs:
-            source.committed = source.position
+            source.note_committed()
         self._forget_work()
 
     def _forget_work(self) -> None:

@@ -386,7 +386,9 @@ def _inputs(spec: TaskSpec, number: int, committed: Committed, ends: Ends) -> li
     for topic in spec.inputs:
         tp = TopicPartition(topic.name, number)
         start = starting_offset(spec.name, tp, committed, ends[tp].log_start)
-        inputs.append(Input(topic, tp, start))
+        epoch = ends[tp].epoch_before(start) if ends[tp].epochs else None
+        named = () if epoch is None else (epoch,)
+        inputs.append(Input(topic, tp, start, ends[tp].topic_id, named))
     return inputs
 
 

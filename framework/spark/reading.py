@@ -9,6 +9,7 @@ from dataclasses import replace
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import InvalidConfig, OffsetOutOfRange, UnknownPin
+from strandline.changelog.history import follows
 from strandline.changelog.pins import PinName, there
 from strandline.changelog.records import Batch, Fetched, PartitionOffsets, TopicInfo, TopicPartition
 from strandline.changelog.selection import EVERYTHING, ReadSelection
@@ -132,6 +133,9 @@ def _fetches(broker: Broker, range_: OffsetRange, fail: bool) -> Iterator[Fetche
         if now.topic_id != range_.topic_id or position >= now.last_stable_offset:
             return
         fetched = broker.fetch({tp: position}, max_bytes=FETCH_BYTES)[tp]
+        # The topic may have been created again since the look at its id.
+        if not follows(now.epochs, position, fetched.epochs):
+            continue
         yield fetched
         position = fetched.next_offset
 

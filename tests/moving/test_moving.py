@@ -222,8 +222,8 @@ def test_the_positions_of_each_task_are_moved_too(owner: Owner, target: Owner) -
             with producer.transaction():
                 producer.send("in", b"%d" % n)
     progress = [
-        InputProgress("stopped", tp, 4, window_pending=True),
-        InputProgress("at the end", tp, 12, next_timer=1_763_857_918_000),
+        InputProgress("stopped", tp, CommittedOffset(4), window_pending=True),
+        InputProgress("at the end", tp, CommittedOffset(12), next_timer=1_763_857_918_000),
     ]
     owner.commit_offsets("app", to_commit(progress))
     owner.commit_offsets("other", {tp: CommittedOffset(6, "a note")})

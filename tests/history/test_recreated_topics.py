@@ -1,0 +1,151 @@
+"""A topic that is deleted and created again, between two calls of a reader, is another topic."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import strandline as sl
+from strandline import changelog
+from strandline.changelog.client.consumer import Consumer
+from strandline.changelog.errors import OffsetOutOfRange, UnknownTopic
+from strandline.changelog.log import Log
+from strandline.changelog.records import TopicPartition
+
+T0 = TopicPartition("t", 0)
+OLD = 100
+
+
+def create(log: Log, kind: str, count: int) -> None:
+    """Create the topic with a number of records of a kind."""
+    log.create_topic("t", partitions=1)
+    log.append("t", [{"key": b"k", "value": f"{kind}-{n}".encode()} for n in range(count)])
+
+
+def replace(log: Log, count: int) -> None:
+    log.delete_topic("t")
+    create(log, "new", count)
+
+
+def values(consumer: Consumer) -> list[str]:
+    """Return the next records' values, until there are no more."""
+    return [record.value.decode() for record in consumer.records(timeout=0.2) if record.value]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Any:
+    with changelog.open(tmp_path / "log") as log:
+        create(log, "old", OLD)
+        yield log
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+@pytest.mark.parametrize("count", [OLD // 2, OLD, OLD + 50])
+def test_a_consumer_reads_a_topic_that_was_created_again_from_its_start(
+    log: Log, group: str | None, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with log.consumer(group=group, auto_offset_reset="earliest") as consumer:
+        consumer.subscribe(["t"]) if group else consumer.assign([T0])
+        assert len(values(consumer)) == OLD
+        if group:
+            consumer.commit()
+        replace(log, count)
+        with caplog.at_level(logging.WARNING, "strandline"):
+            assert values(consumer) == [f"new-{n}" for n in range(count)]
+        if count > OLD:
+            assert "deleted and created again; auto_offset_reset='earliest' applies" in caplog.text
+        if group:
+            consumer.commit()
+            assert log.broker.committed("g", [T0])[T0].offset == count
+        consumer._topics_checked_at = float("-inf")
+        assert values(consumer) == [], "the next look at the topic must not begin again"
+
+
+def test_a_consumer_without_a_policy_is_told_that_the_topic_is_another_one(log: Log) -> None:
+    with log.consumer(auto_offset_reset="none") as consumer:
+        consumer.assign([T0])
+        consumer.seek(T0, 0)
+        assert len(values(consumer)) == OLD
+        replace(log, OLD + 50)
+        with pytest.raises(OffsetOutOfRange, match="has another history"):
+            values(consumer)
+
+
+KINDS = ["sync", "async", "batch", "stream"]
+
+
+def declared(path: Path, kind: str, before_last: Any) -> tuple[sl.App, sl.Topic[Any, Any]]:
+    """Return an app that copies a topic; at the old topic's last record it calls `before_last`."""
+    app = sl.App("app", log=str(path / "log"), state_dir=path / "state")
+    given, out = app.topic("t", value=bytes), app.topic("out", value=bytes)
+
+    def copied(value: bytes) -> bytes:
+        if value == b"old-%d" % (OLD - 1):
+            before_last()
+        return value
+
+    if kind == "sync":
+
+        @app.task(given)
+        def sync_task(record: sl.Record[Any, bytes]) -> None:
+            out.send(record.key, copied(record.value))
+
+    elif kind == "async":
+
+        @app.task(given, concurrency=3)
+        async def async_task(record: sl.Record[Any, bytes]) -> None:
+            out.send(record.key, copied(record.value))
+
+    elif kind == "batch":
+
+        @app.task(given, batch=True)
+        def batch_task(batch: sl.Batch) -> None:
+            for value in batch.to_arrow()["value"].to_pylist():
+                out.send("k", copied(value))
+
+    else:
+        schema = pl.Schema({"value": pl.Binary})
+        app.stream(given).map(lambda row: {"value": copied(row["value"])}, schema=schema).to(out)
+    return app, out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [OLD // 2, OLD, OLD + 50])
+def test_an_app_skips_nothing_of_a_topic_that_was_created_again(
+    tmp_path: Path, kind: str, count: int
+) -> None:
+    """The run ends with an error, and the next one reads the new topic from its start."""
+    with changelog.open(tmp_path / "log") as log:
+        create(log, "old", OLD)
+        replaced = []
+
+        def replace_once() -> None:
+            if not replaced:
+                replaced.append(True)
+                replace(log, count)
+
+        app, out = declared(tmp_path, kind, replace_once)
+        with app, pytest.raises((OffsetOutOfRange, UnknownTopic)):
+            app.run(until="idle", progress=False)
+        app, out = declared(tmp_path, kind, replace_once)
+        with app:
+            app.run(until="idle", progress=False)
+            copied = out.to_polars()["value"].to_list()
+        new = [value for value in copied if value.startswith(b"new")]
+        assert new == [b"new-%d" % n for n in range(count)]
+        check = log.broker.committed("app", [TopicPartition("t", 0)])
+        assert check[T0].offset == count
+
+
+def test_the_position_of_a_deleted_topic_is_none_of_the_next_one(log: Log) -> None:
+    """Also if the new topic is longer, so that the offset is in it."""
+    with log.consumer(group="g", auto_offset_reset="earliest") as consumer:
+        consumer.assign([T0])
+        assert len(values(consumer)) == OLD
+        replace(log, OLD + 50)
+        consumer.commit()
+    assert log.broker.committed("g", [T0]) == {}
