@@ -1,6 +1,6 @@
 """The commit of a Faust worker: outputs, changelogs and offsets in one transaction.
 
-The steps are those of protocols for tasks: changes and outputs are appended, the offsets are added
+The steps are those of a task's commit: changes and outputs are appended, the offsets are added
 in the name of the group's member, and the log commits. Only then do the values reach the tables.
 """
 
@@ -51,7 +51,8 @@ def commit(
         for topic in {one.topic for one in work.sent}:
             link.broker.topic(topic)
         raise
-    producer.send_offsets_to_transaction(work.offsets, member)
+    offsets = {tp: link.histories.named(tp, offset) for tp, offset in work.offsets.items()}
+    producer.send_offsets_to_transaction(offsets, member)
     commit_until_known(producer)
     return {TopicPartition(one.topic, one.partition): one for one in appended}
 

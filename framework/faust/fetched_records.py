@@ -1,4 +1,4 @@
-"""Records of a partition that were fetched, and are handed to Faust as its agents have room."""
+"""Records of a partition that were fetched for Faust's agents, and the histories of partitions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from strandline.changelog.broker import Broker
-from strandline.changelog.records import ConsumerRecord, Fetched, TopicPartition
+from strandline.changelog.errors import OffsetOutOfRange
+from strandline.changelog.history import Epochs, follows, joined_epochs
+from strandline.changelog.records import (
+    CommittedOffset,
+    ConsumerRecord,
+    Fetched,
+    TopicPartition,
+    named_offset,
+)
+from strandline.changelog.scan import REPLACED
 
 
 @dataclass
@@ -31,6 +40,8 @@ class FetchedRecords:
     """Last stable offset of the partition when they were fetched."""
     taken: int = 0
     """Number of records that were handed on."""
+    epochs: Epochs = ()
+    """Epochs that name the positions of the fetch; empty if the log lists none."""
 
     def __bool__(self) -> bool:
         return self.taken < len(self.records)
@@ -62,6 +73,33 @@ def fetch_records(
             positions[tp],
             fetched.next_offset,
             fetched.last_stable_offset,
+            epochs=fetched.epochs,
         )
         for tp, fetched in found
     }
+
+
+class ReadHistories:
+    """Histories of the partitions that a consumer reads. Readable from any thread."""
+
+    def __init__(self) -> None:
+        self._read: dict[TopicPartition, tuple[int, Epochs]] = {}
+        """Next offset after the last fetch, and the epochs of what was read before it."""
+
+    def note(self, tp: TopicPartition, position: int, fetched: FetchedRecords) -> None:
+        """Note the result of a fetch at `position`.
+
+        Raises OffsetOutOfRange if it does not continue the last fetch, which ended there.
+        """
+        end, epochs = self._read.get(tp, (-1, ()))
+        if end == position and not follows(epochs, position, fetched.epochs):
+            raise OffsetOutOfRange(
+                f"{tp}: offset {position} {REPLACED}. Start the worker again: it reads a new topic "
+                "as one without committed offsets"
+            )
+        before = epochs if end == position else ()
+        self._read[tp] = fetched.next_offset, joined_epochs(before, fetched.epochs)
+
+    def named(self, tp: TopicPartition, offset: int) -> CommittedOffset:
+        """Return an offset of a partition with the history that it belongs to."""
+        return named_offset(offset, "", self._read.get(tp, (-1, ()))[1])

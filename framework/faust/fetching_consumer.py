@@ -235,6 +235,7 @@ class FetchingConsumer(CommittingConsumer):
             tp = TP(*partition)
             if self._positions.get(tp) != wanted[tp] or not self.flow_active:
                 continue  # moved meanwhile
+            self.link.histories.note(partition, wanted[tp], ahead)
             self._ends[tp] = ahead.last_stable_offset
             if ahead:
                 self._ahead[tp] = ahead

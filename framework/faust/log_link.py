@@ -37,6 +37,7 @@ from strandline.changelog.errors import (
 from strandline.changelog.log import Log
 from strandline.changelog.records import Headers, TopicInfo
 from strandline.framework.faust.address import FaustAddress
+from strandline.framework.faust.fetched_records import ReadHistories
 from strandline.framework.faust.ledger import Ledger
 from strandline.framework.patience import (
     FIRST_RETRY_PAUSE_S,
@@ -69,6 +70,7 @@ class FaustLink:
         self.address = address
         self.clock: Clock = SystemClock()
         self.ledger = Ledger()
+        self.histories = ReadHistories()
         self.log: Log | None = None
         self.declared: Mapping[str, StoreDeclarations] = {}
         """Declarations with which each changelog of the app's tables was compared."""

@@ -14,6 +14,7 @@ from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import OffsetOutOfRange
 from strandline.changelog.records import CommittedOffset, TopicPartition
 from strandline.changelog.storage import MemoryStorage
+from strandline.framework.faust.fetched_records import ReadHistories, fetch_records
 from strandline.framework.faust.positions import starting_offsets
 
 T0 = TopicPartition("t", 0)
@@ -84,3 +85,35 @@ def test_an_offset_of_another_history_is_refused(
     monkeypatch.setattr(owner, "committed", committed)
     with pytest.raises(OffsetOutOfRange, match=f"t-0: the app goes on at offset {offset}, but"):
         start(owner)
+
+
+def replace_topic(owner: Owner, count: int) -> None:
+    """Delete the topic and create it again, with a number of records."""
+    owner.delete_topic("t")
+    owner.create_topic("t", 1)
+    with Producer(owner) as producer:
+        for number in range(count):
+            producer.send("t", b"new%d" % number)
+
+
+@pytest.mark.parametrize("count", [5, 9])
+def test_a_topic_that_was_created_again_does_not_continue_the_old_one(
+    owner: Owner, count: int
+) -> None:
+    histories = ReadHistories()
+    histories.note(T0, 0, fetch_records(owner, {T0: 0})[T0])
+    replace_topic(owner, count)
+    found = fetch_records(owner, {T0: 5})[T0]
+    with pytest.raises(OffsetOutOfRange, match="deleted and created again"):
+        histories.note(T0, 5, found)
+    with pytest.raises(OffsetOutOfRange, match="cannot be committed"):
+        owner.commit_offsets("g", {T0: histories.named(T0, 5)})
+
+
+def test_a_position_that_was_sought_is_compared_with_nothing(owner: Owner) -> None:
+    histories = ReadHistories()
+    histories.note(T0, 0, fetch_records(owner, {T0: 0})[T0])
+    replace_topic(owner, 9)
+    histories.note(T0, 0, fetch_records(owner, {T0: 0})[T0])
+    owner.commit_offsets("g", {T0: histories.named(T0, 9)})
+    assert start(owner) == 9
