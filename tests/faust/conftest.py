@@ -26,6 +26,7 @@ NEED_FAUST = [
     "livecheck",
     "outages",
     "rebalances",
+    "recreated",
     "refusals",
     "requests",
     "restarts",

@@ -1,0 +1,32 @@
+"""A worker whose topic is deleted and created again while the worker is suspended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from strandline import changelog
+from tests.faust.faust_workers import append, eventually, in_folder, latest, worker
+
+OLD, NEW = 40, 60
+TABLE = "wordcount-word_counts-changelog"
+
+
+def test_no_record_of_the_new_topic_is_skipped(tmp_path: Path) -> None:
+    """The worker stops with an error, and the next one reads the new topic from its start."""
+    system = in_folder(tmp_path)
+    with changelog.open(tmp_path / "log") as log:
+        log.create_topic("posts", partitions=1)
+        append(log, "posts", ["old"] * OLD)
+        with worker("sample_word_count", system, tmp_path) as running:
+            eventually(lambda: latest(log, TABLE) == {"old": OLD})
+            running.freeze()
+            log.delete_topic("posts")
+            log.create_topic("posts", partitions=1)
+            append(log, "posts", ["new"] * NEW)
+            running.thaw()
+            assert running.ended() != 0
+            errors = ["deleted and created again", "there is no topic 'posts'"]
+            assert any(error in running.text() for error in errors)
+        with worker("sample_word_count", system, tmp_path) as running:
+            eventually(lambda: latest(log, TABLE) == {"old": OLD, "new": NEW})
+            assert running.stop() == 0
