@@ -42,7 +42,8 @@ FORMAT = 2
 """Newest version of the recorded document. Later versions are refused.
 
 Version 2 is written only for the keys and values of another framework, so that versions of
-Strandline that know version 1 alone read all other declarations.
+Strandline that know version 1 alone read all other declarations of stores. Records of internal
+topics have no document and no version.
 """
 
 Form = Literal["messagepack", "typed", "bytes", "json", "serde"]
