@@ -67,7 +67,9 @@ R = TypeVar("R")
 DATABASE = "db"
 CONFIG = "rocksdict-config.json"
 """Name of the database, within a partition's folder."""
-_REMOVED = "tmp/gone"
+_TEMPORARY = "tmp"
+"""Name of the folder for files that are being written or removed, within a partition's folder."""
+_REMOVED = f"{_TEMPORARY}/gone"
 """Path of a database that is being removed, within a partition's folder."""
 DAMAGED = "damaged"
 """Name of the file that marks damage, within a partition's folder."""
@@ -140,8 +142,9 @@ class RocksEngine:
         self._storage.make_dir("")
         self._open_or_recreate()
         try:  # after opening, because another process may write there until RocksDB's lock is ours
-            self._storage.remove_tree("tmp")
-            self._storage.make_dir("tmp")
+            # Not made anew each time, because a new folder costs an fsync.
+            if self._storage.list_dir(_TEMPORARY):
+                self._storage.remove_tree(_TEMPORARY)
         except BaseException:
             self.close()
             raise
@@ -307,6 +310,7 @@ class RocksEngine:
         self._db = self._position = None
         self._storage.remove_tree(_REMOVED)
         if self._storage.exists(DATABASE):  # `take_over` of another engine may have moved it away
+            self._storage.make_dir(_TEMPORARY)
             self._storage.rename(DATABASE, _REMOVED)
             self._storage.remove_tree(_REMOVED)
 
@@ -400,8 +404,9 @@ class RocksEngine:
         self, keys: Column[bytes], values: Column[bytes | None], position: StorePosition
     ) -> None:
         self._files_written += 1
-        name = f"tmp/{self._files_written}.sst"
+        name = f"{_TEMPORARY}/{self._files_written}.sst"
         path = str(self.folder / name)
+        self._storage.make_dir(_TEMPORARY)
         try:
             file = rocksdict.SstFileWriter(_options())
             file.open(path)

@@ -323,10 +323,12 @@ def test_a_killed_process_leaves_the_state_of_its_position(tmp_path: Path) -> No
 
 def test_leftovers_of_a_crash_are_removed_at_open(tmp_path: Path) -> None:
     RocksEngine(tmp_path).close()
+    (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp" / "1.sst").write_bytes(b"half a file")
     engine = RocksEngine(tmp_path, sst_from=1)
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert not (tmp_path / "tmp").exists()
     write(engine, {b"\x02a": b"1"})
+    assert list((tmp_path / "tmp").iterdir()) == []
     engine.close()
 
 

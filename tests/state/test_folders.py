@@ -150,7 +150,7 @@ def before(
 
 STEPS = [
     (act, number)
-    for act, often in {"remove_tree": 18, "rename": 5, "sync_dir": 2, "make_dir": 18}.items()
+    for act, often in {"remove_tree": 12, "rename": 5, "sync_dir": 2, "make_dir": 17}.items()
     for number in range(1, often + 1)
     if (act, number) != ("make_dir", 1)  # that one is before the lock is taken
 ]
