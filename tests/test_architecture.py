@@ -447,6 +447,26 @@ def test_docstrings_begin_with_a_noun_or_an_imperative() -> None:
     assert broken == {}
 
 
+def missing_pages(module: Path) -> set[str]:
+    """Return the Markdown pages that `module` names, by path or by name, and that do not exist."""
+    pages = {path.relative_to(ROOT).as_posix() for path in markdown()}
+    named = re.findall(r"[\w./-]+\.md\b", (ROOT / module).read_text())
+    return {
+        name
+        for name in named
+        if not any(f"/{page}".endswith(f"/{name.lstrip('./')}") for page in pages)
+    }
+
+
+def markdown() -> list[Path]:
+    """Return the Markdown pages at the top, and those of the documentation."""
+    return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+
+
+def test_pages_that_source_names_exist() -> None:
+    assert offenders(missing_pages) == {}
+
+
 def test_the_rules_can_be_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rule reports a module that breaks it."""
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
@@ -484,6 +504,12 @@ def test_the_rules_can_be_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "class Long:\n    def __init__(self, a, b, c, /, d, *, e, f, g, h): ...\n"
     )
     assert long_constructors(Path("changelog/bad.py")) == {"Long"}
+    (tmp_path / "changelog/bad.py").write_text(
+        '"""Pages: docs/good.md, good.md, docs/missing.md, bad.md."""\n'
+    )
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/good.md").touch()
+    assert missing_pages(Path("changelog/bad.py")) == {"docs/missing.md", "bad.md"}
     (tmp_path / "changelog/bad.py").write_text(
         '"""Number of keys."""\n\n\nclass Good:\n    """A reader of a log."""\n\n\n'
         'def bad():\n    """What\'s left of it."""\n\n\nLIMIT = 1\n"""Of a segment."""\n\n\n'

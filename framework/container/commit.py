@@ -1,9 +1,20 @@
-"""The commit of all task instances of a worker (protocols.md).
+"""The commit of all task instances of a worker; its guarantees are in docs/semantics.md.
 
 Nothing is appended between commits, so a transaction is open only during a commit, even if handlers
-take long. Each guarantee is one function that lists its steps. The caller does steps 1 and 2 (stop
-taking input, let running handlers finish), because it calls between handlers. It also does step 8,
-the checkpoint, because a checkpoint that fails does not undo the commit.
+take long. A commit has these steps:
+
+    1  stop taking input
+    2  let running handlers finish
+    3  drain changed state, timers and stream time into batches for the changelogs
+    4  flush the outputs into batches, and append all batches in a transaction
+    5  add the input offsets to the transaction
+    6  commit the transaction
+    7  apply the changes to the overlays of the stores
+    8  checkpoint the stores that are due
+
+The caller does steps 1 and 2, because it calls between handlers. It also does step 8, because a
+checkpoint that fails does not undo the commit. Each guarantee is one function that does steps 3
+to 7 in its order:
 
     exactly_once     outputs, changelog and offsets in one transaction
     at_least_once    outputs and changelog, then offsets: a crash between them repeats records
@@ -47,17 +58,17 @@ class Committing:
 
 def exactly_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
     """Commit outputs, changelog and input offsets in one transaction."""
-    # 3 dirty state, timers and stream time → changelog
+    # 3 drain changed state, timers and stream time
     changes = _changes(work, instances)
-    # 4 flush outputs
+    # 4 flush the outputs, append all batches
     outputs = _outputs(work, instances)
     work.producer.begin_transaction()
     appended = _append(work, [*changes, *outputs])
-    # 5 input offsets into the transaction
+    # 5 add the input offsets
     work.producer.send_offsets_to_transaction(offsets_of(instances), work.member)
     # 6 commit
     commit_until_known(work.producer)
-    # 7 apply to the overlay
+    # 7 apply the changes to the overlays
     _apply(work, appended, instances)
 
 
