@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import cleaning_process
-from benchmarks.cleaning_process import Cleaning
+from benchmarks.cleaning_process import CleaningUsage
 from benchmarks.dirty_log import MEMORY, ROCKSDB, check_cleaned, fill, restore_seconds
 from benchmarks.harness import Figure, compare, folder, of_pairs, report
 from benchmarks.kafka_cleaner import DEDUPE_BUFFER, KafkaCleaner, kafka_cleaner
@@ -63,7 +63,7 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Plan:
+class CleaningPlan:
     """Sizes and rounds of the measurement."""
 
     records: int = 4_000_000
@@ -75,12 +75,12 @@ class Plan:
     """Processor core on which both clean."""
 
     @staticmethod
-    def quick() -> Plan:
+    def quick() -> CleaningPlan:
         """Return a small plan."""
-        return Plan(records=80_000, largest=4, rounds=1)
+        return CleaningPlan(records=80_000, largest=4, rounds=1)
 
 
-class Run(NamedTuple):
+class CleaningRun(NamedTuple):
     """One cleaning of a log."""
 
     records: KeyedRecords
@@ -88,7 +88,7 @@ class Run(NamedTuple):
     """Bytes of the cleaned part of the log."""
     buffer: int
     """Bytes of the dedupe buffer."""
-    took: Cleaning
+    took: CleaningUsage
 
     @property
     def records_per_second(self) -> float:
@@ -115,7 +115,7 @@ class Run(NamedTuple):
 
 def main() -> int:
     """Run the comparison. Return 1 if a target was missed."""
-    plan = Plan()
+    plan = CleaningPlan()
     parser = argparse.ArgumentParser(
         prog="benchmarks.cleaning", description=(__doc__ or "").partition("\n")[0]
     )
@@ -127,12 +127,16 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="does it run? small, nothing to quote")
     parser.add_argument("--json", action="store_true", help="one JSON line a figure")
     given = parser.parse_args()
-    plan = Plan.quick() if given.quick else Plan(given.records, given.largest, given.rounds)
+    plan = (
+        CleaningPlan.quick()
+        if given.quick
+        else CleaningPlan(given.records, given.largest, given.rounds)
+    )
     plan = replace(plan, kafka=not given.without_kafka, core=given.core)
     return report(figures(plan), given.json)
 
 
-def figures(plan: Plan) -> Iterator[Figure]:
+def figures(plan: CleaningPlan) -> Iterator[Figure]:
     """Yield every figure of `plan` as it is measured."""
     dirty = KeyedRecords(
         plan.records, plan.records // _RECORDS_A_KEY, timestamp=SystemClock().now_ms()
@@ -151,7 +155,7 @@ def figures(plan: Plan) -> Iterator[Figure]:
     yield from _restores(dirty, plan)
 
 
-def _check_room(plan: Plan) -> None:
+def _check_room(plan: CleaningPlan) -> None:
     needed = plan.records * max(plan.largest, 2) * _DISK_PER_RECORD
     with folder() as place:
         free = shutil.disk_usage(place).free
@@ -166,7 +170,11 @@ def _check_room(plan: Plan) -> None:
 
 
 def _against_kafka(
-    records: KeyedRecords, kafka: KafkaCleaner, plan: Plan, buffer: int, target: float | None
+    records: KeyedRecords,
+    kafka: KafkaCleaner,
+    plan: CleaningPlan,
+    buffer: int,
+    target: float | None,
 ) -> Iterator[Figure]:
     kafka.clean(records)  # lets the JVM compile it
     runs = [(_run(records, plan.core, buffer), kafka.clean(records)) for _ in range(plan.rounds)]
@@ -190,9 +198,9 @@ def _against_kafka(
 
 
 def _by_size(
-    once: KeyedRecords, plan: Plan, buffer: Callable[[KeyedRecords], int], where: str = ""
+    once: KeyedRecords, plan: CleaningPlan, buffer: Callable[[KeyedRecords], int], where: str = ""
 ) -> Iterator[Figure]:
-    runs: dict[int, list[Run]] = defaultdict(list)
+    runs: dict[int, list[CleaningRun]] = defaultdict(list)
     figure = partial(of_pairs, peer_name="once", unit="ns/record", at_most=True)
     for size in (size for size in _SIZES if size <= plan.largest):
         both = (_times(once, size), once)
@@ -211,7 +219,7 @@ def _by_size(
         yield from _memory(f"clean {size} × {_named(once)}{where}", some)
 
 
-def _memory(name: str, runs: list[Run]) -> Iterator[Figure]:
+def _memory(name: str, runs: list[CleaningRun]) -> Iterator[Figure]:
     figure = partial(of_pairs, peer_name="the dedupe buffer", unit="MiB", at_most=True)
     resident = [(run.took.resident / _MIB, run.buffer / _MIB) for run in runs]
     arrow = [(run.took.arrow / _MIB, run.buffer / _MIB) for run in runs]
@@ -219,7 +227,7 @@ def _memory(name: str, runs: list[Run]) -> Iterator[Figure]:
     yield figure(f"{name}: Arrow's pool, highest", arrow)
 
 
-def _small_buffer(unique: KeyedRecords, plan: Plan) -> Figure:
+def _small_buffer(unique: KeyedRecords, plan: CleaningPlan) -> Figure:
     records = _times(unique, min(_SMALL_BUFFER_SIZE, plan.largest))
     return compare(
         f"clean {_named(records)}, in {DEDUPE_BUFFER // _MIB} MiB",
@@ -246,16 +254,16 @@ def _room(records: KeyedRecords) -> int:
 # A log of ours -----------------------------------------------------------------------
 
 
-def _run(records: KeyedRecords, core: int, buffer: int) -> Run:
+def _run(records: KeyedRecords, core: int, buffer: int) -> CleaningRun:
     with folder() as place:
         return _cleaned(place / "log", records, core, buffer)
 
 
-def _cleaned(path: Path, records: KeyedRecords, core: int, buffer: int) -> Run:
+def _cleaned(path: Path, records: KeyedRecords, core: int, buffer: int) -> CleaningRun:
     """Fill a log at `path`, clean it, and check that it is clean."""
     size = fill(path, records)
     os.sync()
-    run = Run(records, size, buffer, cleaning_process.clean(path, core, buffer))
+    run = CleaningRun(records, size, buffer, cleaning_process.clean(path, core, buffer))
     check_cleaned(path, records)
     return run
 
@@ -269,7 +277,7 @@ def _named(records: KeyedRecords) -> str:
 # Restore -----------------------------------------------------------------------------
 
 
-def _restores(records: KeyedRecords, plan: Plan) -> Iterator[Figure]:
+def _restores(records: KeyedRecords, plan: CleaningPlan) -> Iterator[Figure]:
     with folder() as place:
         fill(place / "dirty", records)
         _cleaned(place / "clean", records, plan.core, _room(records))

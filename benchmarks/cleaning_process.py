@@ -31,7 +31,7 @@ _ONE_THREAD = {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
-class Cleaning:
+class CleaningUsage:
     """Time and memory of cleaning a log."""
 
     seconds: float
@@ -46,7 +46,7 @@ class Cleaning:
     """Bytes by which Arrow's memory pool at its peak exceeds that at the start."""
 
 
-def clean(path: Path, core: int, buffer: int) -> Cleaning:
+def clean(path: Path, core: int, buffer: int) -> CleaningUsage:
     """Clean the log at `path` in a new process on `core`, with `buffer` bytes for the keys."""
     module = [sys.executable, "-m", "benchmarks.cleaning_process"]
     done = subprocess.run(
@@ -57,7 +57,7 @@ def clean(path: Path, core: int, buffer: int) -> Cleaning:
         cwd=Path(__file__).resolve().parent.parent,
         timeout=BOUND_SECONDS,
     )
-    return Cleaning(**json.loads(done.stdout))
+    return CleaningUsage(**json.loads(done.stdout))
 
 
 # The measured process ----------------------------------------------------------------
@@ -74,7 +74,7 @@ def _main() -> None:
     print(json.dumps(asdict(_measured(path, buffer))))
 
 
-def _measured(path: Path, buffer: int) -> Cleaning:
+def _measured(path: Path, buffer: int) -> CleaningUsage:
     pool = pa.default_memory_pool()
     pool.release_unused()
     owner = Owner(LocalStorage(path), background=False)
@@ -86,7 +86,7 @@ def _measured(path: Path, buffer: int) -> Cleaning:
     user, system = after.user - before.user, after.system - before.system
     grown = _status("VmHWM") - resident, pool.max_memory() - arrow
     owner.close()
-    return Cleaning(seconds, user + system, user, *grown)
+    return CleaningUsage(seconds, user + system, user, *grown)
 
 
 def _clean(owner: Owner) -> None:

@@ -37,7 +37,7 @@ _VALUE = b"x" * 100
 
 
 @dataclass(frozen=True)
-class Plan:
+class CommitsPlan:
     """Sizes and durations of the runs."""
 
     dirty: int = 4_000_000
@@ -48,7 +48,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Run:
+class CommitsRun:
     """Commits of one run."""
 
     milliseconds: list[float]
@@ -69,10 +69,10 @@ Load = Callable[[Producer, Callable[[], bool]], list[float]]
 
 def run(*, quick: bool = False) -> Iterator[Figure]:
     """Measure milliseconds of a commit, and commits per second (no targets)."""
-    yield from figures(Plan(400_000, 1.0, 1) if quick else Plan())
+    yield from figures(CommitsPlan(400_000, 1.0, 1) if quick else CommitsPlan())
 
 
-def figures(plan: Plan) -> Iterator[Figure]:
+def figures(plan: CommitsPlan) -> Iterator[Figure]:
     """Yield every figure of `plan` as it is measured."""
     for brake in (None, BRAKE):
         cleaner = "cleaning" if brake is None else f"cleaning at {brake // 10**6} MB/s"
@@ -84,7 +84,7 @@ def figures(plan: Plan) -> Iterator[Figure]:
             yield from _figures(f"commits, {pace}, while {cleaner}", pairs)
 
 
-def _figures(name: str, pairs: list[tuple[Run, Run]]) -> Iterator[Figure]:
+def _figures(name: str, pairs: list[tuple[CommitsRun, CommitsRun]]) -> Iterator[Figure]:
     figure = partial(of_pairs, peer_name="without")
     for level, percent in LEVELS:
         yield figure(
@@ -96,12 +96,14 @@ def _figures(name: str, pairs: list[tuple[Run, Run]]) -> Iterator[Figure]:
     yield figure(name, [(busy.rate, idle.rate) for busy, idle in pairs], unit="commits/s")
 
 
-def _pair(plan: Plan, load: Load, brake: int | None) -> tuple[Run, Run]:
+def _pair(plan: CommitsPlan, load: Load, brake: int | None) -> tuple[CommitsRun, CommitsRun]:
     busy = _measured(plan, load, plan.seconds, cleaning=True, brake=brake)
     return busy, _measured(plan, load, busy.seconds, cleaning=False, brake=brake)
 
 
-def _measured(plan: Plan, load: Load, seconds: float, *, cleaning: bool, brake: int | None) -> Run:
+def _measured(
+    plan: CommitsPlan, load: Load, seconds: float, *, cleaning: bool, brake: int | None
+) -> CommitsRun:
     with folder() as path, changelog.open(path / "log", role="own") as log:
         _prepare(log, plan, cleaning, brake)
         with log.producer(transactional_id="commits") as producer:
@@ -113,10 +115,10 @@ def _measured(plan: Plan, load: Load, seconds: float, *, cleaning: bool, brake: 
             milliseconds = load(producer, lambda: going() and _is_cleaned(log) is not cleaning)
             seconds = watch.seconds
         assert (_is_cleaned(log) is None) is not cleaning
-        return Run(milliseconds, seconds)
+        return CommitsRun(milliseconds, seconds)
 
 
-def _prepare(log: Log, plan: Plan, cleaning: bool, brake: int | None) -> None:
+def _prepare(log: Log, plan: CommitsPlan, cleaning: bool, brake: int | None) -> None:
     settings = {"log.cleaner.enable": str(cleaning).lower()}
     if brake is not None:
         settings["log.cleaner.io.max.bytes.per.second"] = str(brake)

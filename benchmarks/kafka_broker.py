@@ -45,7 +45,7 @@ _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qk"
 _STARTED = "Kafka Server started"
 
 
-class Broker:
+class BrokerProcess:
     """One broker, which may be killed and started again. Its data and its ports stay."""
 
     def __init__(self, folder: Path, command: Sequence[str], addresses: Mapping[str, str]) -> None:
@@ -163,7 +163,7 @@ def cluster(
     listeners: Sequence[str] = (CLIENTS,),
     jvm: Sequence[str] = SMALL,
     core: int | None = None,
-) -> Iterator[list[Broker]]:
+) -> Iterator[list[BrokerProcess]]:
     """Start `brokers` brokers with their data in `folder`; `settings` come on top of the needed
     ones.
 
@@ -187,7 +187,7 @@ def cluster(
         lines = {**_settings(number, home / "data", voters, addresses), **settings}
         text = "".join(f"{name}={value}\n" for name, value in lines.items())
         (home / "server.properties").write_text(text)
-        made.append(Broker(home, command, addresses))
+        made.append(BrokerProcess(home, command, addresses))
     _format(command, folder, list(voters))
     try:
         for one in made:
@@ -203,14 +203,14 @@ def cluster(
 
 
 @contextmanager
-def broker(folder: Path, core: int, settings: Mapping[str, str]) -> Iterator[Broker]:
+def broker(folder: Path, core: int, settings: Mapping[str, str]) -> Iterator[BrokerProcess]:
     """Start one broker with its data in `folder`, on `core`, as large as Kafka's own scripts make
     it."""
     with cluster(folder, 1, settings, jvm=ALONE, core=core) as [only]:
         yield only
 
 
-def servers(brokers: Sequence[Broker], listener: str = CLIENTS) -> str:
+def servers(brokers: Sequence[BrokerProcess], listener: str = CLIENTS) -> str:
     """Return the value of bootstrap.servers for clients of several brokers."""
     return ",".join(one.addresses[listener] for one in brokers)
 

@@ -59,7 +59,7 @@ class KafkaPass(NamedTuple):
 class KafkaCleaner:
     """A broker whose cleaner is measured."""
 
-    def __init__(self, broker: kafka_broker.Broker) -> None:
+    def __init__(self, broker: kafka_broker.BrokerProcess) -> None:
         from confluent_kafka.admin import AdminClient
 
         self._broker = broker
@@ -139,7 +139,7 @@ def kafka_cleaner(folder: Path, core: int, buffer: int) -> Iterator[KafkaCleaner
         yield KafkaCleaner(broker)
 
 
-def _client(broker: kafka_broker.Broker) -> dict[str, Any]:
+def _client(broker: kafka_broker.BrokerProcess) -> dict[str, Any]:
     return {"bootstrap.servers": broker.address, "log_level": _ERRORS}
 
 

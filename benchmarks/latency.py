@@ -44,7 +44,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Seen:
+class LatencyResult:
     """Result of the task for one record."""
 
     user: str
@@ -85,13 +85,13 @@ def _windows(app: sl.App, views: Any) -> None:
 
 
 def _task(app: sl.App, views: Any) -> None:
-    out = app.topic("out", value=Seen, key="user", partitions=1)
+    out = app.topic("out", value=LatencyResult, key="user", partitions=1)
     counts: sl.Counter[str] = app.counter("seen")
 
     @app.task(views, stores=[counts])
     def count(record: sl.Record[str, View]) -> None:
         counts.add(record.key)
-        out.send(record.key, Seen(record.key, record.value.number))
+        out.send(record.key, LatencyResult(record.key, record.value.number))
 
 
 Declare = Callable[[sl.App, Any], None]

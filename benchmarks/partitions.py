@@ -29,7 +29,7 @@ BOUND_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
-class Run:
+class PartitionsRun:
     """Measurements of one app."""
 
     first_start: float
@@ -50,7 +50,7 @@ def run(*, quick: bool = False) -> list[Figure]:
     ]
     peer = f"{FEW} partitions"
 
-    def figure(name: str, of: Callable[[Run], float], unit: str) -> Figure:
+    def figure(name: str, of: Callable[[PartitionsRun], float], unit: str) -> Figure:
         values = [(of(ours), of(theirs)) for ours, theirs in pairs]
         return of_pairs(f"{many:,} partitions: {name}", values, peer_name=peer, unit=unit)
 
@@ -80,7 +80,7 @@ def run(*, quick: bool = False) -> list[Figure]:
     ]
 
 
-def _measured(partitions: int, commits: int, seconds: float) -> Run:
+def _measured(partitions: int, commits: int, seconds: float) -> PartitionsRun:
     with folder() as path:
         watch = Stopwatch()
         with running(path, partitions) as log:
@@ -93,7 +93,7 @@ def _measured(partitions: int, commits: int, seconds: float) -> Run:
             before, watch = time.process_time(), Stopwatch()
             threading.Event().wait(seconds)
             idle = (time.process_time() - before) / watch.seconds
-    return Run(first_start, later_start, milliseconds[len(milliseconds) // 2], idle)
+    return PartitionsRun(first_start, later_start, milliseconds[len(milliseconds) // 2], idle)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from strandline.framework.formats.schema import RowType
 
 
 @dataclasses.dataclass(frozen=True)
-class Flight:
+class FlightRow:
     """A flight, as in the examples."""
 
     carrier: str
@@ -55,10 +55,10 @@ class Loops:
     library: str
     dumps: Callable[[dict[str, Any]], bytes]
     to_dict: Callable[[bytes], dict[str, Any]]
-    to_object: Callable[[bytes], Flight]
+    to_object: Callable[[bytes], FlightRow]
 
 
-ROWS = RowType(Flight)
+ROWS = RowType(FlightRow)
 Way = tuple[str, Callable[[], Any], Callable[[], Any]]
 TARGETS = {"avro": {"table to bytes": 5.0, "bytes to table": 5.0, "bytes to objects": 1.5}}
 
@@ -68,7 +68,7 @@ def run(*, quick: bool = False) -> Iterator[Figure]:
     rounds = 2 if quick else 15
     table = _flights()
     for form, loops in _loops().items():
-        codec = cast("TypedCodec", value_codec(Flight, form))  # type: ignore[arg-type]
+        codec = cast("TypedCodec", value_codec(FlightRow, form))  # type: ignore[arg-type]
         data = codec.from_columns(table)
         assert ROWS.values(codec.to_columns(data)) == codec.decode(data) == ROWS.values(table)
         for way, ours, theirs in _ways(codec, data, table, loops):
@@ -116,7 +116,7 @@ def _flights() -> pa.Array:
     return ROWS.column(
         [
             ROWS.check(
-                Flight(
+                FlightRow(
                     seeded.choice(["AA", "UA", "DL"]),
                     seeded.choice(["JFK", "LGA", "EWR"]),
                     seeded.choice(["ORD", "LAX", "ATL"]),
@@ -136,8 +136,8 @@ def _flights() -> pa.Array:
 
 def _loops() -> dict[str, Loops]:
     as_json, as_pack = msgspec.json.Encoder().encode, msgspec.msgpack.Encoder().encode
-    typed_json = msgspec.json.Decoder(Flight).decode
-    typed_pack = msgspec.msgpack.Decoder(Flight).decode
+    typed_json = msgspec.json.Decoder(FlightRow).decode
+    typed_pack = msgspec.msgpack.Decoder(FlightRow).decode
     message: Any = protobuf_messages.derived(ROWS, "Flight")
     return {
         "json": Loops("msgspec", as_json, lambda data: vars(typed_json(data)), typed_json),
@@ -146,7 +146,7 @@ def _loops() -> dict[str, Loops]:
             "protobuf",
             lambda row: bytes(message(**row).SerializeToString()),
             lambda data: _fields(message.FromString(data)),
-            lambda data: Flight(**_fields(message.FromString(data))),
+            lambda data: FlightRow(**_fields(message.FromString(data))),
         ),
         "msgpack": Loops("msgspec", as_pack, lambda data: vars(typed_pack(data)), typed_pack),
     }
@@ -164,7 +164,7 @@ def _avro() -> Loops:
         row = fastavro.schemaless_reader(io.BytesIO(data), schema, None)
         return cast("dict[str, Any]", row)
 
-    return Loops("fastavro", dumps, to_dict, lambda data: Flight(**to_dict(data)))
+    return Loops("fastavro", dumps, to_dict, lambda data: FlightRow(**to_dict(data)))
 
 
 def _fields(message: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from examples.compaction.shop import DAY_MS, MINUTE_MS, Shop, Snapshot
+from examples.compaction.shop import DAY_MS, MINUTE_MS, PartitionSnapshot, Shop
 from examples.compaction.svg import Picture
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -44,7 +44,7 @@ def _shop() -> Iterator[Shop]:
 # Head and tail -----------------------------------------------------------------------
 
 
-def before_and_after(earliest: int = 5) -> tuple[Snapshot, Snapshot]:
+def before_and_after(earliest: int = 5) -> tuple[PartitionSnapshot, PartitionSnapshot]:
     """Return a small partition just before and just after the `earliest`-th pass."""
     with _shop() as shop:
         shop.create("prices", segment_bytes="8192")
@@ -59,7 +59,7 @@ def before_and_after(earliest: int = 5) -> tuple[Snapshot, Snapshot]:
                 return before, shop.snapshot("prices")
 
 
-def head_and_tail(before: Snapshot, after: Snapshot) -> Picture:
+def head_and_tail(before: PartitionSnapshot, after: PartitionSnapshot) -> Picture:
     """Draw the segments along the offsets, before the pass above and after it below.
 
     Each record is a stroke.
@@ -99,7 +99,7 @@ def head_and_tail(before: Snapshot, after: Snapshot) -> Picture:
     return picture
 
 
-def _kind(shot: Snapshot, offset: int) -> str:
+def _kind(shot: PartitionSnapshot, offset: int) -> str:
     if offset >= shot.pieces[-1].base:
         return "active"
     return "clean" if offset < shot.clean_end else "dirty"

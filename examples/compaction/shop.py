@@ -43,7 +43,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class PartitionSnapshot:
     """A partition at one moment."""
 
     pieces: list[Piece]
@@ -124,7 +124,7 @@ class Shop:
         entries = Manifest.load(self._storage, where).segments
         return sum(self._size(f"{where}/{entry.name.log_file}") for entry in entries)
 
-    def snapshot(self, topic: str) -> Snapshot:
+    def snapshot(self, topic: str) -> PartitionSnapshot:
         """Return the topic's partition as it is."""
         manifest = Manifest.load(self._storage, self._where(topic))
         found = self._records(topic)
@@ -141,7 +141,9 @@ class Shop:
             for entry in manifest.segments
         ]
         offsets = [offset for offset, _ in found]
-        return Snapshot(pieces, manifest.clean_end, offsets, frozenset([*last.values(), *active]))
+        return PartitionSnapshot(
+            pieces, manifest.clean_end, offsets, frozenset([*last.values(), *active])
+        )
 
     def close(self) -> None:
         """Close the log."""

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from examples.flights.data import ALL_FLIGHTS, WITHOUT_DELAY
 from examples.flights.expected import FIGURES, Expected
-from examples.flights.results import Results
+from examples.flights.results import FlightResults
 
 ALL_KEYS = {"carriers": 16, "origins": 3, "origin-carriers": 35}
 """Number of keys of each store after all flights."""
@@ -27,7 +27,7 @@ class Check:
     """Difference found; empty if the condition holds."""
 
 
-def all_checks(expected: Expected, results: Results, flights: pl.DataFrame) -> list[Check]:
+def all_checks(expected: Expected, results: FlightResults, flights: pl.DataFrame) -> list[Check]:
     """Return all conditions on the results."""
     stores = {
         "carriers": (expected.carriers, results.carriers),
@@ -57,7 +57,7 @@ def report(checks: list[Check], console: Console) -> bool:
     return not wrong
 
 
-def show_carriers(results: Results, expected: Expected, console: Console) -> None:
+def show_carriers(results: FlightResults, expected: Expected, console: Console) -> None:
     """Print the table of carriers, each figure with a mark for agreement with the raw flights."""
     table = Table(title="Departure delays by carrier", title_justify="left")
     table.add_column("carrier")

@@ -33,9 +33,9 @@ from examples.flights import checks
 from examples.flights.data import read_flights, read_weather
 from examples.flights.expected import expect
 from examples.flights.folder import clean
-from examples.flights.results import Results, read_with_spark, read_without_spark
+from examples.flights.results import FlightResults, read_with_spark, read_without_spark
 from examples.flights.weather import pipeline
-from examples.flights.worker import WorkerProcess
+from examples.flights.worker import RunProcess
 from strandline.changelog.errors import StrandlineError
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ def _produce(given: argparse.Namespace, console: Console) -> pl.DataFrame:
 def _kill_half_way(log: str, flights: pl.DataFrame, console: Console) -> None:
     """Run the app, and kill it once the log shows half of the flights committed."""
     half, committed = flights.height // 2, 0
-    with WorkerProcess(log) as worker:
+    with RunProcess(log) as worker:
         with closing(_watched(worker, flights, console)) as commits:
             for committed in commits:
                 if committed >= half:
@@ -97,19 +97,19 @@ def _kill_half_way(log: str, flights: pl.DataFrame, console: Console) -> None:
 
 def _finish(log: str, flights: pl.DataFrame, console: Console) -> None:
     """Run the app until it has nothing left to do."""
-    with WorkerProcess(log, "--until", "idle") as worker:
+    with RunProcess(log, "--until", "idle") as worker:
         for _ in _watched(worker, flights, console):
             pass
         worker.wait()
 
 
-def _read(given: argparse.Namespace, reader: str, console: Console) -> Results:
+def _read(given: argparse.Namespace, reader: str, console: Console) -> FlightResults:
     with console.status(f"{reader} reads carrier-delays and the stores"):
         return read_without_spark(given.log) if given.no_spark else read_with_spark(given.log)
 
 
 def _watched(
-    worker: WorkerProcess, flights: pl.DataFrame, console: Console
+    worker: RunProcess, flights: pl.DataFrame, console: Console
 ) -> Generator[int, None, None]:
     """Yield the worker's committed records, with a bar from the first commit on.
 

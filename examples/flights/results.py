@@ -30,7 +30,7 @@ QUIET = {
 
 
 @dataclass(frozen=True)
-class Results:
+class FlightResults:
     """Stores with one row for each key, and `carrier-delays` in the order of each partition."""
 
     carriers: pl.DataFrame
@@ -39,11 +39,11 @@ class Results:
     running: pl.DataFrame
 
 
-def read_with_spark(log: str) -> Results:
+def read_with_spark(log: str) -> FlightResults:
     """Read all results with Spark."""
     spark = sl.spark.session("flights", config=QUIET)
     try:
-        return Results(
+        return FlightResults(
             _store(spark, log, job.by_carrier.name, key="key AS carrier"),
             _store(spark, log, job.by_origin.name, key="key AS origin"),
             _store(spark, log, job.by_route.name, key="key._1 AS origin, key._2 AS carrier"),
@@ -53,7 +53,7 @@ def read_with_spark(log: str) -> Results:
         spark.stop()
 
 
-def read_without_spark(log: str) -> Results:
+def read_without_spark(log: str) -> FlightResults:
     """Read all results through `app.query` and `topic.to_polars`."""
     job.app.log = log
     with job.app:
@@ -64,7 +64,7 @@ def read_without_spark(log: str) -> Results:
     split = pl.col("route").list
     routes = routes.select(split.get(0).alias("origin"), split.get(1).alias("carrier"), *FIGURES)
     named = running.with_columns(carrier=pl.col("key").cast(pl.String))
-    return Results(
+    return FlightResults(
         carriers.sort("carrier"),
         origins.sort("origin"),
         routes.sort("origin", "carrier"),

@@ -26,7 +26,7 @@ STALLED = 120.0
 """Seconds without a commit after which the worker is considered broken."""
 
 
-class WorkerProcess:
+class RunProcess:
     """Process of `strandline run`. It owns the log if that is a folder without an owner."""
 
     def __init__(self, log: str, *options: str, app: str = "examples.flights.app:app") -> None:

@@ -45,7 +45,7 @@ YIELD_S = 0.001
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class InFlightRecord:
     """A record that was handed out and has not taken effect."""
 
     source: Input
@@ -56,7 +56,7 @@ class Flight:
     """Task of its handler; None if the handler is called when it is the record's turn."""
     key: Hashable = None
     """Key that orders it among other records; None if nothing does."""
-    next_of_key: Flight | None = None
+    next_of_key: InFlightRecord | None = None
     """Next record of the same key, which starts when this one has taken effect."""
 
 
@@ -73,8 +73,8 @@ class AsyncInstance(TaskInstance):
     ) -> None:
         super().__init__(container, parts, placed, trial)
         self._loop = loop
-        self._flights: deque[Flight] = deque()
-        self._last_of_key: dict[Hashable, Flight] = {}
+        self._flights: deque[InFlightRecord] = deque()
+        self._last_of_key: dict[Hashable, InFlightRecord] = {}
         self._run: RecordRun | None = None
         """Records that are being handed out."""
         self._latest = -1
@@ -193,7 +193,7 @@ class AsyncInstance(TaskInstance):
             if limit > 1 and flight.chunk.error is None and self._is_first_of_key(flight):
                 self._start(flight)
 
-    def _next_flight(self) -> Flight | None:
+    def _next_flight(self) -> InFlightRecord | None:
         run = self._run
         if run is None or run.chunk.at >= run.stop:
             run = self._run = self._queue.next(max(1, self.spec.concurrency))
@@ -204,9 +204,9 @@ class AsyncInstance(TaskInstance):
         chunk.at += 1
         source.in_flight.append(record.offset)
         source.reached = record.offset + 1
-        return Flight(source, chunk, record)
+        return InFlightRecord(source, chunk, record)
 
-    def _is_first_of_key(self, flight: Flight) -> bool:
+    def _is_first_of_key(self, flight: InFlightRecord) -> bool:
         """Note the record as the last of its key; return False if another one comes before it."""
         flight.key = _hashable(flight.record.key) if self.all_stores else None
         if flight.key is None:
@@ -218,14 +218,14 @@ class AsyncInstance(TaskInstance):
         before.next_of_key = flight
         return False
 
-    def _start(self, flight: Flight) -> None:
+    def _start(self, flight: InFlightRecord) -> None:
         self._latest = max(self._latest, self.context.stream_time, flight.record.timestamp)
         flight.scope = self._step_scope(flight.record, self._latest)
         flight.task = asyncio.create_task(self._in_scope(flight.scope, (flight.record,)))
 
     # Taking effect --------------------------------------------------------------------
 
-    async def _take_turn(self, flight: Flight) -> None:
+    async def _take_turn(self, flight: InFlightRecord) -> None:
         """Let a record take effect, and the timers that fire before it."""
         if not await self._drive(self._steps_of(flight.record, flight.chunk), flight):
             return
@@ -242,7 +242,7 @@ class AsyncInstance(TaskInstance):
         """Call the handlers of `steps` one after another, and await them."""
         return int(self._loop.run(self._drive(steps)))
 
-    async def _drive(self, steps: Steps, flight: Flight | None = None) -> int:
+    async def _drive(self, steps: Steps, flight: InFlightRecord | None = None) -> int:
         async def call(handler: Callable[..., Any], args: tuple[Any, ...]) -> None:
             if flight is not None and handler is self._process:
                 if await self._has_taken_effect(flight):
@@ -254,7 +254,7 @@ class AsyncInstance(TaskInstance):
 
         return await drive_async(steps, call)
 
-    async def _has_taken_effect(self, flight: Flight) -> bool:
+    async def _has_taken_effect(self, flight: InFlightRecord) -> bool:
         """Wait for the handler and apply its step; return False if it is to be called now."""
         if flight.task is None or flight.scope is None:
             return False

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import cleaning
-from benchmarks.cleaning import Plan
+from benchmarks.cleaning import CleaningPlan
 from benchmarks.dirty_log import CHANGELOG, check_cleaned, fill
 from benchmarks.kafka_cleaner import pass_over, rates
 from benchmarks.keyed_records import BATCH, KeyedRecords
@@ -88,6 +88,8 @@ def test_a_pass_of_kafka_over_other_records_is_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc, and pins processes to a core")
 def test_the_benchmark_runs() -> None:
-    found = list(cleaning.figures(Plan(records=3 * BATCH, largest=4, rounds=1, kafka=False)))
+    found = list(
+        cleaning.figures(CleaningPlan(records=3 * BATCH, largest=4, rounds=1, kafka=False))
+    )
     assert {figure.unit for figure in found} == {"ns/record", "MiB", "s"}
     assert all(np.isfinite(figure.ratio) and figure.ours > 0 for figure in found)

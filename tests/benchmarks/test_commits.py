@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from benchmarks import commits
-from benchmarks.commits import DIRTY, PARTITIONS, RECORDS, TOPIC, Plan, Run
+from benchmarks.commits import DIRTY, PARTITIONS, RECORDS, TOPIC, CommitsPlan, CommitsRun
 from benchmarks.keyed_records import BATCH
 from strandline import changelog
 
 
 def test_a_run_has_percentiles_and_a_rate() -> None:
-    run = Run([float(n) for n in range(101)], 2.0)
+    run = CommitsRun([float(n) for n in range(101)], 2.0)
     assert (run.at(50), run.at(99), run.rate) == (50.0, 99.0, 50.5)
 
 
@@ -56,7 +56,7 @@ def test_a_late_commit_is_timed_from_its_due_time(
 @pytest.mark.parametrize("cleaning", [True, False])
 def test_the_topic_is_cleaned_only_if_requested(cleaning: bool, tmp_path: Path) -> None:
     with changelog.open(tmp_path, role="own") as log:
-        commits._prepare(log, Plan(dirty=3 * BATCH), cleaning, None)
+        commits._prepare(log, CommitsPlan(dirty=3 * BATCH), cleaning, None)
         assert commits._is_cleaned(log) is None
         if cleaning:
             log.broker.clean([DIRTY])
@@ -66,7 +66,7 @@ def test_the_topic_is_cleaned_only_if_requested(cleaning: bool, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_the_benchmark_runs() -> None:
-    found = list(commits.figures(Plan(dirty=3 * BATCH, seconds=0.2, rounds=1)))
+    found = list(commits.figures(CommitsPlan(dirty=3 * BATCH, seconds=0.2, rounds=1)))
     assert len(found) == 2 * 2 * 4
     assert {figure.unit for figure in found} == {"ms", "commits/s"}
     assert all(np.isfinite(figure.ratio) and figure.ours > 0 for figure in found)

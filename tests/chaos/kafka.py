@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from benchmarks.kafka_broker import Broker, servers
+from benchmarks.kafka_broker import BrokerProcess, servers
 from strandline import changelog
 from tests.chaos.blows import FREEZE, PAUSES, Blows, pause
 from tests.chaos.field import Field, wait_for
@@ -20,7 +20,7 @@ from tests.chaos.report import Report
 class Replicas:
     """Replicas of all partitions of a cluster."""
 
-    def __init__(self, brokers: Sequence[Broker]) -> None:
+    def __init__(self, brokers: Sequence[BrokerProcess]) -> None:
         self._admin = AdminClient({"bootstrap.servers": servers(brokers), "log_level": 0})
 
     def are_in_sync(self) -> bool:
@@ -39,7 +39,9 @@ class Replicas:
 class KafkaField(Field):
     """The field on a cluster of these brokers; stores are in `folder`."""
 
-    def __init__(self, brokers: Sequence[Broker], folder: Path, said: Path, **options: Any) -> None:
+    def __init__(
+        self, brokers: Sequence[BrokerProcess], folder: Path, said: Path, **options: Any
+    ) -> None:
         self.brokers = brokers
         self._folder = folder
         self._replicas = Replicas(brokers)

@@ -16,7 +16,7 @@ from examples.compaction.pictures import (
     ratio_over_time,
     sizes,
 )
-from examples.compaction.shop import Snapshot
+from examples.compaction.shop import PartitionSnapshot
 from examples.compaction.svg import Picture
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -36,12 +36,12 @@ def words(root: ET.Element) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def snapshots() -> tuple[Snapshot, Snapshot]:
+def snapshots() -> tuple[PartitionSnapshot, PartitionSnapshot]:
     return before_and_after(2)
 
 
 def test_the_pass_has_left_the_survivors_and_nothing_else(
-    snapshots: tuple[Snapshot, Snapshot],
+    snapshots: tuple[PartitionSnapshot, PartitionSnapshot],
 ) -> None:
     before, after = snapshots
     assert len(before.offsets) > len(after.offsets) > 10
@@ -50,7 +50,7 @@ def test_the_pass_has_left_the_survivors_and_nothing_else(
 
 
 def test_each_record_has_a_bar_in_the_picture(
-    snapshots: tuple[Snapshot, Snapshot], tmp_path: Path
+    snapshots: tuple[PartitionSnapshot, PartitionSnapshot], tmp_path: Path
 ) -> None:
     before, after = snapshots
     root = drawn(head_and_tail(before, after), tmp_path)

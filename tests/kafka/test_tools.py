@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kafka_broker import Broker, kafka_java
+from benchmarks.kafka_broker import BrokerProcess, kafka_java
 from strandline import changelog
 from strandline.changelog.client.partitioner import partition_for
 from tests.kafka.apps import totals
@@ -51,7 +51,7 @@ class Tool:
 
 
 @pytest.fixture
-def broker(running: Running) -> Broker:
+def broker(running: Running) -> BrokerProcess:
     if running.broker is None:
         pytest.skip("the broker is not ours to look into (STRANDLINE_TEST_KAFKA)")
     return running.broker
@@ -64,7 +64,7 @@ def tools() -> Iterator[ExitStack]:
 
 
 def test_kafkas_tools_and_strandline_read_the_same(
-    running: Running, broker: Broker, name: str, now: int, tmp_path: Path, tools: ExitStack
+    running: Running, broker: BrokerProcess, name: str, now: int, tmp_path: Path, tools: ExitStack
 ) -> None:
     made = totals(name, running.url, tmp_path)
     with made.app:

@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.kafka_broker import Broker, cluster, servers
+from benchmarks.kafka_broker import BrokerProcess, cluster, servers
 from examples.flights.weather.processes import end
 from strandline import changelog
 from strandline.changelog.errors import StrandlineError
@@ -97,7 +97,7 @@ class Chaos:
         seed: Seed of the choices.
     """
 
-    def __init__(self, url: str, brokers: Sequence[Broker], folder: Path, seed: int) -> None:
+    def __init__(self, url: str, brokers: Sequence[BrokerProcess], folder: Path, seed: int) -> None:
         self.blows: Counter[str] = Counter()
         """Number of blows by kind, and of starts of the driver."""
         self._url = url
@@ -238,7 +238,9 @@ def numbers_by_key(log: Log, topic: str) -> dict[bytes | None, list[bytes | None
     return found
 
 
-def strike(url: str, brokers: Sequence[Broker], folder: Path, seconds: float, seed: int) -> int:
+def strike(
+    url: str, brokers: Sequence[BrokerProcess], folder: Path, seconds: float, seed: int
+) -> int:
     """Run the query under blows, count, and return the exit status."""
     with changelog.open(url) as log:
         log.create_topic("in", 4)
@@ -273,7 +275,7 @@ def main() -> int:
         folder = given.folder or Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="strandline-sink-"))
         )
-        url, brokers = str(folder / "log"), list[Broker]()
+        url, brokers = str(folder / "log"), list[BrokerProcess]()
         if given.kafka:
             settings = SETTINGS | SOON_NOTICED
             brokers = stack.enter_context(cluster(folder / "kafka", 3, settings))

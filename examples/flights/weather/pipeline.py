@@ -30,7 +30,7 @@ from examples.flights.folder import clean
 from examples.flights.weather import app as job
 from examples.flights.weather.processes import end, python_processes
 from examples.flights.weather.report import by_spark, expected, plot
-from examples.flights.worker import ROOT, WorkerProcess
+from examples.flights.worker import ROOT, RunProcess
 from strandline import changelog
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import Retriable
@@ -55,7 +55,7 @@ def run(log: str, flights: pl.DataFrame, weather: pl.DataFrame, console: Console
         job.hourly.append([])
     kills = _depart(log, flights.height, console)
     kills += _sum_up(log, console)
-    with WorkerProcess(log, "--until", "idle", app=APP) as worker:
+    with RunProcess(log, "--until", "idle", app=APP) as worker:
         worker.wait()
     found = by_spark(log)
     file = Path(log).parent / "delays-by-weather.svg"
@@ -80,7 +80,7 @@ def _depart(log: str, total: int, console: Console) -> int:
     """Run the app to the end of the flights, and kill its worker on the way."""
     killed = 0
     while True:
-        with WorkerProcess(log, "--until", "idle", app=APP) as worker:
+        with RunProcess(log, "--until", "idle", app=APP) as worker:
             for committed in _commits(log, worker):
                 if killed < KILLS_OF_WORKERS and committed > total * killed // KILLS_OF_WORKERS:
                     worker.kill()
@@ -92,7 +92,7 @@ def _depart(log: str, total: int, console: Console) -> int:
                 return killed
 
 
-def _commits(log: str, worker: WorkerProcess) -> Iterator[int]:
+def _commits(log: str, worker: RunProcess) -> Iterator[int]:
     """Yield the number of flights that the app has committed, while its worker runs."""
     with changelog.open(log, role="attach_or_spawn") as opened:
         while worker.is_running(POLL_S):

@@ -7,14 +7,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from examples.flights.wow.stage import Stage
+from examples.flights.wow.stage import ShowStage
 
 KEYS = "k kill -9   z freeze / thaw   d at_least_once / exactly_once   q quit"
 CARRIERS = 16
 """Number of carriers in the data."""
 
 
-def drawn(stage: Stage) -> RenderableType:
+def drawn(stage: ShowStage) -> RenderableType:
     """Return one frame."""
     return Group(
         Text("Strandline · flights from New York, as they leave", style="bold"),
@@ -26,7 +26,7 @@ def drawn(stage: Stage) -> RenderableType:
     )
 
 
-def _carriers(stage: Stage) -> Table:
+def _carriers(stage: ShowStage) -> Table:
     table = Table(box=None, pad_edge=False, expand=True)
     for _ in range(2):
         table.add_column("carrier", style="cyan")
@@ -49,7 +49,7 @@ def _carriers(stage: Stage) -> Table:
     return table
 
 
-def _workers(stage: Stage) -> Text:
+def _workers(stage: ShowStage) -> Text:
     held = stage.members()
     text = Text()
     for worker in stage.workers:
@@ -61,7 +61,7 @@ def _workers(stage: Stage) -> Text:
     return text
 
 
-def _verdict(stage: Stage) -> Text:
+def _verdict(stage: ShowStage) -> Text:
     witness = stage.witness
     text = Text(f"{witness.outputs:,} outputs, n = 1, 2, 3 … held against the raw flights:  ")
     for what, count in (

@@ -23,7 +23,7 @@ from rich.live import Live
 
 from examples.flights.wow.cast import Recorder
 from examples.flights.wow.screen import drawn
-from examples.flights.wow.stage import Stage
+from examples.flights.wow.stage import ShowStage
 
 FRAME_SECONDS = 0.3
 WIDTH, HEIGHT = 100, 26
@@ -43,7 +43,7 @@ def main() -> int:
     )
     with (
         tempfile.TemporaryDirectory(prefix="strandline-wow-") as folder,
-        Stage(Path(folder) / "log") as stage,
+        ShowStage(Path(folder) / "log") as stage,
         _keys(given.script) as press,
         Live(console=console, auto_refresh=False, screen=given.script is None) as live,
     ):
@@ -60,7 +60,7 @@ def main() -> int:
     return int(not right)
 
 
-def _watch(stage: Stage, press: Press, live: Live) -> bool:
+def _watch(stage: ShowStage, press: Press, live: Live) -> bool:
     """Run until q is pressed and pending outputs have arrived.
 
     Return True if the guarantee was exactly_once throughout.

@@ -29,7 +29,7 @@ BACK = re.compile(r"has (\d+) store partitions back: (\d+) records replayed in (
 """Message of a worker that has restored its stores."""
 
 
-class Worker:
+class ShowWorker:
     """A worker's process, and a thread that reads its messages."""
 
     def __init__(self, number: int, folder: Path, guarantee: str, news: deque[str]) -> None:
@@ -80,7 +80,7 @@ class Worker:
                 )
 
 
-class Stage:
+class ShowStage:
     """Everything that runs, within a `with` block."""
 
     def __init__(self, folder: Path) -> None:
@@ -158,8 +158,8 @@ class Stage:
             if not worker.is_running:
                 self.workers[at] = self._worker(worker.number)
 
-    def _worker(self, number: int) -> Worker:
-        return Worker(number, self._folder, self.guarantee, self.news)
+    def _worker(self, number: int) -> ShowWorker:
+        return ShowWorker(number, self._folder, self.guarantee, self.news)
 
     def _produce(self) -> None:
         """Produce flights at an even rate, repeating the year."""
