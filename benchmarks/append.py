@@ -14,7 +14,7 @@ from strandline.changelog.records import Append
 from strandline.changelog.storage import LocalStorage
 
 PARTITIONS = 4
-RECORD = 100
+RECORD_BYTES = 100
 """Bytes per record: 8 of key, 84 of value, 8 of timestamp."""
 
 
@@ -41,7 +41,7 @@ def _figure(name: str, size: int, count: int, target: float | None, rounds: int)
 
 
 def _batch(size: int) -> pa.RecordBatch:
-    count = size // RECORD
+    count = size // RECORD_BYTES
     return pa.record_batch(
         {
             "timestamp": pa.array(np.full(count, 1_700_000_000_000)),

@@ -22,7 +22,7 @@ from benchmarks.harness import Figure, Stopwatch, compare, folder
 from benchmarks.standard_job import USERS, app_on, fill
 
 START_SECONDS = 60.0
-LEAST = 20
+MIN_ANSWERS = 20
 """Minimum number of answers for a valid measurement."""
 
 
@@ -67,7 +67,7 @@ def _client(path: Path, *, asks: bool) -> Iterator[None]:
         yield
         stop.set()
         answers = answered.get(timeout=START_SECONDS)
-        assert not asks or answers >= LEAST, answers
+        assert not asks or answers >= MIN_ANSWERS, answers
     finally:
         stop.set()
         process.join(START_SECONDS)

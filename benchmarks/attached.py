@@ -33,7 +33,7 @@ from strandline.changelog.storage import Durability
 
 PARTITIONS = 4
 CALL_BYTES = 8 << 20
-RECORD = 100
+RECORD_BYTES = 100
 """Bytes per record: 8 of key, 84 of value, 8 of timestamp."""
 
 Work = Callable[[Log, int], float]
@@ -115,7 +115,7 @@ def _consume(log: Log, calls: int) -> float:
 
 def _batch() -> pa.RecordBatch:
     """Return one partition's part of a call."""
-    count = CALL_BYTES // PARTITIONS // RECORD
+    count = CALL_BYTES // PARTITIONS // RECORD_BYTES
     now = pa.array(np.full(count, SystemClock().now_ms()))
     schema = columns_schema(pa.binary(), headers=False)
     return pa.RecordBatch.from_arrays([now, _noise(8, count), _noise(84, count)], schema=schema)
@@ -128,11 +128,11 @@ def _noise(width: int, count: int) -> pa.Array:
 
 
 def _records(calls: int) -> int:
-    return CALL_BYTES // PARTITIONS // RECORD * PARTITIONS * calls
+    return CALL_BYTES // PARTITIONS // RECORD_BYTES * PARTITIONS * calls
 
 
 def _megabytes(calls: int) -> float:
-    return _records(calls) * RECORD / 1e6
+    return _records(calls) * RECORD_BYTES / 1e6
 
 
 # The other process -------------------------------------------------------------------

@@ -23,9 +23,9 @@ from benchmarks.harness import Figure, folder, of_pairs
 
 PARTITIONS = 128
 VALUE_BYTES = 1_000
-AT_ONCE = 50_000
+CHUNK_RECORDS = 50_000
 """Number of records appended at a time."""
-FEW = 1_000
+FEW_RECORDS = 1_000
 """Number of records that open all stores and hardly need memory."""
 SAMPLE_S = 0.1
 
@@ -36,7 +36,10 @@ def run(*, quick: bool = False) -> list[Figure]:
     return [
         of_pairs(
             f"highest memory, {PARTITIONS} partitions, {count:,} keys of {VALUE_BYTES:,} bytes",
-            [(_highest(count, mib) - _highest(FEW, mib), float(mib)) for _ in range(rounds)],
+            [
+                (_highest(count, mib) - _highest(FEW_RECORDS, mib), float(mib))
+                for _ in range(rounds)
+            ],
             peer_name=f"memory={mib} MiB",
             unit="MiB",
             target=None if quick else 1.25,
@@ -71,10 +74,10 @@ def _fill(path: Path, count: int, mib: int) -> None:
     """Append records. The app has handled some before, so that its topics and stores are there."""
     app, words = _app(path, mib)
     with app:
-        _append(words, FEW)
+        _append(words, FEW_RECORDS)
         app.run(until="idle", progress=False)
-        for begin in range(0, count, AT_ONCE):
-            _append(words, min(AT_ONCE, count - begin))
+        for begin in range(0, count, CHUNK_RECORDS):
+            _append(words, min(CHUNK_RECORDS, count - begin))
 
 
 def _append(words: sl.Topic[str, bytes], count: int) -> None:

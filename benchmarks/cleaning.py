@@ -41,7 +41,7 @@ from benchmarks import cleaning_process
 from benchmarks.cleaning_process import CleaningUsage
 from benchmarks.dirty_log import MEMORY, ROCKSDB, check_cleaned, fill, restore_seconds
 from benchmarks.harness import Figure, compare, folder, of_pairs, report
-from benchmarks.kafka_cleaner import DEDUPE_BUFFER, KafkaCleaner, kafka_cleaner
+from benchmarks.kafka_cleaner import DEDUPE_BUFFER_BYTES, KafkaCleaner, kafka_cleaner
 from benchmarks.keyed_records import KeyedRecords
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.embedded.cleaning.offset_map import OVERHEAD_BYTES
@@ -55,7 +55,7 @@ _SIZES = (4, 16)
 _SMALL_BUFFER_SIZE = 4
 _ROOM_PER_KEY, _KAFKAS_ROOM_PER_KEY = 40, 27
 """Bytes of the dedupe buffer per key. Ours needs 26.7, and sorts more often with that."""
-_DISK_PER_RECORD = 300
+_DISK_BYTES_PER_RECORD = 300
 """Bytes of disk per record: the log, and a copy of all of it, or the file of keys."""
 TICK_S = 0.001
 """Resolution of a process's own time. A short one may have measured nothing."""
@@ -144,19 +144,21 @@ def figures(plan: CleaningPlan) -> Iterator[Figure]:
     unique = replace(dirty, keys=None)
     _check_room(plan)
     if plan.kafka:
-        buffer = max(DEDUPE_BUFFER, unique.count * _KAFKAS_ROOM_PER_KEY)
+        buffer = max(DEDUPE_BUFFER_BYTES, unique.count * _KAFKAS_ROOM_PER_KEY)
         with folder() as place, kafka_cleaner(place / "kafka", plan.core, buffer) as kafka:
             for records, target in ((dirty, FASTER_THAN_KAFKA), (unique, None)):
                 yield from _against_kafka(records, kafka, plan, buffer, target)
     for records in (dirty, unique):
         yield from _by_size(records, plan, _room)
-    yield from _by_size(unique, plan, lambda _: DEDUPE_BUFFER, f", in {DEDUPE_BUFFER // _MIB} MiB")
+    yield from _by_size(
+        unique, plan, lambda _: DEDUPE_BUFFER_BYTES, f", in {DEDUPE_BUFFER_BYTES // _MIB} MiB"
+    )
     yield _small_buffer(unique, plan)
     yield from _restores(dirty, plan)
 
 
 def _check_room(plan: CleaningPlan) -> None:
-    needed = plan.records * max(plan.largest, 2) * _DISK_PER_RECORD
+    needed = plan.records * max(plan.largest, 2) * _DISK_BYTES_PER_RECORD
     with folder() as place:
         free = shutil.disk_usage(place).free
     if free < needed:
@@ -230,8 +232,8 @@ def _memory(name: str, runs: list[CleaningRun]) -> Iterator[Figure]:
 def _small_buffer(unique: KeyedRecords, plan: CleaningPlan) -> Figure:
     records = _times(unique, min(_SMALL_BUFFER_SIZE, plan.largest))
     return compare(
-        f"clean {_named(records)}, in {DEDUPE_BUFFER // _MIB} MiB",
-        lambda: _run(records, plan.core, DEDUPE_BUFFER).nanoseconds,
+        f"clean {_named(records)}, in {DEDUPE_BUFFER_BYTES // _MIB} MiB",
+        lambda: _run(records, plan.core, DEDUPE_BUFFER_BYTES).nanoseconds,
         lambda: _run(records, plan.core, _room(records)).nanoseconds,
         peer_name=f"in {_room(records) // _MIB:,} MiB",
         unit="ns/record",
@@ -248,7 +250,9 @@ def _times(once: KeyedRecords, size: int) -> KeyedRecords:
 
 def _room(records: KeyedRecords) -> int:
     """Return a dedupe buffer with room for all keys, Kafka's default at least."""
-    return max(DEDUPE_BUFFER, OVERHEAD_BYTES + (records.keys or records.count) * _ROOM_PER_KEY)
+    return max(
+        DEDUPE_BUFFER_BYTES, OVERHEAD_BYTES + (records.keys or records.count) * _ROOM_PER_KEY
+    )
 
 
 # A log of ours -----------------------------------------------------------------------

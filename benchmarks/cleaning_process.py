@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from benchmarks.dirty_log import CHANGELOG, check_cleaned, fill
 from benchmarks.harness import Stopwatch, folder, pinned
-from benchmarks.keyed_records import BATCH, KeyedRecords
+from benchmarks.keyed_records import BATCH_RECORDS, KeyedRecords
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.storage import LocalStorage
 
@@ -67,7 +67,7 @@ def _main() -> None:
     path, buffer = Path(sys.argv[1]), int(sys.argv[2])
     pa.set_cpu_count(1)
     with folder() as place:
-        tiny = KeyedRecords(3 * BATCH, BATCH)
+        tiny = KeyedRecords(3 * BATCH_RECORDS, BATCH_RECORDS)
         fill(place / "log", tiny)
         _measured(place / "log", buffer)
         check_cleaned(place / "log", tiny)

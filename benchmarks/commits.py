@@ -24,11 +24,11 @@ from strandline.changelog.log import Log
 
 TOPIC, DIRTY = "commits", "dirty"
 PARTITIONS = 4
-RECORDS = 8
+RECORDS_PER_TRANSACTION = 8
 """Number of records of a transaction."""
-RATE = 50
+TRANSACTIONS_PER_S = 50
 """Transactions a second, for the load with a fixed rate."""
-BRAKE = 50_000_000
+BRAKE_BYTES_PER_S = 50_000_000
 """Bytes of I/O a second that the limited cleaner may do."""
 LEVELS = (("median", 50), ("99th percentile", 99), ("99.9th percentile", 99.9))
 WARM_UP_SECONDS = 0.3
@@ -74,11 +74,11 @@ def run(*, quick: bool = False) -> Iterator[Figure]:
 
 def figures(plan: CommitsPlan) -> Iterator[Figure]:
     """Yield every figure of `plan` as it is measured."""
-    for brake in (None, BRAKE):
+    for brake in (None, BRAKE_BYTES_PER_S):
         cleaner = "cleaning" if brake is None else f"cleaning at {brake // 10**6} MB/s"
         for load, pace in (
             (as_fast_as_it_can, "one after the other"),
-            (steadily, f"{RATE} a second"),
+            (steadily, f"{TRANSACTIONS_PER_S} a second"),
         ):
             pairs = [_pair(plan, load, brake) for _ in range(plan.rounds)]
             yield from _figures(f"commits, {pace}, while {cleaner}", pairs)
@@ -152,12 +152,11 @@ def as_fast_as_it_can(producer: Producer, going: Callable[[], bool]) -> list[flo
 
 
 def steadily(producer: Producer, going: Callable[[], bool]) -> list[float]:
-    """Commit RATE times a second, timed from the due time: a late commit makes the next one
-    late."""
+    """Commit at a fixed rate, timed from the due time: a late commit makes the next one late."""
     milliseconds: list[float] = []
     watch = Stopwatch()
     while not milliseconds or going():
-        due = len(milliseconds) / RATE
+        due = len(milliseconds) / TRANSACTIONS_PER_S
         time.sleep(max(0.0, due - watch.seconds))
         _commit(producer)
         milliseconds.append((watch.seconds - due) * 1000)
@@ -166,7 +165,7 @@ def steadily(producer: Producer, going: Callable[[], bool]) -> list[float]:
 
 def _commit(producer: Producer) -> None:
     with producer.transaction():
-        for number in range(RECORDS):
+        for number in range(RECORDS_PER_TRANSACTION):
             producer.send(TOPIC, key=b"%d" % number, value=_VALUE)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.harness import Figure, Stopwatch, folder, of_pairs
 from strandline.statestore import PartitionStore, StoreSpec, open_store
 
-SCANS = 100
+MEASURED_SCANS = 100
 
 
 def run(*, quick: bool = False) -> list[Figure]:
@@ -82,10 +82,10 @@ def _delete(store: PartitionStore[Any, Any], *, by_range: bool) -> None:
 
 def _scan_us(store: PartitionStore[Any, Any], prefix: str) -> float:
     def scan() -> None:
-        for _ in range(SCANS):
+        for _ in range(MEASURED_SCANS):
             assert not list(store.prefix((prefix,)))
 
-    return _seconds(scan) / SCANS * 1e6
+    return _seconds(scan) / MEASURED_SCANS * 1e6
 
 
 def _seconds(work: Callable[[], None]) -> float:

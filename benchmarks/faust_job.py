@@ -30,7 +30,7 @@ from strandline.changelog.log import Log
 
 PARTITIONS = 4
 USERS = 10_000
-SECONDS = 300.0
+BOUND_S = 300.0
 """Maximum seconds of one run."""
 STOCK_STORE = "rocksdb://?driver=rocksdict"
 OURS = "strandline://"
@@ -130,14 +130,14 @@ def _environment(settings: Mapping[str, str]) -> dict[str, str]:
 
 def _counted(log: Log, topic: str, records: int, worker: subprocess.Popen[bytes]) -> float:
     """Read the committed counts until there are as many as records; return counts per second."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + BOUND_S
     seen = first = 0
     begun = 0.0
     with log.consumer(auto_offset_reset="earliest") as consumer:
         consumer.subscribe(topic)
         while seen < records:
             assert worker.poll() is None, f"the worker ended with {worker.returncode}"
-            assert time.monotonic() < deadline, f"{seen} of {records} counts after {SECONDS} s"
+            assert time.monotonic() < deadline, f"{seen} of {records} counts after {BOUND_S} s"
             seen += sum(map(len, consumer.poll(0.1)))
             if seen and not begun:
                 begun, first = time.monotonic(), seen

@@ -39,7 +39,7 @@ CLIENTS = "PLAINTEXT"
 """Listener without authentication."""
 START_SECONDS = 120.0
 
-_LONGEST_NAME = 15
+_MAX_THREAD_NAME_CHARS = 15
 """Maximum length of a thread's name on Linux."""
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qk"
 _STARTED = "Kafka Server started"
@@ -143,7 +143,7 @@ class BrokerProcess:
         """Return the processor seconds of the threads whose names begin with `thread`."""
         total = 0
         for task in Path(f"/proc/{self.process.pid}/task").iterdir():
-            if (task / "comm").read_text().startswith(thread[:_LONGEST_NAME]):
+            if (task / "comm").read_text().startswith(thread[:_MAX_THREAD_NAME_CHARS]):
                 total += int((task / "schedstat").read_text().split()[0])
         return total / 1e9
 

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from benchmarks import kafka_broker
-from benchmarks.keyed_records import BATCH, SEGMENT_BYTES, SEGMENT_MS, KeyedRecords
+from benchmarks.keyed_records import BATCH_RECORDS, SEGMENT_BYTES, SEGMENT_MS, KeyedRecords
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
 
-DEDUPE_BUFFER = 128 << 20
+DEDUPE_BUFFER_BYTES = 128 << 20
 """Bytes. Kafka's default."""
 
 FILL_SECONDS = 1800.0
@@ -100,10 +100,10 @@ class KafkaCleaner:
                 **_client(self._broker),
                 "enable.idempotence": True,  # idempotence also keeps the order
                 "linger.ms": 200,  # a batch is sent once it has as many records as ours
-                "batch.num.messages": BATCH,
+                "batch.num.messages": BATCH_RECORDS,
                 "batch.size": 1 << 20,
                 "message.max.bytes": 1 << 20,
-                "queue.buffering.max.messages": 100 * BATCH,
+                "queue.buffering.max.messages": 100 * BATCH_RECORDS,
             }
         )
         for batch in records.batches():

@@ -55,7 +55,7 @@ SPARK_JARS = (
 THREADS = "2"
 """Number of threads of Kafka Streams: one for each core."""
 OLDEST_JAVA = 17
-SECONDS = 900.0
+BOUND_S = 900.0
 PEERS = Path(__file__).parent / "kafka_peers"
 SETTINGS = {
     "offsets.topic.num.partitions": "4",
@@ -231,7 +231,7 @@ def _environment(package: str) -> str:
     def install(place: Path) -> None:
         venv.create(place, with_pip=True)
         pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", package]
-        subprocess.run(pip, check=True, timeout=SECONDS)
+        subprocess.run(pip, check=True, timeout=BOUND_S)
 
     return str(cached(package.replace("==", "-"), install) / "bin" / "python")
 
@@ -250,7 +250,7 @@ def _rate(command: list[str]) -> float:
         command,
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=BOUND_S,
         check=False,
         cwd=PEERS.parents[1],
         env={**os.environ, "PYTHONPATH": str(PEERS.parents[1]), "PYSPARK_PYTHON": command[0]},

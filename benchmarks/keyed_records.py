@@ -20,14 +20,14 @@ from strandline.changelog.records import columns_schema
 
 Numbers = npt.NDArray[np.int64]
 
-BATCH = 8_000
+BATCH_RECORDS = 8_000
 """Number of records of a batch: less than a mebibyte in either system."""
 VALUE_BYTES = 100
 SEGMENT_BYTES = 256 << 20
 SEGMENT_MS = 60_000
 LATER_MS = 30 * 60_000
 
-_AT_ONCE = 125 * BATCH
+_CHUNK_RECORDS = 125 * BATCH_RECORDS
 _SCATTER = 2_654_435_761
 """A large prime that divides no count of records."""
 
@@ -49,8 +49,8 @@ class KeyedRecords:
             numbers = np.arange(start, start + len(drawn))
             values = _texts(b"", numbers, 12, padding=VALUE_BYTES - 12)
             columns = _columns(keys, values, self.timestamp)
-            for first in range(0, len(drawn), BATCH):
-                yield columns.slice(first, BATCH)
+            for first in range(0, len(drawn), BATCH_RECORDS):
+                yield columns.slice(first, BATCH_RECORDS)
 
     @property
     def closing(self) -> pa.RecordBatch:
@@ -75,8 +75,8 @@ class KeyedRecords:
     def _drawn(self) -> Iterator[tuple[int, Numbers]]:
         """Yield the number of the first record and the key numbers, a part at a time."""
         chance = np.random.default_rng(1)
-        for start in range(0, self.count, _AT_ONCE):
-            size = min(_AT_ONCE, self.count - start)
+        for start in range(0, self.count, _CHUNK_RECORDS):
+            size = min(_CHUNK_RECORDS, self.count - start)
             if self.keys is None:
                 yield start, np.arange(start, start + size) * _SCATTER % self.count
             else:

@@ -27,7 +27,7 @@ from benchmarks.anonymous import anonymous_mib, give_back
 from benchmarks.harness import Figure, compare, folder, of_pairs
 from benchmarks.standard_job import app_on, fill
 
-INPUT_BATCH = 100_000
+INPUT_BATCH_RECORDS = 100_000
 """Number of records produced at a time, the same for both inputs: batches are read whole."""
 SAMPLE_SECONDS = 0.25
 STALLED_SECONDS = 300
@@ -87,7 +87,7 @@ def _same_runs(figure: Figure, what: str, pairs: list[tuple[float, float]]) -> F
 
 def _usage(count: int) -> Usage:
     with folder() as path:
-        fill(path, count, at_once=INPUT_BATCH)
+        fill(path, count, at_once=INPUT_BATCH_RECORDS)
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
             return process.submit(_run_and_measure, path, count).result()
 

@@ -23,8 +23,8 @@ from strandline.changelog.moving import MovedLog, move
 from strandline.changelog.records import Batch, TopicPartition, columns_schema
 
 PARTITIONS = 4
-BATCH = 10_000
-VALUE = 100
+BATCH_RECORDS = 10_000
+VALUE_BYTES = 100
 TOPIC = "moved"
 KEPT = {"retention.ms": "-1"}
 
@@ -141,16 +141,18 @@ def _batches(here: MovedLog) -> Iterator[Batch]:
 def _fill(place: MovedLog, records: int) -> None:
     place.broker.create_topic(TOPIC, PARTITIONS, config=KEPT)
     with Log(place.broker).producer() as producer:
-        for number in range(records // BATCH):
+        for number in range(records // BATCH_RECORDS):
             producer.append_batch(TOPIC, number % PARTITIONS, _batch(number))
 
 
 def _batch(number: int) -> pa.RecordBatch:
-    numbers = np.arange(number * BATCH, (number + 1) * BATCH)
-    value = np.random.default_rng(number).bytes(BATCH * VALUE)
+    numbers = np.arange(number * BATCH_RECORDS, (number + 1) * BATCH_RECORDS)
+    value = np.random.default_rng(number).bytes(BATCH_RECORDS * VALUE_BYTES)
     columns = [
         pa.array(1_700_000_000_000 + numbers),
         pa.array([b"%08d" % n for n in numbers], pa.binary()),
-        pa.array([value[at : at + VALUE] for at in range(0, len(value), VALUE)], pa.binary()),
+        pa.array(
+            [value[at : at + VALUE_BYTES] for at in range(0, len(value), VALUE_BYTES)], pa.binary()
+        ),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=columns_schema(pa.binary(), headers=False))

@@ -28,7 +28,7 @@ from strandline.framework.offload.tasks import GROUP_ROWS
 
 PARTITIONS = 4
 USERS = 100_000
-AT_ONCE = 50_000
+BATCH_ROWS = 50_000
 """Number of rows of a batch in the log."""
 SCHEMA = pa.schema([("user", pa.int64()), ("amount", pa.float64()), ("name", pa.string())])
 
@@ -62,12 +62,12 @@ def _fill(log: Log, count: int) -> None:
     """Append rows with the present time to every partition."""
     log.create_topic("rows", PARTITIONS, schema=SCHEMA)
     random, now = np.random.default_rng(7), SystemClock().now_ms()
-    for start in range(0, count, AT_ONCE):
-        users = random.integers(0, USERS, AT_ONCE)
+    for start in range(0, count, BATCH_ROWS):
+        users = random.integers(0, USERS, BATCH_ROWS)
         names = np.char.add("name-", (users % 1_000).astype(str))
-        rows = pa.table([users, random.random(AT_ONCE), names], schema=SCHEMA)
-        partition = start // AT_ONCE % PARTITIONS
-        log.append("rows", rows, partition=partition, timestamp=now + start // AT_ONCE)
+        rows = pa.table([users, random.random(BATCH_ROWS), names], schema=SCHEMA)
+        partition = start // BATCH_ROWS % PARTITIONS
+        log.append("rows", rows, partition=partition, timestamp=now + start // BATCH_ROWS)
 
 
 def _by_offload(

@@ -24,7 +24,7 @@ from strandline import changelog
 from strandline.changelog.log import Log
 from strandline.changelog.records import TopicPartition, columns_schema
 
-FEW, TOUCHED = 16, 16
+FEW_PARTITIONS, TOUCHED_PARTITIONS = 16, 16
 BOUND_SECONDS = 300.0
 
 
@@ -46,9 +46,10 @@ def run(*, quick: bool = False) -> list[Figure]:
     """Measure an app with 1,024 partitions (targets: start 5 s, idle 1 % of a core)."""
     many, rounds, commits, seconds = (128, 1, 5, 2.0) if quick else (1_024, 3, 20, 10.0)
     pairs = [
-        (_measured(many, commits, seconds), _measured(FEW, commits, seconds)) for _ in range(rounds)
+        (_measured(many, commits, seconds), _measured(FEW_PARTITIONS, commits, seconds))
+        for _ in range(rounds)
     ]
-    peer = f"{FEW} partitions"
+    peer = f"{FEW_PARTITIONS} partitions"
 
     def figure(name: str, of: Callable[[PartitionsRun], float], unit: str) -> Figure:
         values = [(of(ours), of(theirs)) for ours, theirs in pairs]
@@ -67,7 +68,9 @@ def run(*, quick: bool = False) -> list[Figure]:
             at_most=True,
         ),
         figure(
-            f"commit of {TOUCHED} records in {TOUCHED} partitions", lambda one: one.commit, "ms"
+            f"commit of {TOUCHED_PARTITIONS} records in {TOUCHED_PARTITIONS} partitions",
+            lambda one: one.commit,
+            "ms",
         ),
         of_pairs(
             f"{many:,} partitions: idle",
@@ -129,7 +132,7 @@ def _app(log: Log, path: Path, partitions: int, ttl_ms: int | None) -> sl.App:
     return app
 
 
-def commit(log: Log, keys: list[bytes], end: int, *, touched: int = TOUCHED) -> float:
+def commit(log: Log, keys: list[bytes], end: int, *, touched: int = TOUCHED_PARTITIONS) -> float:
     """Append a record of each key to the first partitions, up to the offset `end` (exclusive).
 
     Returns the milliseconds until they are committed.

@@ -24,9 +24,9 @@ from strandline.changelog.clock import SystemClock
 from strandline.changelog.log import Log
 from strandline.changelog.records import columns_schema
 
-MANY = 8
-BATCH = 1_000
-PADDING = 84
+MANY_PRODUCERS = 8
+BATCH_RECORDS = 1_000
+PADDING_BYTES = 84
 BOUND_SECONDS = 120.0
 
 
@@ -36,8 +36,8 @@ def run(*, quick: bool = False) -> list[Figure]:
     seconds, rounds = (1.0, 2) if quick else (4.0, 5)
     shares: list[list[int]] = []
     total = compare(
-        f"{MANY} producers to one partition",
-        partial(_rate, MANY, seconds, shares),
+        f"{MANY_PRODUCERS} producers to one partition",
+        partial(_rate, MANY_PRODUCERS, seconds, shares),
         partial(_rate, 1, seconds, []),
         peer_name="1 producer",
         unit="records/s",
@@ -46,7 +46,7 @@ def run(*, quick: bool = False) -> list[Figure]:
         warm_up=False,
     )
     fair = of_pairs(
-        f"{MANY} producers to one partition: the slowest",
+        f"{MANY_PRODUCERS} producers to one partition: the slowest",
         [(float(min(share)), float(max(share))) for share in shares],
         peer_name="the fastest",
         unit="records",
@@ -76,23 +76,23 @@ def _rate(producers: int, seconds: float, shares: list[list[int]]) -> float:
 def _produce(path: Path, number: int, seconds: float, start: Barrier) -> None:
     with changelog.open(path) as log, log.producer() as producer:
         producer.append_batch("t", 0, _batch(number, 0))  # imports everything
-        made = BATCH
+        made = BATCH_RECORDS
         start.wait(BOUND_SECONDS)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             producer.append_batch("t", 0, _batch(number, made))
-            made += BATCH
+            made += BATCH_RECORDS
 
 
 def _batch(number: int, first: int) -> pa.RecordBatch:
     """Return records whose values are the producer, the record's number, and padding."""
-    rows = np.zeros((BATCH, 2 + PADDING // 8), dtype=np.int64)
-    rows[:, 0], rows[:, 1] = number, np.arange(first, first + BATCH)
+    rows = np.zeros((BATCH_RECORDS, 2 + PADDING_BYTES // 8), dtype=np.int64)
+    rows[:, 0], rows[:, 1] = number, np.arange(first, first + BATCH_RECORDS)
     width = rows.shape[1] * 8
     buffers = [None, pa.py_buffer(rows.tobytes())]
-    values = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), BATCH, buffers)
-    now = pa.array(np.full(BATCH, SystemClock().now_ms()))
-    keys = pa.nulls(BATCH, pa.binary())
+    values = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), BATCH_RECORDS, buffers)
+    now = pa.array(np.full(BATCH_RECORDS, SystemClock().now_ms()))
+    keys = pa.nulls(BATCH_RECORDS, pa.binary())
     schema = columns_schema(pa.binary(), headers=False)
     return pa.RecordBatch.from_arrays([now, keys, values.cast(pa.binary())], schema=schema)
 
@@ -106,5 +106,5 @@ def _checked(log: Log, producers: int) -> list[int]:
     for number in range(producers):
         mine = rows[rows[:, 0] == number, 1]
         assert (mine == np.arange(len(mine))).all(), f"producer {number}: lost, doubled or moved"
-        counts = [*counts, len(mine) - BATCH]
+        counts = [*counts, len(mine) - BATCH_RECORDS]
     return list(counts)

@@ -25,7 +25,7 @@ import polars as pl
 import pyarrow as pa
 
 from benchmarks.harness import Figure, compare
-from strandline.framework.container.inputs import DECODE
+from strandline.framework.container.inputs import DECODE_RECORDS
 from strandline.framework.formats import avro_schema, protobuf_messages
 from strandline.framework.formats.choice import value_codec
 from strandline.framework.formats.codecs import TypedCodec
@@ -107,7 +107,7 @@ def _rate(call: Callable[[], Any]) -> float:
     """Return records a second of processor time, because nothing here waits."""
     begun = time.process_time()
     call()
-    return DECODE / (time.process_time() - begun)
+    return DECODE_RECORDS / (time.process_time() - begun)
 
 
 def _flights() -> pa.Array:
@@ -129,7 +129,7 @@ def _flights() -> pa.Array:
                     number % 50 == 0,
                 )
             )
-            for number in range(DECODE)
+            for number in range(DECODE_RECORDS)
         ]
     )
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from strandline.changelog.log import Log
 
 PARTITIONS = 4
-AT_ONCE = 20_000
+BATCH_RECORDS = 20_000
 """Number of records of a batch."""
 SCALA = "2.13"
 CONNECTOR = "4.2.0"
@@ -130,8 +130,8 @@ def _rate(reader: DataFrameReader, count: int, *place: str) -> float:
 def _write(log: Log, count: int) -> None:
     log.create_topic("bytes", PARTITIONS)
     chance = np.random.default_rng(0)
-    for start in range(0, count, AT_ONCE):
-        users = chance.integers(100_000, size=AT_ONCE)
+    for start in range(0, count, BATCH_RECORDS):
+        users = chance.integers(100_000, size=BATCH_RECORDS)
         rows = pa.table(
             {
                 "key": pa.array([b"%d" % user for user in users.tolist()], pa.binary()),
@@ -140,7 +140,7 @@ def _write(log: Log, count: int) -> None:
                 ),
             }
         )
-        log.append("bytes", rows, partition=start // AT_ONCE % PARTITIONS)
+        log.append("bytes", rows, partition=start // BATCH_RECORDS % PARTITIONS)
 
 
 def _connector() -> Path:

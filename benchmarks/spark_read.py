@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 PARTITIONS = (1, 4, 64)
 USERS = 100_000
-AT_ONCE = 50_000
+BATCH_ROWS = 50_000
 """Maximum number of rows of a batch in the log."""
-WIDTH = 10
+WIDE_COLUMNS = 10
 """Number of columns of the wide topic."""
 
 QUIET = {
@@ -42,7 +42,7 @@ QUIET = {
     "spark.log.level": "ERROR",
 }
 SCHEMA = pa.schema([("user", pa.int64()), ("amount", pa.float64()), ("name", pa.string())])
-WIDE = pa.schema([(f"c{n}", pa.float64() if n % 2 else pa.string()) for n in range(WIDTH)])
+WIDE = pa.schema([(f"c{n}", pa.float64() if n % 2 else pa.string()) for n in range(WIDE_COLUMNS)])
 
 
 def run(*, quick: bool = False) -> Iterator[Figure]:
@@ -85,8 +85,8 @@ def write(log: Log, path: Path, count: int) -> None:
 
 
 def _append(log: Log, topic: str, rows: pa.Table, partition: int) -> None:
-    for start in range(0, len(rows), AT_ONCE):
-        log.append(topic, rows.slice(start, AT_ONCE), partition=partition)
+    for start in range(0, len(rows), BATCH_ROWS):
+        log.append(topic, rows.slice(start, BATCH_ROWS), partition=partition)
 
 
 def _read(spark: SparkSession, path: Path, topic: str) -> Callable[[], Row]:
@@ -156,7 +156,7 @@ def _some_columns(spark: SparkSession, path: Path, count: int, *, rounds: int) -
 
     some = spark.read.format("strandline").option("subscribe", "wide").schema("c1 double")
     return compare(
-        f"Spark batch read of 1 of {WIDTH} columns",
+        f"Spark batch read of 1 of {WIDE_COLUMNS} columns",
         lambda: rate(some.load(str(path / "log"))),
         lambda: rate(reader.load(str(path / "log"))),
         peer_name="all columns",
@@ -188,7 +188,7 @@ def _rows(seed: int, count: int) -> pa.Table:
 def _wide_rows(seed: int, count: int) -> pa.Table:
     chance = np.random.default_rng(seed)
     numbers = pa.array(chance.integers(10**6, size=count))
-    columns = [pa.array(chance.random(count)) if n % 2 else numbers for n in range(WIDTH)]
+    columns = [pa.array(chance.random(count)) if n % 2 else numbers for n in range(WIDE_COLUMNS)]
     return pa.Table.from_arrays(
         [c.cast(f.type) for c, f in zip(columns, WIDE, strict=True)], schema=WIDE
     )

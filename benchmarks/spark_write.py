@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from strandline.changelog.log import Log
 
 PARTITIONS = 4
-BATCHES = 12
+MEASURED_BATCHES = 12
 """Number of micro-batches whose time is measured, after the first ones."""
-WARM_UP = 4
+WARM_UP_BATCHES = 4
 """Number of micro-batches before them."""
 PATIENCE_S = 120.0
 """Seconds for the micro-batches of one query."""
@@ -101,13 +101,13 @@ def _micro_batches(spark: SparkSession, log: Log, path: Path, *, rounds: int) ->
         try:
             times: dict[int, float] = {}
             end = time.monotonic() + PATIENCE_S
-            while len(times) < WARM_UP + BATCHES:
+            while len(times) < WARM_UP_BATCHES + MEASURED_BATCHES:
                 assert query.isActive, query.exception()
                 assert time.monotonic() < end, "the query makes no batches"
                 query.awaitTermination(1)
                 for progress in query.recentProgress:
                     times[progress["batchId"]] = progress["durationMs"]["triggerExecution"]
-            return 1000 / statistics.median(list(times.values())[WARM_UP:])
+            return 1000 / statistics.median(list(times.values())[WARM_UP_BATCHES:])
         finally:
             query.stop()
 

@@ -33,7 +33,7 @@ from strandline.changelog.records import Batch, TopicPartition
 
 PARTITIONS = 4
 USERS = 100_000
-AT_ONCE = 1_000_000
+CHUNK_RECORDS = 1_000_000
 """Number of records that `fill` creates and appends at a time."""
 
 
@@ -95,7 +95,7 @@ def app_on(path: Path) -> sl.App:
     return app
 
 
-def fill(path: Path, count: int, *, at_once: int = AT_ONCE) -> None:
+def fill(path: Path, count: int, *, at_once: int = CHUNK_RECORDS) -> None:
     """Produce `count` records to `views`."""
     chance = random.Random(0)
     now = SystemClock().now_ms()

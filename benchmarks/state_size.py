@@ -20,8 +20,8 @@ from benchmarks.harness import Figure, Stopwatch, folder, of_pairs
 from strandline import changelog
 from strandline.changelog.clock import SystemClock
 
-FEW = 100_000
-AT_ONCE = 500_000
+FEW_KEYS = 100_000
+CHUNK_RECORDS = 500_000
 """Number of records that are produced at a time."""
 
 
@@ -31,18 +31,18 @@ def run(*, quick: bool = False) -> list[Figure]:
         ([500_000], 100_000, 1) if quick else ([1_000_000, 10_000_000], 500_000, 3)
     )
     figures = []
-    with _filled(FEW) as few:
+    with _filled(FEW_KEYS) as few:
         for size in sizes:
             with _filled(size) as many:
                 pairs = [
-                    (_micros(many, size, records, seed), _micros(few, FEW, records, seed))
+                    (_micros(many, size, records, seed), _micros(few, FEW_KEYS, records, seed))
                     for seed in range(rounds)
                 ]
             figures.append(
                 of_pairs(
                     f"state of {size:,} keys: a record of a random key",
                     pairs,
-                    peer_name=f"{FEW:,} keys",
+                    peer_name=f"{FEW_KEYS:,} keys",
                     unit="µs",
                     target=None if quick else 3.0,
                     at_most=True,
@@ -56,8 +56,8 @@ def _filled(keys: int) -> Iterator[Path]:
     """Create an app's log and state with `keys` keys."""
     with folder() as path:
         numbers = np.random.default_rng(1).permutation(keys)
-        for start in range(0, keys, 20 * AT_ONCE):
-            _produce(path, numbers[start : start + 20 * AT_ONCE])
+        for start in range(0, keys, 20 * CHUNK_RECORDS):
+            _produce(path, numbers[start : start + 20 * CHUNK_RECORDS])
             with _app(path) as app:
                 app.run(until="idle", progress=False)
         yield path
@@ -92,6 +92,8 @@ def _produce(path: Path, numbers: npt.NDArray[np.int64]) -> None:
         app.prepare()
     with changelog.open(path / "log") as log, log.producer() as producer:
         now = SystemClock().now_ms()
-        for start in range(0, len(numbers), AT_ONCE):
-            keys = [b"user-%08d" % number for number in numbers[start : start + AT_ONCE].tolist()]
+        for start in range(0, len(numbers), CHUNK_RECORDS):
+            keys = [
+                b"user-%08d" % number for number in numbers[start : start + CHUNK_RECORDS].tolist()
+            ]
             producer.append_columns("views", keys, [b"\x01"] * len(keys), [now] * len(keys))

@@ -70,9 +70,12 @@ def _count_fields(message: bytes | memoryview, most: int | None = None) -> int:
 def _metadata(content: memoryview) -> memoryview:
     """Return the FlatBuffer of a message, which begins with a mark and the FlatBuffer's length."""
     (size,) = I32.unpack_from(content, len(_CONTINUATION))
-    if content[: len(_CONTINUATION)] != _CONTINUATION or not 0 < size <= len(content) - _PREFIX:
+    if (
+        content[: len(_CONTINUATION)] != _CONTINUATION
+        or not 0 < size <= len(content) - _PREFIX_BYTES
+    ):
         raise pa.ArrowInvalid("the bytes do not begin with an Arrow IPC message")
-    return content[_PREFIX : _PREFIX + size]
+    return content[_PREFIX_BYTES : _PREFIX_BYTES + size]
 
 
 class _References:
@@ -162,7 +165,7 @@ def _count_known(message: bytes) -> int:
 _KNOWN_BYTES = 4 << 10
 """Maximum size of schemas whose count is cached."""
 _CONTINUATION = b"\xff\xff\xff\xff"
-_PREFIX = 8
+_PREFIX_BYTES = 8
 """Bytes before the metadata of a message: a mark, and the metadata's length."""
 _HEADER_TYPE, _HEADER, _MESSAGE_METADATA = 1, 2, 4
 _SCHEMA = 1

@@ -21,7 +21,7 @@ TimestampType = Literal["CreateTime", "LogAppendTime"]
 Compression = Literal["none", "lz4", "zstd"]
 
 MAX_PARTITIONS = 100_000
-UNLIMITED = -1
+KEEP_EVERYTHING = -1
 """Value of `retention.ms` and `retention.bytes` that keeps everything."""
 
 _DAY_MS = 24 * 60 * 60 * 1000
@@ -43,10 +43,10 @@ class TopicConfig:
     cleanup_policy: CleanupPolicy = "delete"
     """Treatment of old records: "delete" old segments, "compact" keys to their last value, or
     both."""
-    retention_ms: Annotated[int, SettingRange(UNLIMITED)] = 7 * _DAY_MS
+    retention_ms: Annotated[int, SettingRange(KEEP_EVERYTHING)] = 7 * _DAY_MS
     """Maximum age of a segment's youngest record in milliseconds; then the segment is deleted.
     -1: unlimited."""
-    retention_bytes: Annotated[int, SettingRange(UNLIMITED)] = UNLIMITED
+    retention_bytes: Annotated[int, SettingRange(KEEP_EVERYTHING)] = KEEP_EVERYTHING
     """Maximum size of a partition in bytes; above it, old segments are deleted. -1: unlimited."""
     segment_bytes: Annotated[int, SettingRange(4096, INT_MAX)] = 128 << 20
     """Maximum size of a segment in bytes. (Kafka: 1 GiB.)"""
@@ -125,7 +125,7 @@ def check_topic_name(name: str, internal: bool = False) -> None:
     allowed; use letters, digits, '.', '_' and '-'
     """
     if problem := _problem_with_name(name, internal):
-        raise InvalidTopic(f"a topic cannot be called {name[: 2 * _LONGEST_NAME]!r}: {problem}")
+        raise InvalidTopic(f"a topic cannot be called {name[: 2 * _MAX_NAME_CHARS]!r}: {problem}")
 
 
 def check_partitions(name: str, partitions: int, present: int = 0) -> None:
@@ -150,9 +150,9 @@ def check_client_name(what: str, name: str) -> None:
     strandline.changelog.errors.InvalidConfig: the name of a group has 1 to 1000 printable
     characters, got ''
     """
-    if not 0 < len(name) <= _LONGEST_CLIENT_NAME or not name.isprintable():
+    if not 0 < len(name) <= _MAX_CLIENT_NAME_CHARS or not name.isprintable():
         raise InvalidConfig(
-            f"the name of {what} has 1 to {_LONGEST_CLIENT_NAME} printable characters, "
+            f"the name of {what} has 1 to {_MAX_CLIENT_NAME_CHARS} printable characters, "
             f"got {name[:80]!r}"
         )
 
@@ -172,15 +172,15 @@ def is_text(text: str) -> bool:
 
 topic_settings = Settings(TopicConfig, "topic")
 
-_LONGEST_NAME = 249
-_LONGEST_CLIENT_NAME = 1000
+_MAX_NAME_CHARS = 249
+_MAX_CLIENT_NAME_CHARS = 1000
 
 
 def _problem_with_name(name: str, internal: bool) -> str:
     if not name or name in (".", ".."):
         return "it must not be empty, '.' or '..'"
-    if len(name) > _LONGEST_NAME:
-        return f"it has {len(name)} characters, at most {_LONGEST_NAME} are allowed"
+    if len(name) > _MAX_NAME_CHARS:
+        return f"it has {len(name)} characters, at most {_MAX_NAME_CHARS} are allowed"
     if strange := re.search(r"[^a-zA-Z0-9._-]", name):
         return f"{strange.group()!r} is not allowed; use letters, digits, '.', '_' and '-'"
     if name.startswith("__") and not internal:

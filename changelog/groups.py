@@ -35,7 +35,7 @@ MAX_ID_CHARS = 256
 _MAX_OFFSET = 2**63 - 1
 MAX_STANDBY_REPLICAS = 100
 """Maximum of `Subscription.standby_replicas`."""
-MAX_SUBSCRIBED = 10_000
+MAX_SUBSCRIBED_TOPICS = 10_000
 """Maximum number of topic names in a subscription, separately in `topics` and `together`."""
 MAX_MEMBERS = 1_000
 """Maximum number of members of a group."""
@@ -43,7 +43,7 @@ MAX_SERVERS = 100
 """Maximum number of query URLs of a member."""
 MAX_SERVER_CHARACTERS = 2_000
 """Maximum length of a query URL, in characters."""
-_BOUNDED = msgspec.Meta(max_length=10 * MAX_SUBSCRIBED)
+_BOUNDED = msgspec.Meta(max_length=10 * MAX_SUBSCRIBED_TOPICS)
 """Bound of each list in a message, before the list is decoded and its names are checked."""
 
 

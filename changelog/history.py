@@ -33,7 +33,7 @@ LOST = "lost"
 """Incarnation of offsets whose records were lost and removed by a repair. There are no records, so
 a reader that had read further continues after them; state built from them must be rebuilt."""
 
-MOST_EPOCHS = 2_000
+MAX_EPOCHS = 2_000
 """Maximum number of epochs listed for a partition. Positions of older epochs are not trusted. With
 an opening every minute, each with an append to the partition, the list covers 33 hours."""
 
@@ -128,12 +128,12 @@ def with_epoch(epochs: Epochs, start: int, incarnation: str, oldest: int) -> Epo
     kept = [epoch for epoch in epochs if epoch.start < start]
     new = HistoryEpoch(epochs[-1].number + 1, start, incarnation)
     listed = [epoch for epoch, following in pairwise([*kept, new]) if following.start >= oldest]
-    return (*listed[1 - MOST_EPOCHS :], new)
+    return (*listed[1 - MAX_EPOCHS :], new)
 
 
 def is_cut_short(epochs: Epochs) -> bool:
     """Return True if older epochs may be missing because the list was too long."""
-    return len(epochs) >= MOST_EPOCHS
+    return len(epochs) >= MAX_EPOCHS
 
 
 def continues(epochs: Epochs, offset: int, incarnation: str) -> bool:

@@ -25,7 +25,7 @@ from strandline.changelog.flatbuffers import target as target_of
 _MESSAGE_HEADER, _BODY_LENGTH = 2, 3
 _BATCH_NODES, _BATCH_BUFFERS = 1, 2
 _CONTINUATION = b"\xff\xff\xff\xff"
-_ALIGNMENT = 64
+_ALIGNMENT_BYTES = 64
 
 
 class MessageLayout(NamedTuple):
@@ -139,7 +139,7 @@ def _placed(spans: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], int]:
     placed, end = [], 0
     for _, size in spans:
         placed.append((end, size))
-        end += max(0, size) + -size % _ALIGNMENT
+        end += max(0, size) + -size % _ALIGNMENT_BYTES
     return placed, end
 
 
@@ -161,7 +161,7 @@ def _assembled(
 ) -> pa.Message:
     """Return the message of `metadata`, with copies of the buffers at `spans` as its body."""
     prefix = _CONTINUATION + U32.pack(len(metadata)) + metadata
-    lead = -len(prefix) % _ALIGNMENT
+    lead = -len(prefix) % _ALIGNMENT_BYTES
     begin = lead + len(prefix)
     buffer = pa.allocate_buffer(begin + size)
     content = memoryview(buffer).cast("B")

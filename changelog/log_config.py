@@ -24,8 +24,8 @@ from strandline.changelog.settings import (
     checked_text,
 )
 
-_LEAST_BUFFER = 4096
-_LARGEST_BUFFER = 1 << 40
+_MIN_BUFFER_BYTES = 4096
+_MAX_BUFFER_BYTES = 1 << 40
 _MOST_THREADS = 64
 
 
@@ -37,9 +37,9 @@ class CleanerConfig:
     """True: the cleaner runs by itself. Requested cleanings always run."""
     threads: Annotated[int, SettingRange(1, _MOST_THREADS)] = 1
     """Number of partitions that are cleaned concurrently."""
-    dedupe_buffer_size: Annotated[int, SettingRange(_LEAST_BUFFER, _LARGEST_BUFFER, LONG_MAX)] = (
-        128 << 20
-    )
+    dedupe_buffer_size: Annotated[
+        int, SettingRange(_MIN_BUFFER_BYTES, _MAX_BUFFER_BYTES, LONG_MAX)
+    ] = 128 << 20
     """Bytes of memory for keys, for all threads together. (Kafka: at least 1 MiB per thread.)"""
     io_max_bytes_per_second: Annotated[int, SettingRange(1)] = LONG_MAX
     """Maximum average bytes per second that all threads together read and write. (Kafka allows
@@ -50,10 +50,10 @@ class CleanerConfig:
 
     def __post_init__(self) -> None:
         _CLEANER.check(self)
-        if self.dedupe_buffer_size < self.threads * _LEAST_BUFFER:
+        if self.dedupe_buffer_size < self.threads * _MIN_BUFFER_BYTES:
             raise InvalidConfig(
                 f"log.cleaner.dedupe.buffer.size ({self.dedupe_buffer_size}) is shared by "
-                f"{self.threads} threads and must be at least {_LEAST_BUFFER} for each"
+                f"{self.threads} threads and must be at least {_MIN_BUFFER_BYTES} for each"
             )
 
 

@@ -33,7 +33,7 @@ SECONDS = (
 """Histogram bounds in seconds, from 0.1 ms to 10 s."""
 
 QUANTILES = (0.5, 0.95, 0.99)
-RECENT = 1_000
+RECENT_OBSERVATIONS = 1_000
 """Number of latest observations from which quantiles are computed."""
 
 
@@ -164,7 +164,7 @@ class Latency(Histogram):
 
     def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
         super().__init__(bounds)
-        self._last: deque[float] = deque(maxlen=RECENT)
+        self._last: deque[float] = deque(maxlen=RECENT_OBSERVATIONS)
 
     def observe(self, value: float, times: int = 1) -> None:
         super().observe(value, times)
@@ -172,7 +172,7 @@ class Latency(Histogram):
             self._last.extend([value] * times)
 
     def recent(self) -> Quantiles:
-        """Return the quantiles of the latest `RECENT` observations."""
+        """Return the quantiles of the latest `RECENT_OBSERVATIONS` observations."""
         with self._lock:
             last = sorted(self._last)
         seen = self.read()

@@ -21,7 +21,7 @@ from strandline.changelog.records import Appended, ProducerIdentity
 
 SEQUENCES = 1 << 31
 """Number of sequences; after the last one they start again at 0."""
-REMEMBERED = 5
+REMEMBERED_BATCHES = 5
 """Number of batches kept per producer, to detect duplicates."""
 
 
@@ -166,7 +166,7 @@ class ProducerStates:
             entry.epoch = epoch
             entry.batches = []
         entry.batches.append(batch)
-        del entry.batches[:-REMEMBERED]
+        del entry.batches[:-REMEMBERED_BATCHES]
         entry.last_timestamp = timestamp
         if transactional and entry.open_since < 0:
             entry.open_since = self._open[producer_id] = batch.base_offset

@@ -18,7 +18,7 @@ from strandline.changelog.errors import InvalidRecord, InvalidRequest, NotInTask
 from strandline.changelog.records import TopicInfo
 from strandline.changelog.times import to_ms
 from strandline.framework.record import Record
-from strandline.framework.timers import NEVER, ClockName, Timers
+from strandline.framework.timers import LATEST_TIME_MS, ClockName, Timers
 
 
 class TaskContext:
@@ -168,7 +168,7 @@ def set_timer(name: Any, at: int | dt.datetime, *, clock: ClockName = "stream") 
     """
     task, timers = _with_timers("set_timer")
     when = to_ms(at, task.record.timestamp)
-    if when > NEVER:
+    if when > LATEST_TIME_MS:
         raise InvalidRecord(f"the time {when} of a timer is after the latest one, 2**63 - 1 ms")
     timers.set(name, when, clock)
 

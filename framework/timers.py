@@ -22,8 +22,8 @@ ClockName = Literal["stream", "wall"]
 """Clock of a timer: the time of the records, or the wall clock."""
 TimerKey = tuple[str, bytes]
 
-NEVER = 2**63 - 1
-"""Time in ms that is later than any timer."""
+LATEST_TIME_MS = 2**63 - 1
+"""Latest time of a timer, in ms. As the time of the earliest timer it means that there is none."""
 _STREAM_TIME: TimerKey = ("", b"")
 
 
@@ -48,7 +48,7 @@ class Timers:
         self.store = store
         """Store of the timers: that of the partition, or what a step sees of it."""
         self._heaps: dict[str, list[tuple[int, bytes]]] = {"stream": [], "wall": []}
-        self.earliest = NEVER
+        self.earliest = LATEST_TIME_MS
         """No timer in stream time fires before this time (ms)."""
 
     def set(self, name: Any, at: int, clock: ClockName) -> None:
@@ -63,7 +63,7 @@ class Timers:
 
     def next_at(self, clock: ClockName) -> int | None:
         """Return the time in ms of the next timer of a clock; None if there is none."""
-        found = self._next(clock, NEVER)
+        found = self._next(clock, LATEST_TIME_MS)
         return None if found is None else found[0]
 
     def next_due(self, clock: ClockName, now: int) -> DueTimer | None:
@@ -89,7 +89,7 @@ class Timers:
                 break
             heapq.heappop(heap)
         if clock == "stream":
-            self.earliest = heap[0][0] if heap else NEVER
+            self.earliest = heap[0][0] if heap else LATEST_TIME_MS
         return found
 
     def take(self, due: DueTimer) -> None:

@@ -21,7 +21,7 @@ Sizes = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 
-WORD = 8
+WORD_BYTES = 8
 """Bytes of a number."""
 JOINED_ROWS = 1 << 14
 """Number of rows that are joined at a time, because their matrix then stays in the cache."""
@@ -73,14 +73,14 @@ def numbers(words: Words, sizes: Sizes | None = None) -> CellPart:
     """
     if sizes is not None:
         # A shift by the whole width is undefined; numbers without bytes are shifted by less.
-        words = words << np.minimum(8 * (WORD - sizes), 63).astype(np.uint64)
+        words = words << np.minimum(8 * (WORD_BYTES - sizes), 63).astype(np.uint64)
     return CellPart(_big_endian(words), sizes)
 
 
 def tagged(tags: ByteArray, words: Words, sizes: Sizes | None = None) -> CellPart:
     """Return the part with a byte and the low bytes of a number, as `numbers` does."""
     number = numbers(words, sizes)
-    cells = np.empty((len(tags), 1 + WORD), np.uint8)
+    cells = np.empty((len(tags), 1 + WORD_BYTES), np.uint8)
     cells[:, 0] = tags
     cells[:, 1:] = number.cells
     return CellPart(cells, None if sizes is None else sizes + 1)
@@ -124,7 +124,7 @@ def _joined(parts: Sequence[CellPart], rows: slice) -> ByteArray:
 
 
 def _big_endian(words: Words) -> ByteArray:
-    return words.astype(">u8").view(np.uint8).reshape(len(words), WORD)
+    return words.astype(">u8").view(np.uint8).reshape(len(words), WORD_BYTES)
 
 
 class Unexpected(ValueError):
@@ -144,7 +144,7 @@ class CellReader:
             column: Column of type binary, without nulls.
         """
         offsets, data = offsets_and_bytes(column)
-        self.data = np.concatenate([data[: offsets[-1]], np.zeros(2 * WORD, np.uint8)])
+        self.data = np.concatenate([data[: offsets[-1]], np.zeros(2 * WORD_BYTES, np.uint8)])
         self.at = offsets[:-1].astype(np.int64)
         self.ends = offsets[1:].astype(np.int64)
 
@@ -155,7 +155,7 @@ class CellReader:
 
     def word(self, after: int = 0) -> Words:
         """Return the 8 bytes from `after` as a number, without moving on."""
-        every = np.ndarray((len(self.data) - WORD + 1,), ">u8", self.data, 0, (1,))
+        every = np.ndarray((len(self.data) - WORD_BYTES + 1,), ">u8", self.data, 0, (1,))
         return every[self.at + after].astype(np.uint64)
 
     def skip(self, sizes: Sizes | int) -> None:
@@ -212,7 +212,7 @@ def slices(data: ByteArray, starts: Sizes, ends: Sizes) -> pa.Array:
 
 def high_bits(words: Words, sizes: Sizes) -> Words:
     """Return the first `sizes` bytes (0 to 8) of numbers as numbers."""
-    shifted: Words = words >> np.minimum(8 * (WORD - sizes), 63).astype(np.uint64)
+    shifted: Words = words >> np.minimum(8 * (WORD_BYTES - sizes), 63).astype(np.uint64)
     return np.where(sizes > 0, shifted, np.uint64(0))
 
 

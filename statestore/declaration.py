@@ -38,7 +38,7 @@ from strandline.statestore.value_types import (
 )
 from strandline.statestore.values import Expiry
 
-FORMAT = 2
+DOCUMENT_FORMAT = 2
 """Newest version of the recorded document. Later versions are refused.
 
 Version 2 is written only for the keys and values of another framework, so that versions of
@@ -95,15 +95,15 @@ class Declaration(msgspec.Struct, kw_only=True, omit_defaults=True):
             found = _decode(data)
         except UNREADABLE as error:
             version = _format_of(data)
-            if version <= FORMAT:
+            if version <= DOCUMENT_FORMAT:
                 raise CorruptLog(f"a store's recorded declaration is damaged: {error}") from error
         else:
             version = found.format
-            if version <= FORMAT:
+            if version <= DOCUMENT_FORMAT:
                 return _checked(found)
         raise FutureFormat(
             f"a store's declaration is recorded in format {version}, this version reads up to "
-            f"{FORMAT}; upgrade Strandline"
+            f"{DOCUMENT_FORMAT}; upgrade Strandline"
         )
 
 
@@ -351,7 +351,7 @@ def _format_of(data: bytes) -> int:
         found = json_value(data)
     except UNREADABLE:
         return 0
-    version = found.get("format", FORMAT) if isinstance(found, dict) else 0
+    version = found.get("format", DOCUMENT_FORMAT) if isinstance(found, dict) else 0
     return version if isinstance(version, int) else 0
 
 

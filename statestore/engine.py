@@ -18,7 +18,7 @@ from strandline.changelog.errors import UNREADABLE, CorruptLog, FutureFormat
 from strandline.changelog.history import HistoryEpoch
 from strandline.statestore.ranges import NO_RANGES, DeletedRanges
 
-FORMAT = 4
+ENGINE_FORMAT = 4
 """Version of an engine's content: encodings of keys, values and position.
 
 Positions of version 1 have no `settled_end`, those of version 2 no `incarnation`, and those of
@@ -63,7 +63,7 @@ class StorePosition:
     def to_bytes(self) -> bytes:
         """Return MessagePack of [format, topic id, epoch, offset, settled end, incarnation,
         partition]."""
-        position = [FORMAT, self.topic_id, self.leader_epoch, self.offset]
+        position = [ENGINE_FORMAT, self.topic_id, self.leader_epoch, self.offset]
         rest = [self.settled_end, self.incarnation, self.partition]
         return msgspec.msgpack.encode(position + rest)
 
@@ -86,13 +86,14 @@ class StorePosition:
         """
         try:
             version, *rest = msgpack_value(data)
-            if version > FORMAT:
+            if version > ENGINE_FORMAT:
                 raise FutureFormat(
-                    f"a state folder has format {version}, this version reads up to {FORMAT}; "
-                    "upgrade, or delete the folder: it is rebuilt from the changelog"
+                    f"a state folder has format {version}, this version reads up to "
+                    f"{ENGINE_FORMAT}; upgrade, or delete the folder: it is rebuilt from the "
+                    "changelog"
                 )
-            if version < FORMAT:
-                rest += [0, "", UNKNOWN_PARTITION][version - FORMAT :]
+            if version < ENGINE_FORMAT:
+                rest += [0, "", UNKNOWN_PARTITION][version - ENGINE_FORMAT :]
             topic_id, leader_epoch, offset, settled_end, incarnation, partition = rest
             history = str(topic_id), int(leader_epoch), int(offset)
             return cls(*history, int(settled_end), str(incarnation), int(partition))

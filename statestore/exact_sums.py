@@ -10,7 +10,7 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
-SAFE = 1 << 62
+SAFE_SUM = 1 << 62
 """Bound of a sum that cannot overflow on the way."""
 
 
@@ -55,8 +55,8 @@ def added(old: Ints, codes: Ints, by: Ints | int) -> Ints:
 
 def _is_safe(rows: int, by: Ints | int) -> bool:
     if isinstance(by, int):
-        return rows * abs(by) < SAFE
-    return not rows or rows * max(abs(int(by.min())), abs(int(by.max()))) < SAFE
+        return rows * abs(by) < SAFE_SUM
+    return not rows or rows * max(abs(int(by.min())), abs(int(by.max()))) < SAFE_SUM
 
 
 def _added_exactly(old: Ints, codes: Ints, by: Ints | int) -> Ints:

@@ -5,9 +5,9 @@ Readers never see an expired value. A sweeper removes it by a deletion in a late
 The keys are divided into zones of about a thousand consecutive keys, in memory. Of each zone the
 sweeper knows the earliest time at which one of its values can expire: the earliest expiry found at
 the last visit, but at most one time to live later, because values put since then expire after that.
-A commit visits the zones that are due, and nothing else. A zone is visited at most `VISITS` times
-in one time to live, so a value that expires soon after a visit stays for a quarter of it. After a
-start nothing is known, and the next commits visit all zones once.
+A commit visits the zones that are due, and nothing else. A zone is visited at most `VISITS_PER_TTL`
+times in one time to live, so a value that expires soon after a visit stays for a quarter of it.
+After a start nothing is known, and the next commits visit all zones once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KEYS_PER_COMMIT = 1_000
 """Number of keys that a commit may check, or twice as many as it changes, if that is more."""
 ZONE_KEYS = 1_000
 """Number of keys from which a zone is divided. Zones of less than a quarter are merged."""
-VISITS = 4
+VISITS_PER_TTL = 4
 """Maximum number of visits of a zone in one time to live."""
 
 
@@ -82,7 +82,7 @@ class Sweeper:
                 earliest = earliest if expires is None else min(earliest, expires)
         if checked == ZONE_KEYS:
             self._divide(last + b"\x00", now)
-        self._set_due(start, max(earliest, now + max(1, self._ttl_ms // VISITS)))
+        self._set_due(start, max(earliest, now + max(1, self._ttl_ms // VISITS_PER_TTL)))
         if checked < ZONE_KEYS and live < ZONE_KEYS // 4:
             self._merge(start)
         return checked

@@ -22,7 +22,7 @@ from strandline.statestore.restore import ArrowColumn
 FOLD_BYTES = 64 << 20
 """Maximum bytes of keys and values that a fold keeps in memory, and sorts at a time."""
 
-MOVED_AT_ONCE = 100_000
+MOVED_ENTRIES = 100_000
 """Number of entries that are moved from memory to disk at a time."""
 
 
@@ -81,6 +81,6 @@ class LatestValues:
         folder = self._closing.enter_context(tempfile.TemporaryDirectory(prefix="strandline-"))
         self._engine = RocksEngine(folder)
         self._closing.callback(self._engine.close)
-        while chunk := list(islice(held, MOVED_AT_ONCE)):
+        while chunk := list(islice(held, MOVED_ENTRIES)):
             keys, values = zip(*chunk, strict=True)
             self._engine.write(keys, values, position)

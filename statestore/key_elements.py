@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from strandline.changelog.errors import InvalidRecord
 from strandline.statestore.cells import (
-    WORD,
+    WORD_BYTES,
     ByteArray,
     CellPart,
     CellReader,
@@ -200,7 +200,7 @@ def _within(least: Any, greatest: Any, kind: pa.DataType) -> Callable[[pa.Array]
 def _read_ints(reader: CellReader) -> pa.Array:
     tags = reader.byte().astype(np.int64)
     sizes = np.abs(tags - TAG_ZERO)
-    if (sizes > WORD).any():
+    if (sizes > WORD_BYTES).any():
         raise Unexpected("an int has more than 64 bits, or there is none")
     payloads = high_bits(reader.word(1), sizes)
     reader.skip(sizes + 1)
@@ -240,7 +240,7 @@ def _read_datetimes(reader: CellReader) -> pa.Array:
         raise Unexpected("a datetime is outside of the years 1 to 9999") from error
 
 
-def _read_tagged(reader: CellReader, tag: int, size: int = WORD) -> Words:
+def _read_tagged(reader: CellReader, tag: int, size: int = WORD_BYTES) -> Words:
     reader.skip_constant(bytes((tag,)))
     words = reader.word()
     reader.skip(size)
@@ -256,9 +256,9 @@ def _terminators(reader: CellReader) -> Sizes:
     return found
 
 
-_LEAST = np.array([1 << 8 * size for size in range(WORD)], np.uint64)
+_LEAST = np.array([1 << 8 * size for size in range(WORD_BYTES)], np.uint64)
 """Least number that needs so many bytes: 1 for one byte, 256 for two."""
-_MASKS = np.array([(1 << 8 * size) - 1 for size in range(WORD + 1)], np.uint64)
+_MASKS = np.array([(1 << 8 * size) - 1 for size in range(WORD_BYTES + 1)], np.uint64)
 _TOP, _ALL = np.uint64(1 << 63), np.uint64((1 << 64) - 1)
 _UNIX_ORDINAL = date(1970, 1, 1).toordinal()
 _MICROS = pa.timestamp("us", "UTC")

@@ -19,7 +19,7 @@ from strandline.statestore.engine import StorePosition
 
 DISTANCES = (1, 64)
 """Numbers of offsets before the position to search for a record. Some may be markers."""
-FETCHES = 8
+MAX_FETCHES = 8
 """Maximum number of fetches for one distance."""
 
 
@@ -76,7 +76,7 @@ def last_record(
 def _last_batch(broker: Broker, partition: TopicPartition, start: int, end: int) -> Batch | None:
     """Return the last batch of committed records in [`start`, `end`); None if there is none."""
     last: Batch | None = None
-    for _ in range(FETCHES):
+    for _ in range(MAX_FETCHES):
         fetched = broker.fetch({partition: start}, max_bytes=1 << 20, timeout=0.0)[partition]
         clipped = (batch.clip(start, end) for batch in fetched.batches)
         last = next((batch for batch in reversed(list(clipped)) if len(batch)), last)

@@ -26,7 +26,7 @@ Words = npt.NDArray[np.uint64]
 Lengths = npt.NDArray[np.int32]
 Order = npt.NDArray[np.int64]
 
-WORD = 8
+WORD_BYTES = 8
 MAX_WORDS = 4
 """Maximum number of words of a key; Arrow sorts longer keys faster."""
 
@@ -70,7 +70,7 @@ class _Strings:
         _, offset_buffer, data_buffer = column.buffers()
         offsets = np.frombuffer(offset_buffer, np.int32)[column.offset :][: len(column) + 1]
         data = np.frombuffer(data_buffer or b"", np.uint8)[: offsets[-1]]
-        padded = np.concatenate([data, np.zeros(WORD * (MAX_WORDS + 1), np.uint8)])
+        padded = np.concatenate([data, np.zeros(WORD_BYTES * (MAX_WORDS + 1), np.uint8)])
         lengths = np.diff(offsets)
         return cls(column, padded, offsets[:-1], lengths, int(lengths.min()), int(lengths.max()))
 
@@ -84,10 +84,10 @@ class _Strings:
         """Return bytes [at, at + 8) of each string as a number, with zeros after its end."""
         if self.shortest == self.longest:
             word = self._numbers(len(self.starts), int(self.starts[0]) + at, self.longest)
-            return word.astype(np.uint64) >> np.uint64(8 * max(0, at + WORD - self.longest))
-        anywhere = self._numbers(len(self.data) - WORD + 1, 0, 1)
+            return word.astype(np.uint64) >> np.uint64(8 * max(0, at + WORD_BYTES - self.longest))
+        anywhere = self._numbers(len(self.data) - WORD_BYTES + 1, 0, 1)
         word = anywhere[self.starts + at].astype(np.uint64)
-        beyond = (8 * np.clip(at + WORD - self.lengths, 0, WORD)).astype(np.uint64)
+        beyond = (8 * np.clip(at + WORD_BYTES - self.lengths, 0, WORD_BYTES)).astype(np.uint64)
         return (word >> beyond) << beyond
 
     def _numbers(self, count: int, first: int, stride: int) -> npt.NDArray[Any]:
@@ -111,9 +111,9 @@ def _words(keys: _Strings) -> list[Words]:
     skip = keys.shared_prefix()
     varied = keys.shortest != keys.longest
     end = max(keys.longest + varied, skip + 1)
-    if end - skip > WORD * MAX_WORDS:
+    if end - skip > WORD_BYTES * MAX_WORDS:
         return [pc.rank(keys.column, tiebreaker="dense").to_numpy()]
-    words = [keys.words(at) for at in range(skip, end, WORD)]
+    words = [keys.words(at) for at in range(skip, end, WORD_BYTES)]
     if varied:
         words[-1] |= (keys.lengths - skip).astype(np.uint64)  # at most 8 * MAX_WORDS: one byte
     return words

@@ -15,7 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from strandline.statestore.cells import WORD, ByteArray, Sizes, Words, offsets_and_bytes, slices
+from strandline.statestore.cells import (
+    WORD_BYTES,
+    ByteArray,
+    Sizes,
+    Words,
+    offsets_and_bytes,
+    slices,
+)
 
 SlotArray = npt.NDArray[np.int64]
 
@@ -36,7 +43,7 @@ class Names:
         """Return the strings of a column of type binary without nulls."""
         offsets, body = offsets_and_bytes(column)
         first, last = int(offsets[0]), int(offsets[-1])
-        data = np.zeros(last - first + WORD, np.uint8)
+        data = np.zeros(last - first + WORD_BYTES, np.uint8)
         data[: last - first] = body[first:last]
         return cls(data, (offsets[:-1] - first).astype(np.int64), np.diff(offsets).astype(np.int64))
 
@@ -46,9 +53,9 @@ class Names:
 
     def words(self, rows: SlotArray, at: int) -> Words:
         """Return bytes [at, at + 8) of some strings, with zeros after their ends."""
-        every = np.ndarray((len(self.data) - WORD + 1,), "<u8", self.data, 0, (1,))
+        every = np.ndarray((len(self.data) - WORD_BYTES + 1,), "<u8", self.data, 0, (1,))
         words: Words = every[self.starts[rows] + at]
-        return words & _WITHIN[np.minimum(self.lengths[rows] - at, WORD)]
+        return words & _WITHIN[np.minimum(self.lengths[rows] - at, WORD_BYTES)]
 
     def hashes(self) -> Words:
         """Return the hash of each string."""
@@ -57,7 +64,7 @@ class Names:
         at = 0
         while len(rows := rows[self.lengths[rows] > at]):
             found[rows] = _mixed(found[rows] ^ self.words(rows, at))
-            at += WORD
+            at += WORD_BYTES
         # The highest bit stays free, which no entry of the table may have.
         return (found ^ (found >> np.uint64(29))) >> np.uint64(1)
 
@@ -76,7 +83,9 @@ class NameIndex:
     """
 
     def __init__(self) -> None:
-        self._names = Names(np.zeros(WORD, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64))
+        self._names = Names(
+            np.zeros(WORD_BYTES, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64)
+        )
         self._hashes: Words = np.empty(0, np.uint64)
         self._end = 0
         self._count = 0
@@ -158,7 +167,7 @@ class NameIndex:
             left = np.flatnonzero(same & (names.lengths[rows] > at))
             differs = self._names.words(slots[left], at) != names.words(rows[left], at)
             same[left[differs]] = False
-            at += WORD
+            at += WORD_BYTES
         return same
 
     def _insert(self, slots: SlotArray) -> None:
@@ -192,14 +201,14 @@ class NameIndex:
         kept = Names.of(self.names(slots))
         self._names.starts[slots] = kept.starts
         self._names = Names(kept.data, self._names.starts, self._names.lengths)
-        self._end, self._garbage = len(kept.data) - WORD, 0
+        self._end, self._garbage = len(kept.data) - WORD_BYTES, 0
 
     def _reserve(self, nbytes: int, slots: int) -> None:
         """Make room for more bytes, and for slots up to a number."""
         names = self._names
         data, starts, lengths = names.data, names.starts, names.lengths
-        if self._end + nbytes + WORD > len(data):
-            data = np.zeros(2 * (self._end + nbytes) + WORD, np.uint8)
+        if self._end + nbytes + WORD_BYTES > len(data):
+            data = np.zeros(2 * (self._end + nbytes) + WORD_BYTES, np.uint8)
             data[: self._end] = names.data[: self._end]
         if slots > len(starts):
             starts, lengths, self._hashes = (
@@ -237,5 +246,5 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _LOW_HALF = np.uint64(1 << 32)
 _SLOT = _LOW_HALF - np.uint64(1)
 _REMOVED = ~np.uint64(0)
-_WITHIN = np.array([(1 << 8 * size) - 1 for size in range(WORD + 1)], np.uint64)
+_WITHIN = np.array([(1 << 8 * size) - 1 for size in range(WORD_BYTES + 1)], np.uint64)
 """Bits of the first bytes of a word, by their number."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from strandline.statestore.cells import (
-    WORD,
+    WORD_BYTES,
     ByteArray,
     CellPart,
     CellReader,
@@ -144,7 +144,7 @@ def _numbers(reader: CellReader, tags: ByteArray, sizes: Sizes) -> Bits:
     unsigned = high_bits(words, sizes).view(np.int64)
     if ((tags == _UINT64) & (unsigned < 0)).any():
         raise Unexpected("an int has more than 64 bits")
-    signed = words.view(np.int64) >> np.minimum(8 * (WORD - sizes), 63)
+    signed = words.view(np.int64) >> np.minimum(8 * (WORD_BYTES - sizes), 63)
     numbers = np.where(_IS_SIGNED[tags], signed, unsigned)
     numbers = np.where(_IS_FIXINT[tags], tags.view(np.int8), numbers)
     return np.where(tags == _TRUE, 1, numbers)

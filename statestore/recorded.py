@@ -39,7 +39,7 @@ from strandline.statestore.declaration import Declaration
 
 SUFFIX = "-declarations"
 """End of the name of the topic, after the name of the app."""
-ATTEMPTS = 20
+MAX_ATTEMPTS = 20
 """Maximum number of attempts at a change, if other programs write in between or it is aborted."""
 
 Changes = Mapping[str, bytes | None]
@@ -141,7 +141,7 @@ class DeclarationLog:
         `decide` gets the recorded declarations, and is called again if others were recorded in
         between. If it raises, nothing is written and the error is raised.
         """
-        for attempt in range(ATTEMPTS):
+        for attempt in range(MAX_ATTEMPTS):
             recorded = self.read()
             if not decide(recorded):
                 return recorded
@@ -151,7 +151,7 @@ class DeclarationLog:
                 if changes := decide(self.read()):
                     append_at_once(producer, [self.columns(changes)])
             except (ProducerFenced, TransactionAborted):
-                if attempt == ATTEMPTS - 1:
+                if attempt == MAX_ATTEMPTS - 1:
                     raise
             finally:
                 producer.close()

@@ -12,7 +12,7 @@ import pyarrow as pa
 from strandline.statestore.cells import constant, joined, numbers, side_by_side
 from strandline.statestore.spec import AnySpec
 from strandline.statestore.value_columns import Block, Column, value_columns
-from strandline.statestore.values import EXPIRING, NEVER, ValueCodec, split
+from strandline.statestore.values import EXPIRING, NO_EXPIRY, ValueCodec, split
 
 Mask = npt.NDArray[np.bool_]
 
@@ -38,7 +38,7 @@ class StoredColumns:
         if not self._expires:
             return values
         ttl_ms = self._codec.ttl_ms
-        expires = NEVER if ttl_ms is None else self._codec.now() + ttl_ms
+        expires = NO_EXPIRY if ttl_ms is None else self._codec.now() + ttl_ms
         return (*values, np.full(len(values[0]), expires, np.int64))
 
     def one(self, value: Any) -> Block:
@@ -51,7 +51,7 @@ class StoredColumns:
         """Return True for each row that exists and has not expired."""
         if not self._expires:
             return exists
-        found: Mask = exists & ((rows[-1] == NEVER) | (rows[-1] > self._codec.now()))
+        found: Mask = exists & ((rows[-1] == NO_EXPIRY) | (rows[-1] > self._codec.now()))
         return found
 
     def column(self, rows: Block, valid: Mask) -> Column:

@@ -119,7 +119,7 @@ class ValueCodec:
         shared = back if self.immutable or type(back) in _SCALARS else UNSHARED
         if self.ttl_ms is None and not self._always_has_expiry:
             return Packed(data, shared)
-        expires = NEVER if self.ttl_ms is None else self.now() + self.ttl_ms
+        expires = NO_EXPIRY if self.ttl_ms is None else self.now() + self.ttl_ms
         return Packed(framed(data, expires), shared, expires)
 
     def as_put(self, value: Any) -> Any:
@@ -232,7 +232,8 @@ def split(data: bytes, expiry: Expiry) -> tuple[bytes, int]:
 EXPIRING = b"\xc1"
 """First byte of a stored value with an expiry."""
 HEADER_BYTES = 9
-NEVER = 0
+NO_EXPIRY = 0
+"""Expiry of a value that is kept for ever, in place of milliseconds since the epoch."""
 _SCALARS = (int, float, bool, str, bytes)
 
 

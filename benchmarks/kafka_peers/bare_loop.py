@@ -17,7 +17,7 @@ import msgpack
 from confluent_kafka import Consumer, Producer
 
 COMMIT_S = 0.5
-AT_ONCE = 20_000
+MAX_MESSAGES = 20_000
 
 
 def main(servers: str, name: str, records: int) -> None:
@@ -28,7 +28,7 @@ def main(servers: str, name: str, records: int) -> None:
     seen, begun, committed = 0, 0.0, time.perf_counter()
     producer.begin_transaction()
     while seen < records:
-        messages = consumer.consume(AT_ONCE, 0.2)
+        messages = consumer.consume(MAX_MESSAGES, 0.2)
         if messages and not begun:
             begun = time.perf_counter()
         for message in messages:

@@ -36,7 +36,7 @@ from strandline.changelog.errors import (
     StrandlineError,
 )
 from strandline.changelog.groups import GroupMember
-from strandline.changelog.producer_state import REMEMBERED, advance
+from strandline.changelog.producer_state import REMEMBERED_BATCHES, advance
 from strandline.changelog.records import (
     Append,
     Appended,
@@ -293,7 +293,8 @@ def _calls(batches: Sequence[OutgoingBatch]) -> Iterator[list[OutgoingBatch]]:
     size = 0
     of_partition: Counter[TopicPartition] = Counter()
     for batch in batches:
-        if call and (size > CALL_BYTES or of_partition[batch.topic_partition] == REMEMBERED):
+        number = of_partition[batch.topic_partition]
+        if call and (size > CALL_BYTES or number == REMEMBERED_BATCHES):
             yield call
             call, size, of_partition = [], 0, Counter()
         call.append(batch)

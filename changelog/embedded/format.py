@@ -20,7 +20,7 @@ from strandline.changelog.errors import REPAIR, CorruptLog, FutureFormat
 MAGIC = b"SLF1"
 VERSION = 2
 """Version of the frames that are written. Version 1 did not name a frame's partition."""
-ALIGNMENT = 64
+ALIGNMENT_BYTES = 64
 """Bytes; the length of a frame is a multiple of this."""
 MAX_FRAME_BYTES = 1 << 30
 """Maximum length of a frame in bytes. A header with a longer length is damaged."""
@@ -103,7 +103,7 @@ _BODY = struct.Struct("<IIBBHIqqqqqqiiIIqII")
 _MARKER = struct.Struct("<hhi")
 HEADER_SIZE = _HEADER.size
 """Bytes of a frame header."""
-_PROTECTED = 8  # bytes of magic and header_crc, which header_crc does not cover
+_PROTECTED_BYTES = 8  # bytes of magic and header_crc, which header_crc does not cover
 
 
 def pack_header(header: FrameHeader) -> bytes:
@@ -124,7 +124,7 @@ def unpack_header(data: bytes | bytearray | memoryview, position: int, where: st
     magic, crc, *fields = _HEADER.unpack_from(data, position)
     if magic != MAGIC:
         raise CorruptLog(f"{where}: a frame begins with {MAGIC!r}, got {magic!r}; {REPAIR}")
-    if crc32c.crc32c(bytes(data[position + _PROTECTED : position + HEADER_SIZE])) != crc:
+    if crc32c.crc32c(bytes(data[position + _PROTECTED_BYTES : position + HEADER_SIZE])) != crc:
         raise CorruptLog(f"{where}: the frame header's checksum does not match; {REPAIR}")
     header = FrameHeader(*fields)
     if header.version > VERSION:
@@ -149,7 +149,7 @@ def placed(header: FrameHeader, place: int) -> FrameHeader:
 
 def _check_lengths(header: FrameHeader, where: str) -> None:
     inside = HEADER_SIZE <= header.payload_start <= header.length - header.payload_size
-    if not inside or header.length % ALIGNMENT or header.length > MAX_FRAME_BYTES:
+    if not inside or header.length % ALIGNMENT_BYTES or header.length > MAX_FRAME_BYTES:
         raise CorruptLog(f"{where}: impossible lengths in the frame header ({header}); {REPAIR}")
 
 
@@ -159,7 +159,7 @@ def padded(size: int) -> int:
     >>> padded(1), padded(64), padded(65)
     (64, 64, 128)
     """
-    return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    return (size + ALIGNMENT_BYTES - 1) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
 
 
 def pack_marker(commit: bool, coordinator_epoch: int) -> bytes:

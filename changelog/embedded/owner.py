@@ -58,7 +58,7 @@ from strandline.changelog.storage import Durability, Storage
 T = TypeVar("T")
 
 
-MAX_UNCHANGED = 64
+MAX_UNCHANGED_POLLS = 64
 """Maximum number of polls whose empty results are kept."""
 
 
@@ -273,7 +273,7 @@ class Owner:
             look_at_all, any_new, seconds, self._unchanged.pop(key, None)
         )
         if not seen.is_new:
-            if len(self._unchanged) >= MAX_UNCHANGED:
+            if len(self._unchanged) >= MAX_UNCHANGED_POLLS:
                 self._unchanged.clear()
             self._unchanged[key] = seen
         found: dict[TopicPartition, T] = seen.found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strandline.changelog.config import UNLIMITED, TopicConfig
+from strandline.changelog.config import KEEP_EVERYTHING, TopicConfig
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.segment import Segment
 from strandline.changelog.errors import OffsetOutOfRange
@@ -44,8 +44,8 @@ def expired_segments(
         if segment.size == 0:
             continue
         age = now_ms - segment.max_timestamp
-        too_old = config.retention_ms != UNLIMITED and age > config.retention_ms
-        too_much = config.retention_bytes != UNLIMITED and excess >= segment.size
+        too_old = config.retention_ms != KEEP_EVERYTHING and age > config.retention_ms
+        too_much = config.retention_bytes != KEEP_EVERYTHING and excess >= segment.size
         if not (too_old or too_much):
             break
         excess -= segment.size

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from strandline.changelog.embedded.format import (
-    ALIGNMENT,
+    ALIGNMENT_BYTES,
     HEADER_SIZE,
     MAGIC,
     FrameHeader,
@@ -83,7 +83,7 @@ def scan(
 
 def durable_end_behind(segment: Segment, position: int) -> int:
     """Return the largest durable end in the frame headers after `position`; 0 if there is none."""
-    headers = _headers(segment, position + ALIGNMENT, segment.file.size())
+    headers = _headers(segment, position + ALIGNMENT_BYTES, segment.file.size())
     return max((header.durable_end for _, header in headers), default=0)
 
 
@@ -135,7 +135,7 @@ def _next_position(segment: Segment, broken: BrokenFrame, end: int, bounds: Boun
     """Return the position at which the scan continues; `end` if there is no further frame."""
     if broken.header is not None:
         return min(end, broken.position + broken.header.length)
-    for position, header in _headers(segment, broken.position + ALIGNMENT, end):
+    for position, header in _headers(segment, broken.position + ALIGNMENT_BYTES, end):
         if position + header.length <= end:
             data = memoryview(segment.file.read(position, header.length))
             if isinstance(_found_at(segment, data, position, position, end, bounds), WholeFrame):
@@ -149,7 +149,7 @@ def _headers(segment: Segment, position: int, end: int) -> Iterator[tuple[int, F
         data = bytes(segment.file.read(position, min(CHUNK_BYTES, end - position) + HEADER_SIZE))
         at = data.find(MAGIC)
         while 0 <= at < CHUNK_BYTES:
-            if (position + at) % ALIGNMENT == 0:
+            if (position + at) % ALIGNMENT_BYTES == 0:
                 header = _header(data, at, segment.path)
                 if header is not None:
                     yield position + at, header

@@ -36,7 +36,7 @@ GRANT_BYTES = 32
 GRANTS_HEADER = "strandline-grants"
 MAX_GRANTS = 500
 """Maximum number of grants presented with one call; more do not fit into its headers."""
-MAX_KEPT = 10_000
+MAX_KEPT_GRANTS = 10_000
 """Maximum number of producers and members whose grants a client keeps, the last used ones."""
 EPOCHS_KEPT = 2
 """Number of epochs of a producer whose grants are kept.
@@ -140,7 +140,7 @@ class Grants:
             self._kept.move_to_end(_key(subject))
             while len(kept) > EPOCHS_KEPT:
                 del kept[next(iter(kept))]
-            while len(self._kept) > MAX_KEPT:
+            while len(self._kept) > MAX_KEPT_GRANTS:
                 self._kept.popitem(last=False)
 
     def presented(self, subjects: Iterable[Subject]) -> bytes:

@@ -20,7 +20,7 @@ from strandline.changelog.flight.limits import (
     CONTROL_FRAMES,
     CONTROL_FRAMES_PER_S,
     LINGER_S,
-    MAX_HEADERS,
+    MAX_HEADERS_BYTES,
     MESSAGE_OVERHEAD_BYTES,
 )
 from strandline.changelog.flight.splice import ConnectionCut
@@ -101,8 +101,8 @@ class FlowMeter:
                 self._latest = stream
                 self._calls[stream] = _Call()
         self._header_bytes += length
-        if self._header_bytes > MAX_HEADERS:
-            raise ConnectionCut(f"the headers of a call have more than {MAX_HEADERS:,} bytes")
+        if self._header_bytes > MAX_HEADERS_BYTES:
+            raise ConnectionCut(f"the headers of a call have more than {MAX_HEADERS_BYTES:,} bytes")
 
     def _on_data(self, stream: int, content: memoryview) -> None:
         call = self._calls[stream]

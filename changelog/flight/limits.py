@@ -30,7 +30,7 @@ NO_DESCRIPTOR_PAUSE_S = 0.5
 
 LINGER_S = 10.0
 """Seconds for which a call counts as in flight after its client has reset it."""
-MAX_HEADERS = 64 << 10
+MAX_HEADERS_BYTES = 64 << 10
 """Maximum number of bytes of the headers of one call."""
 MESSAGE_OVERHEAD_BYTES = 256
 """Bytes counted for each message in addition to its content."""

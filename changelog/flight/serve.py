@@ -24,7 +24,7 @@ from strandline.changelog.metrics import MetricReading
 from strandline.changelog.storage import Durability, LocalStorage
 from strandline.changelog.tls import server_context
 
-MIN_TOKEN = 16
+MIN_TOKEN_CHARS = 16
 """Minimum number of characters of a token; shorter ones could be guessed."""
 
 
@@ -105,8 +105,8 @@ def serve(
             f"{listen} can be reached from other machines, and without TLS the data can be read and "
             "changed on the network; give tls_certificate and tls_key, or plaintext=True"
         )
-    if token is not None and len(token) < MIN_TOKEN:
-        raise InvalidConfig(f"the token has {len(token)} characters; use {MIN_TOKEN} or more")
+    if token is not None and len(token) < MIN_TOKEN_CHARS:
+        raise InvalidConfig(f"the token has {len(token)} characters; use {MIN_TOKEN_CHARS} or more")
     shown = token or secrets.token_urlsafe(32)
     allowed = limits or limits_from()
     broker = attach_or_own(path, durability=durability, clock=clock, deadline=DEADLINE_S)

@@ -37,7 +37,7 @@ PRODUCER = "strandline-move"
 """Transactional id of a move: of two moves to the same target the later one fences the other."""
 TIMEOUT_MS = 60_000
 """Timeout of a transaction in the target, which has the records of one fetch."""
-PASSES = 10
+MAX_PASSES = 10
 """Maximum number of passes over a source that grows while it is copied."""
 
 
@@ -245,7 +245,7 @@ class _Move:
 
     def _copy(self, works: Sequence[TopicCopy], producer: Producer) -> None:
         """Copy all topics, in passes until the source does not grow any more."""
-        for _ in range(PASSES):
+        for _ in range(MAX_PASSES):
             ends = self._ends([work.source for work in works])
             remaining = {work.source.name: self._remaining_offsets(work, ends) for work in works}
             unfinished = [work for work in works if remaining[work.source.name]]
@@ -259,8 +259,8 @@ class _Move:
                     work, ends, self._source.broker, producer, self._journal, advance
                 )
         raise InvalidRequest(
-            f"{self._source.name} is still written to: there is more to copy after {PASSES} passes; stop "
-            f"the writers, then run this again"
+            f"{self._source.name} is still written to: there is more to copy after {MAX_PASSES} "
+            f"passes; stop the writers, then run this again"
         )
 
     def _remaining_offsets(self, work: TopicCopy, ends: Ends) -> int:

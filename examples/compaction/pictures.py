@@ -17,7 +17,7 @@ from examples.compaction.svg import Picture
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 WIDTH, LEFT, RIGHT = 900, 70, 20
-BAR = 34
+BAR_HEIGHT_PX = 34
 """Height of a bar, in pixels."""
 
 
@@ -68,14 +68,14 @@ def head_and_tail(before: PartitionSnapshot, after: PartitionSnapshot) -> Pictur
     end = before.pieces[-1].end
     scale = (WIDTH - LEFT - RIGHT) / end
     for y, name, shot in ((50, "before", before), (140, "after", after)):
-        picture.text(LEFT - 10, y + BAR / 2 + 5, name, anchor="end")
+        picture.text(LEFT - 10, y + BAR_HEIGHT_PX / 2 + 5, name, anchor="end")
         for offset in shot.offsets:
             stays = "" if offset in before.survivors else " superseded"
             kind = _kind(shot, offset) + stays
-            picture.box(LEFT + offset * scale, y, max(1.0, scale - 0.6), BAR, kind)
+            picture.box(LEFT + offset * scale, y, max(1.0, scale - 0.6), BAR_HEIGHT_PX, kind)
         for piece in shot.pieces:
             x, width = LEFT + piece.base * scale, (piece.end - piece.base) * scale
-            picture.box(x, y - 3, width, BAR + 6, "frame")
+            picture.box(x, y - 3, width, BAR_HEIGHT_PX + 6, "frame")
             label = "active" if piece.active else f"{piece.size:,} B"
             picture.text(x + width / 2, y - 9, label, anchor="middle", kind="small")
     dirty = LEFT + before.clean_end * scale

@@ -22,7 +22,7 @@ COMMAND = [sys.executable, "-m", "strandline", "run"]
 ROOT = Path(__file__).resolve().parents[2]
 POLL_S = 0.2
 """Seconds between two reads of committed offsets where a commit cannot be waited for."""
-STALLED = 120.0
+STALLED_S = 120.0
 """Seconds without a commit after which the worker is considered broken."""
 
 
@@ -78,7 +78,7 @@ class RunProcess:
 
     def _owns_the_log(self) -> bool:
         """Wait until the process serves the log; return False if it ended before."""
-        until = time.monotonic() + STALLED
+        until = time.monotonic() + STALLED_S
         while time.monotonic() < until:
             endpoint = read_endpoint(Path(self._log))
             if endpoint is not None and endpoint.pid == self._process.pid:
@@ -86,19 +86,19 @@ class RunProcess:
             if self._ended_within(0.01):
                 self.wait()
                 return False
-        raise RuntimeError(f"the worker did not open the log within {STALLED:g} s")
+        raise RuntimeError(f"the worker did not open the log within {STALLED_S:g} s")
 
     def _changes(self, broker: Broker, group: str, topic: str) -> Iterator[int]:
         news = self._news(broker)
-        last, until = -1, time.monotonic() + STALLED
+        last, until = -1, time.monotonic() + STALLED_S
         while self._process.poll() is None:
             committed = broker.committed(group, require_stable=False)
             now = sum(at.offset for tp, at in committed.items() if tp.topic == topic)
             if now != last:
-                last, until = now, time.monotonic() + STALLED
+                last, until = now, time.monotonic() + STALLED_S
                 yield now
             if time.monotonic() > until:
-                raise RuntimeError(f"the worker has committed nothing for {STALLED:g} s")
+                raise RuntimeError(f"the worker has committed nothing for {STALLED_S:g} s")
             next(news)
         self.wait()
 

@@ -22,14 +22,14 @@ from strandline.framework.cli import logs
 from strandline.framework.cli.json_values import json_line
 from strandline.framework.terminal import printable
 
-PIPE_WIDTH = 10_000
+PIPE_WIDTH_CHARS = 10_000
 """Width of a table in a pipe, in characters."""
 
 
 def console(*, stderr: bool = False) -> Console:
     """Return a console for the current stdout or stderr."""
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else PIPE_WIDTH
+    width = None if stream.isatty() else PIPE_WIDTH_CHARS
     return Console(file=stream, width=width, highlight=False, markup=False, soft_wrap=False)
 
 

@@ -27,8 +27,8 @@ MAX_LINGER_S = 0.05
 time. It bounds what a long commit interval adds to the delay of calls to the outside."""
 MAX_EARLY_S = 0.01
 """Maximum seconds by which a commit may come early, because no further batch fits before it."""
-UNLIMITED = 1 << 20
-"""Number of inputs that no worker has."""
+UNLIMITED_INPUTS = 1 << 20
+"""Number of inputs to ask at a time that sets no limit, because no worker has as many."""
 
 Group = Mapping[TopicPartition, list[Input]]
 """The inputs that one fetch serves, by partition."""
@@ -45,7 +45,7 @@ class Feeder:
         self._clock = context.clock
         self._options = context.options
         self._tasks = tasks
-        self._most = UNLIMITED
+        self._most = UNLIMITED_INPUTS
         """Maximum number of inputs that may have fetched records at the same time."""
         self._round = 0
         """Number of rounds of fetches so far."""
@@ -145,7 +145,7 @@ class Feeder:
         brought = sum(batch.columns.nbytes for batches in found for batch in batches)
         if brought > room:
             self._most = max(1, len(found) * room // brought)
-        elif brought < room // 2 and self._most < UNLIMITED:
+        elif brought < room // 2 and self._most < UNLIMITED_INPUTS:
             self._most *= 2
 
     def rest(self, seconds: float, is_needed: Callable[[], bool]) -> None:

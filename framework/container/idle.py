@@ -24,7 +24,7 @@ from strandline.framework.container.manager import TaskManager
 from strandline.framework.container.slices import SLICE_SECONDS
 from strandline.framework.container.steps import Steps
 from strandline.framework.positions import PendingAtEnd, waiting_of
-from strandline.framework.timers import NEVER
+from strandline.framework.timers import LATEST_TIME_MS
 
 Bound = Literal["settled", "idle", "end"]
 """State of the app at which a run ends."""
@@ -105,7 +105,7 @@ class Completion:
         if not earliest:
             return []
         (task, _), *others = earliest
-        latest = NEVER
+        latest = LATEST_TIME_MS
         if others:
             other, at = others[0]
             latest = at if task < other else at - 1

@@ -22,7 +22,7 @@ from strandline.changelog.scan import REPLACED
 from strandline.framework.decoding import Chunk, decode
 from strandline.framework.topic import Topic
 
-DECODE = 8_192
+DECODE_RECORDS = 8_192
 """Records decoded at a time: many make decoding by column fast, few stay in the CPU's cache."""
 
 
@@ -166,9 +166,9 @@ class Input:
 
     def _decode_some(self, tombstones: bool) -> None:
         batch = self.batches[0]
-        rest = batch.slice(DECODE) if len(batch) > DECODE else None
+        rest = batch.slice(DECODE_RECORDS) if len(batch) > DECODE_RECORDS else None
         self.chunks.extend(
-            decode(self.topic, batch.slice(0, DECODE) if rest else batch, tombstones)
+            decode(self.topic, batch.slice(0, DECODE_RECORDS) if rest else batch, tombstones)
         )
         # Removed only after decoding: if a schema registry does not answer, `decode` raises and
         # the same records are decoded by the next call.

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from strandline.framework.decoding import Chunk
 from strandline.statestore.store import AnyStore
 
-PORTION = 1_024
+PORTION_RECORDS = 1_024
 """Number of records between two reviews, and maximum number looked ahead at."""
-FIRST_PORTION = 32
+FIRST_PORTION_RECORDS = 32
 """Number of records first looked ahead at, while the size of their values is unknown."""
 PORTION_BYTES = 4 << 20
 """Bytes of cache entries above which the portions become smaller."""
@@ -25,7 +25,7 @@ MISS_SHARE = 1 / 8
 """Misses per record from which look-ahead begins."""
 READ_SHARE = 1 / 16
 """Keys read ahead per record below which look-ahead ends, because the cache has them anyway."""
-MAX_PAUSE = 1_024
+MAX_PAUSE_PORTIONS = 1_024
 """Maximum number of portions without another attempt, after attempts that did not help."""
 
 
@@ -51,7 +51,7 @@ class LookAhead:
         handled = self._end - self._begin
         for one in self._stores:
             one.review(handled)
-        size = min((one.portion for one in self._stores), default=PORTION)
+        size = min((one.portion for one in self._stores), default=PORTION_RECORDS)
         self._chunk, self._begin = chunk, chunk.at
         self._end = min(len(chunk.records), chunk.at + size)
         for one in self._stores:
@@ -65,7 +65,7 @@ class StoreLookAhead:
     def __init__(self, store: AnyStore) -> None:
         self._store = store
         self.is_on = False
-        self.portion = PORTION
+        self.portion = PORTION_RECORDS
         """Number of records of the next portion."""
         self._misses = store.lookups.single_reads
         self._miss_share = 0.0
@@ -83,7 +83,7 @@ class StoreLookAhead:
         if nbytes > self._room:
             self.portion = max(1, self.portion // 2)
         elif 2 * nbytes < self._room:
-            self.portion = min(PORTION, 2 * self.portion)
+            self.portion = min(PORTION_RECORDS, 2 * self.portion)
 
     def review(self, records: int) -> None:
         """Decide about the next portion, after one of `records` records."""
@@ -94,7 +94,7 @@ class StoreLookAhead:
         elif 2 * missed > self._miss_share * records:
             self._end()
             self._pause = self._next_pause
-            self._next_pause = min(MAX_PAUSE, 2 * self._next_pause)
+            self._next_pause = min(MAX_PAUSE_PORTIONS, 2 * self._next_pause)
         elif self._read < READ_SHARE * records:
             self._end()
         else:
@@ -104,7 +104,8 @@ class StoreLookAhead:
         if self._pause:
             self._pause -= 1
         elif records and missed > MISS_SHARE * records:
-            self.is_on, self.portion, self._miss_share = True, FIRST_PORTION, missed / records
+            self.is_on, self.portion = True, FIRST_PORTION_RECORDS
+            self._miss_share = missed / records
 
     def _end(self) -> None:
-        self.is_on, self.portion = False, PORTION
+        self.is_on, self.portion = False, PORTION_RECORDS

@@ -39,10 +39,10 @@ ROOM_S = 0.01
 """Seconds between two looks whether an agent has room for more records."""
 RECORDS_AT_ONCE = 1000
 """Maximum number of records handed on at once to agents whose buffers have no limit."""
-MAX_UNCOMMITTED = 10_000
+MAX_UNCOMMITTED_RECORDS = 10_000
 """Maximum number of records of a partition that wait for their commit. Their effects are in memory,
 and one record that an agent does not finish keeps all later ones waiting."""
-RECORDS_A_TURN = 100
+RECORDS_PER_TURN = 100
 """Records handed to Faust before other tasks of the event loop have a turn."""
 
 
@@ -92,7 +92,7 @@ class FetchingConsumer(CommittingConsumer):
             tp, message = following
             await self._hand_on_one(tp, message)
             count += 1
-            if count % RECORDS_A_TURN == 0:
+            if count % RECORDS_PER_TURN == 0:
                 await asyncio.sleep(0)
             following = await anext(others, None)
 
@@ -182,12 +182,12 @@ class FetchingConsumer(CommittingConsumer):
         """Return the number of records for which all agents of a partition, and memory, have room."""
         queues = [channel.queue for channel in self.app.topics._tp_index.get(tp, ())]
         rooms = [queue.maxsize - queue.qsize() for queue in queues if queue.maxsize > 0]
-        room = MAX_UNCOMMITTED - self.link.ledger.uncommitted(tp)
+        room = MAX_UNCOMMITTED_RECORDS - self.link.ledger.uncommitted(tp)
         if room <= 0:
             name = str(TopicPartition(*tp))
             self._stuck.note(
-                f"{name} is not read on: {MAX_UNCOMMITTED:,} of its records are not committed. An "
-                "agent has not finished the first of them, or commits fail",
+                f"{name} is not read on: {MAX_UNCOMMITTED_RECORDS:,} of its records are not "
+                "committed. An agent has not finished the first of them, or commits fail",
                 partition=name,
             )
         return min(room, min(rooms, default=RECORDS_AT_ONCE))

@@ -55,7 +55,7 @@ SMALL_BYTES = 512
 """Bytes of a record up to which its size is left to the commit; a check takes microseconds."""
 LAST_CALLS_S = 5.0
 """Maximum seconds for which the close of the log waits for calls on threads."""
-THREADS = 4
+CALL_THREADS = 4
 """Threads for calls other than fetches, such as commits and restores."""
 TURN_EVERY_S = 0.001
 """Seconds of the agents' work between two turns of a thread (`call_in_turns`)."""
@@ -103,7 +103,9 @@ class FaustLink:
                 # On a thread, because a cluster whose brokers do not answer takes seconds.
                 loop = asyncio.get_running_loop()
                 self.log = await loop.run_in_executor(None, changelog.open, self.address.log)
-                self._calls = ThreadPoolExecutor(THREADS, thread_name_prefix="strandline-faust")
+                self._calls = ThreadPoolExecutor(
+                    CALL_THREADS, thread_name_prefix="strandline-faust"
+                )
                 self._fetches = ThreadPoolExecutor(1, thread_name_prefix="strandline-faust-fetch")
 
     async def release(self) -> None:

@@ -14,7 +14,7 @@ from strandline.framework.positions import check_history, starting_offset
 
 LOADING_S = 30.0
 """Maximum seconds to wait for transactions that are about to change committed offsets."""
-LOOK_BACK = 256
+LOOK_BACK_OFFSETS = 256
 """Offsets before the end at which the search for the last record begins."""
 
 
@@ -75,7 +75,7 @@ def after_last_record(
 
 
 def _after_last_record(broker: Broker, tp: TopicPartition, start: int, end: int) -> int:
-    back = LOOK_BACK
+    back = LOOK_BACK_OFFSETS
     while True:
         at = max(start, end - back)
         last = None

@@ -15,7 +15,7 @@ from strandline.framework.offload import periods
 from strandline.framework.offload.folder import TargetFolder
 from strandline.framework.offload.target import DataFile, PartitionBy
 
-MAX_OPEN = 32
+MAX_OPEN_FILES = 32
 """Maximum number of files that a task writes at a time, each of another day or hour."""
 SINK_BYTES = 1 << 20
 """Bytes that are collected before they are written to a file."""
@@ -103,7 +103,7 @@ class PartitionFiles:
     def _file(self, period: int, first_offset: int) -> _OpenFile:
         file = self._open.pop(period, None)
         if file is None:
-            if len(self._open) >= MAX_OPEN:
+            if len(self._open) >= MAX_OPEN_FILES:
                 self._close(next(iter(self._open)))
             file = self._new(period, first_offset)
         self._open[period] = file

@@ -70,10 +70,10 @@ class QueryEndpoint:
 
 
 def _check_token(token: str, listen: str) -> None:
-    from strandline.changelog.flight.serve import MIN_TOKEN  # it imports Flight
+    from strandline.changelog.flight.serve import MIN_TOKEN_CHARS  # it imports Flight
 
-    if len(token) < MIN_TOKEN:
+    if len(token) < MIN_TOKEN_CHARS:
         raise InvalidConfig(
-            f"queries at {listen} need a token of {MIN_TOKEN} characters or more, got {len(token)}; "
-            f"set STRANDLINE_TOKEN for the worker and its clients"
+            f"queries at {listen} need a token of {MIN_TOKEN_CHARS} characters or more, "
+            f"got {len(token)}; set STRANDLINE_TOKEN for the worker and its clients"
         )

@@ -34,7 +34,7 @@ from strandline.changelog.tls import server_context
 from strandline.changelog.trust import TRUST_VARIABLE, is_trusted
 
 UNIX, TCP, TLS = "unix://", "tcp://", "tls://"
-BACKLOG = 128
+BACKLOG_CONNECTIONS = 128
 _CREDENTIALS = "3i"
 """Struct format of SO_PEERCRED: process, user and group of the peer of a Unix socket."""
 _PRIVATE = "strandline-"
@@ -66,7 +66,7 @@ def listen_local(log: Path | None) -> ListeningSocket:
     try:
         listening.bind(str(temporary))
         os.chmod(temporary, 0o600)
-        listening.listen(BACKLOG)
+        listening.listen(BACKLOG_CONNECTIONS)
         os.rename(temporary, path)
     except OSError as error:
         listening.close()
@@ -96,7 +96,7 @@ def listen_network(address: str, *, encrypted: bool = False) -> ListeningSocket:
         )
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listening = socket.create_server((host, port), family=family, backlog=BACKLOG_CONNECTIONS)
     except OSError as error:
         raise InvalidConfig(f"cannot listen at {address}: {error}") from error
     name = socket.gethostname() if host in _ANY_ADDRESS else host

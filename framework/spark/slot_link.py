@@ -36,7 +36,7 @@ from strandline.framework.supervisor.slots import WorkerRow
 
 CONNECT_S = 20.0
 """Seconds in which the connection must be made."""
-MAX_WAITING = 1_000
+MAX_WAITING_MESSAGES = 1_000
 """Number of messages that wait for the driver before further ones are dropped."""
 REPORT_S = 0.5
 """Seconds between two status reports."""
@@ -54,7 +54,7 @@ class DriverLink:
         """True if the driver is gone."""
         self._connection = connection
         self._stream = stream
-        self._waiting: Queue[bytes | None] = Queue(MAX_WAITING)
+        self._waiting: Queue[bytes | None] = Queue(MAX_WAITING_MESSAGES)
         self._dropped = 0
         self._clock = SystemClock()
         self._report_at = 0.0

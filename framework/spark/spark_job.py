@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PYTHON_SETTING = "spark.pyspark.python"
 """Setting for the Python of executors, which PySpark itself reads in spark-submit only."""
-MAX_SHOWN = 600
+MAX_SHOWN_CHARS = 600
 """Maximum number of characters of an error of Spark that are shown."""
 RETURNING_S = 0.5
 """Seconds in which tasks that have ended their workers may return before they are cancelled."""
@@ -243,4 +243,4 @@ def short(text: str) -> str:
     lines = [line for line in (trace if python else text).splitlines() if line.strip()]
     raised = [line for line in lines if not line.startswith((" ", "\t"))] if python else lines
     first = re.sub(r"^(?:\w+\.)+(\w+: )", r"\1", (raised or lines or ["unknown"])[0].strip())
-    return first if len(first) <= MAX_SHOWN else f"{first[:MAX_SHOWN]}…"
+    return first if len(first) <= MAX_SHOWN_CHARS else f"{first[:MAX_SHOWN_CHARS]}…"

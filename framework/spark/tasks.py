@@ -34,7 +34,7 @@ LEAST_TASK_BYTES = 32 << 20
 """Size below which a read is not divided further only to use more cores."""
 RECORD_BYTES = 256
 """Assumed bytes of a record in a log that does not report sizes."""
-SLACK = 0.1
+SIZE_TOLERANCE = 0.1
 """Part of a task's size by which a task may be larger or smaller to end with a whole range."""
 
 Task = tuple[OffsetRange, ...]
@@ -123,7 +123,7 @@ def divide(ranges: Sequence[OffsetRange], extents: Extents, count: int) -> list[
     for at in (goal * number for number in range(1, count)):
         index = bisect_right(ends, at)
         near = _nearest(ends, at)
-        if index == len(ends) or abs(ends[near] - at) <= SLACK * goal:
+        if index == len(ends) or abs(ends[near] - at) <= SIZE_TOLERANCE * goal:
             cuts.add((near + 1, 0))
         else:
             cuts.add((index, _offset_at(pieces[index], at - (ends[index - 1] if index else 0))))

@@ -14,11 +14,11 @@ from strandline.framework.streams.nodes import Node
 from strandline.framework.streams.stages import Stage, topic_of
 from strandline.framework.streams.stateful import Boundary, OutputNode, StatefulNode
 
-BOX_WIDTH, BOX_HEIGHT = 180, 46
-GAP_X, GAP_Y, MARGIN = 44, 16, 16
-TITLE_HEIGHT = 26
+BOX_WIDTH_PX, BOX_HEIGHT_PX = 180, 46
+GAP_X_PX, GAP_Y_PX, MARGIN_PX = 44, 16, 16
+TITLE_HEIGHT_PX = 26
 """Lengths in pixels."""
-MAX_TEXT = 27
+MAX_TEXT_CHARS = 27
 """Greatest number of characters that fit into a box; the whole text is in its tooltip."""
 
 _CLASS = "strandline-plan"
@@ -59,12 +59,12 @@ class _Band:
 def drawing(stages: Sequence[Stage]) -> str:
     """Return the drawing of a plan."""
     bands: list[_Band] = []
-    top = float(MARGIN)
+    top = float(MARGIN_PX)
     for stage in stages:
         band = _laid_out(stage, top)
         bands.append(band)
-        top += band.height + MARGIN
-    width = max((band.width for band in bands), default=0) + 2 * MARGIN
+        top += band.height + MARGIN_PX
+    width = max((band.width for band in bands), default=0) + 2 * MARGIN_PX
     # Boxes come last, so that edges pass behind them.
     body = [*map(_frame, bands), *_edges_between(bands)]
     body += [part for band in bands for part in (*_edges_within(band), *_boxes(band))]
@@ -90,14 +90,14 @@ def _laid_out(stage: Stage, top: float) -> _Band:
     for at, layer in enumerate(layers):
         for row, (node, reads) in enumerate(sorted(layer, key=lambda box: _middle(box, rows))):
             place = (
-                2 * MARGIN + at * (BOX_WIDTH + GAP_X),
-                top + TITLE_HEIGHT + row * (BOX_HEIGHT + GAP_Y),
+                2 * MARGIN_PX + at * (BOX_WIDTH_PX + GAP_X_PX),
+                top + TITLE_HEIGHT_PX + row * (BOX_HEIGHT_PX + GAP_Y_PX),
             )
             (band.reading if reads else band.places)[node] = place
             rows[node] = row
     tallest = max(map(len, layers))
-    band.width = len(layers) * (BOX_WIDTH + GAP_X) - GAP_X + 2 * MARGIN
-    band.height = TITLE_HEIGHT + tallest * (BOX_HEIGHT + GAP_Y) - GAP_Y + MARGIN
+    band.width = len(layers) * (BOX_WIDTH_PX + GAP_X_PX) - GAP_X_PX + 2 * MARGIN_PX
+    band.height = TITLE_HEIGHT_PX + tallest * (BOX_HEIGHT_PX + GAP_Y_PX) - GAP_Y_PX + MARGIN_PX
     return band
 
 
@@ -128,8 +128,8 @@ def _middle(box: tuple[Node, bool], rows: dict[Node, float]) -> float:
 def _frame(band: _Band) -> str:
     """Return the frame of a stage, with its name."""
     return (
-        f'<rect class="frame" x="{MARGIN}" y="{band.top:.0f}" width="{band.width:.0f}"'
-        f' height="{band.height:.0f}" rx="6"/><text class="title" x="{2 * MARGIN}"'
+        f'<rect class="frame" x="{MARGIN_PX}" y="{band.top:.0f}" width="{band.width:.0f}"'
+        f' height="{band.height:.0f}" rx="6"/><text class="title" x="{2 * MARGIN_PX}"'
         f' y="{band.top + 17:.0f}">{escape(f"stage {band.stage.name}")}</text>'
     )
 
@@ -158,10 +158,10 @@ def _kind(node: Node) -> str:
 
 def _box(place: tuple[float, float], label: str, detail: str, kind: str) -> str:
     x, y = place
-    shown = detail if len(detail) <= MAX_TEXT else f"{detail[: MAX_TEXT - 1]}…"
+    shown = detail if len(detail) <= MAX_TEXT_CHARS else f"{detail[: MAX_TEXT_CHARS - 1]}…"
     return (
         f'<g><title>{escape(f"{label} {detail}")}</title><rect class="{kind}" x="{x:.0f}"'
-        f' y="{y:.0f}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="5"/>'
+        f' y="{y:.0f}" width="{BOX_WIDTH_PX}" height="{BOX_HEIGHT_PX}" rx="5"/>'
         f'<text class="kind" x="{x + 10:.0f}" y="{y + 19:.0f}">{escape(label)}</text>'
         f'<text class="detail" x="{x + 10:.0f}" y="{y + 35:.0f}">{escape(shown)}</text></g>'
     )
@@ -169,8 +169,8 @@ def _box(place: tuple[float, float], label: str, detail: str, kind: str) -> str:
 
 def _edge(source: tuple[float, float], target: tuple[float, float]) -> str:
     """Return the curve from the right of a box to the left of another one, with an arrow."""
-    x1, y1 = source[0] + BOX_WIDTH, source[1] + BOX_HEIGHT / 2
-    x2, y2 = target[0], target[1] + BOX_HEIGHT / 2
+    x1, y1 = source[0] + BOX_WIDTH_PX, source[1] + BOX_HEIGHT_PX / 2
+    x2, y2 = target[0], target[1] + BOX_HEIGHT_PX / 2
     bend = (x2 - x1) / 2
     return (
         f'<path class="edge" d="M{x1:.0f},{y1:.0f} C{x1 + bend:.0f},{y1:.0f}'
@@ -191,8 +191,8 @@ def _edges_between(bands: list[_Band]) -> list[str]:
 
 def _topic_edge(source: tuple[float, float], target: tuple[float, float]) -> str:
     """Return the curve from the bottom of a box to the top of one in another stage."""
-    x1, y1 = source[0] + BOX_WIDTH / 2, source[1] + BOX_HEIGHT
-    x2, y2 = target[0] + BOX_WIDTH / 2, target[1]
+    x1, y1 = source[0] + BOX_WIDTH_PX / 2, source[1] + BOX_HEIGHT_PX
+    x2, y2 = target[0] + BOX_WIDTH_PX / 2, target[1]
     bend = max((y2 - y1) / 2, 20)
     return (
         f'<path class="edge through-topic" d="M{x1:.0f},{y1:.0f} C{x1:.0f},{y1 + bend:.0f}'

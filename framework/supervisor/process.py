@@ -22,7 +22,7 @@ CHUNK_BYTES = 1 << 16
 """Maximum number of bytes of one read."""
 MAX_LINE_BYTES = 1 << 16
 """Number of bytes after which a line is split."""
-QUOTED = 200
+QUOTED_CHARS = 200
 """Maximum number of characters of a process's last line in an error."""
 MAX_REMAINING_READS = 64
 """Maximum number of reads from a dead process's pipe, into which its children may still write."""
@@ -141,7 +141,7 @@ def ending(status: int, last_line: str) -> str:
 
 
 def _short(line: str) -> str:
-    return line if len(line) <= QUOTED else f"{line[:QUOTED]}…"
+    return line if len(line) <= QUOTED_CHARS else f"{line[:QUOTED_CHARS]}…"
 
 
 def _name(number: int) -> str:

@@ -14,11 +14,11 @@ from benchmarks import cleaning
 from benchmarks.cleaning import CleaningPlan
 from benchmarks.dirty_log import CHANGELOG, check_cleaned, fill
 from benchmarks.kafka_cleaner import pass_over, rates
-from benchmarks.keyed_records import BATCH, KeyedRecords
+from benchmarks.keyed_records import BATCH_RECORDS, KeyedRecords
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.storage import LocalStorage
 
-COUNT = 2 * BATCH + 7
+COUNT = 2 * BATCH_RECORDS + 7
 
 SAID = """\
 [kafka-log-cleaner-thread-0] INFO org.apache.kafka.storage.internals.log.LogCleaner$CleanerThread
@@ -89,7 +89,7 @@ def test_a_pass_of_kafka_over_other_records_is_refused() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc, and pins processes to a core")
 def test_the_benchmark_runs() -> None:
     found = list(
-        cleaning.figures(CleaningPlan(records=3 * BATCH, largest=4, rounds=1, kafka=False))
+        cleaning.figures(CleaningPlan(records=3 * BATCH_RECORDS, largest=4, rounds=1, kafka=False))
     )
     assert {figure.unit for figure in found} == {"ns/record", "MiB", "s"}
     assert all(np.isfinite(figure.ratio) and figure.ours > 0 for figure in found)

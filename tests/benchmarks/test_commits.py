@@ -9,8 +9,15 @@ import numpy as np
 import pytest
 
 from benchmarks import commits
-from benchmarks.commits import DIRTY, PARTITIONS, RECORDS, TOPIC, CommitsPlan, CommitsRun
-from benchmarks.keyed_records import BATCH
+from benchmarks.commits import (
+    DIRTY,
+    PARTITIONS,
+    RECORDS_PER_TRANSACTION,
+    TOPIC,
+    CommitsPlan,
+    CommitsRun,
+)
+from benchmarks.keyed_records import BATCH_RECORDS
 from strandline import changelog
 
 
@@ -26,7 +33,7 @@ def test_a_commit_writes_its_records_to_all_partitions(tmp_path: Path) -> None:
             left = iter(range(2))  # after the first
             times = commits.as_fast_as_it_can(producer, lambda: next(left, None) is not None)
         assert len(times) == 3
-        assert log.read(TOPIC).num_rows == 3 * RECORDS
+        assert log.read(TOPIC).num_rows == 3 * RECORDS_PER_TRANSACTION
 
 
 def test_a_late_commit_is_timed_from_its_due_time(
@@ -56,7 +63,7 @@ def test_a_late_commit_is_timed_from_its_due_time(
 @pytest.mark.parametrize("cleaning", [True, False])
 def test_the_topic_is_cleaned_only_if_requested(cleaning: bool, tmp_path: Path) -> None:
     with changelog.open(tmp_path, role="own") as log:
-        commits._prepare(log, CommitsPlan(dirty=3 * BATCH), cleaning, None)
+        commits._prepare(log, CommitsPlan(dirty=3 * BATCH_RECORDS), cleaning, None)
         assert commits._is_cleaned(log) is None
         if cleaning:
             log.broker.clean([DIRTY])
@@ -66,7 +73,7 @@ def test_the_topic_is_cleaned_only_if_requested(cleaning: bool, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_the_benchmark_runs() -> None:
-    found = list(commits.figures(CommitsPlan(dirty=3 * BATCH, seconds=0.2, rounds=1)))
+    found = list(commits.figures(CommitsPlan(dirty=3 * BATCH_RECORDS, seconds=0.2, rounds=1)))
     assert len(found) == 2 * 2 * 4
     assert {figure.unit for figure in found} == {"ms", "commits/s"}
     assert all(np.isfinite(figure.ratio) and figure.ours > 0 for figure in found)

@@ -389,7 +389,7 @@ def test_an_older_strandline_refuses_other_frameworks_data_as_newer(
 ) -> None:
     data = declaration_of(spec).to_bytes()
     assert Declaration.from_bytes(data) == declaration_of(spec)
-    monkeypatch.setattr(declaration, "FORMAT", 1)
+    monkeypatch.setattr(declaration, "DOCUMENT_FORMAT", 1)
     with pytest.raises(FutureFormat, match="format 2.*reads up to 1; upgrade"):
         Declaration.from_bytes(data)
     own = declaration_of(StoreSpec("x", value=int)).to_bytes()

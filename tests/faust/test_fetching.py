@@ -49,7 +49,7 @@ def test_agents_get_records_only_after_the_recovery(tmp_path: Path) -> None:
 async def test_a_partition_whose_first_record_is_not_finished_is_not_read_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fetching_consumer, "MAX_UNCOMMITTED", 25)
+    monkeypatch.setattr(fetching_consumer, "MAX_UNCOMMITTED_RECORDS", 25)
     app: Any = App("app", broker=f"strandline://{tmp_path}/log", stream_buffer_maxsize=10)
     consumer, link = app.consumer, app.consumer.link
     await link.acquire()

@@ -14,9 +14,9 @@ import pytest
 import strandline as sl
 from strandline.framework.container import lookahead
 from strandline.framework.container.lookahead import (
-    FIRST_PORTION,
-    PORTION,
+    FIRST_PORTION_RECORDS,
     PORTION_BYTES,
+    PORTION_RECORDS,
     LookAhead,
     StoreLookAhead,
 )
@@ -100,10 +100,10 @@ def test_keys_are_read_in_bulk_once_look_ups_miss_the_cache(
 ) -> None:
     ahead = LookAhead([store])
     handle(ahead, keys(0, 8_000), store.get)
-    assert len(engine.single) == PORTION  # the first portion shows that it helps
-    assert sum(engine.bulk) == 8_000 - PORTION
-    assert engine.bulk[0] == FIRST_PORTION
-    assert max(engine.bulk) == PORTION
+    assert len(engine.single) == PORTION_RECORDS  # the first portion shows that it helps
+    assert sum(engine.bulk) == 8_000 - PORTION_RECORDS
+    assert engine.bulk[0] == FIRST_PORTION_RECORDS
+    assert max(engine.bulk) == PORTION_RECORDS
 
 
 def test_keys_in_the_cache_are_not_read_and_end_the_look_ahead(
@@ -126,7 +126,7 @@ def test_look_ahead_that_does_not_help_ends_and_is_tried_ever_more_rarely(
     ahead, count = LookAhead([store]), itertools.count()
     for _ in range(40):
         handle(ahead, keys(0, 8_000), lambda _: store.get(f"k{next(count) * 11 % 20_000:05}"))
-    assert 0 < sum(engine.bulk) < 8 * 40 * FIRST_PORTION
+    assert 0 < sum(engine.bulk) < 8 * 40 * FIRST_PORTION_RECORDS
     assert len(engine.bulk) <= 10  # with pauses of 1, 2, 4 … portions
 
 
@@ -169,8 +169,8 @@ def test_an_app_gets_the_same_results_with_look_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, asynchronous: bool
 ) -> None:
     """Handlers that fail in between are undone, and see the values of before."""
-    monkeypatch.setattr(lookahead, "PORTION", 16)
-    monkeypatch.setattr(lookahead, "FIRST_PORTION", 4)
+    monkeypatch.setattr(lookahead, "PORTION_RECORDS", 16)
+    monkeypatch.setattr(lookahead, "FIRST_PORTION_RECORDS", 4)
     portions = list[int]()
     read = StoreLookAhead.read
     monkeypatch.setattr(

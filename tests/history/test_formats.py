@@ -15,7 +15,7 @@ from strandline.changelog.embedded.offsets import _decode_value
 from strandline.changelog.errors import FutureFormat
 from strandline.changelog.history import (
     FIRST,
-    MOST_EPOCHS,
+    MAX_EPOCHS,
     REBUILT,
     Epochs,
     HistoryEpoch,
@@ -108,9 +108,9 @@ def test_old_checkpoints_of_spark_and_old_commits_of_groups_are_read() -> None:
 
 def test_the_list_of_epochs_is_bounded_and_forgotten_epochs_are_not_trusted() -> None:
     epochs: Epochs = (HistoryEpoch(0, 0, "i0"),)
-    for n in range(1, MOST_EPOCHS + 10):
+    for n in range(1, MAX_EPOCHS + 10):
         epochs = with_epoch(epochs, n * 10, f"i{n}", 0)
-    assert len(epochs) == MOST_EPOCHS
+    assert len(epochs) == MAX_EPOCHS
     assert all(a.number < b.number and a.start < b.start for a, b in pairwise(epochs))
     end = epochs[-1].start + 5
     log = PartitionOffsets(0, end, end, "id", epochs[-1].number, epochs)

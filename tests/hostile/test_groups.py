@@ -14,7 +14,7 @@ from strandline.changelog.clock import SystemClock
 from strandline.changelog.embedded.groups.assignors import sticky
 from strandline.changelog.embedded.groups.groups import GroupCoordinator
 from strandline.changelog.errors import InvalidConfig
-from strandline.changelog.groups import MAX_SUBSCRIBED, Assignor, Subscription, check_tasks
+from strandline.changelog.groups import MAX_SUBSCRIBED_TOPICS, Assignor, Subscription, check_tasks
 from strandline.changelog.records import TopicPartition
 from tests.compared import Name
 
@@ -108,12 +108,12 @@ def test_a_task_has_a_name() -> None:
 
 def test_the_number_of_topics_of_a_member_is_bounded() -> None:
     groups = GroupCoordinator(SystemClock(), lambda _: 1)
-    many = [f"t{n}" for n in range(MAX_SUBSCRIBED + 1)]
+    many = [f"t{n}" for n in range(MAX_SUBSCRIBED_TOPICS + 1)]
     for refused in (
         Subscription(many),
         Subscription(["t"], together=[[name] for name in many]),
-        Subscription(["t"], together=[[]] * (MAX_SUBSCRIBED + 1)),
-        Subscription(["t"], tasks=[["task"]] * (MAX_SUBSCRIBED + 1)),
+        Subscription(["t"], together=[[]] * (MAX_SUBSCRIBED_TOPICS + 1)),
+        Subscription(["t"], tasks=[["task"]] * (MAX_SUBSCRIBED_TOPICS + 1)),
         Subscription(["t"], servers=["tcp://x:1"] * 101),
         Subscription(["t"], servers=["x" * 2_001]),
     ):

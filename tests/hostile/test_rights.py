@@ -406,7 +406,7 @@ def test_a_grant_is_for_one_token_and_one_object() -> None:
 
 
 def test_a_client_keeps_a_bounded_number_of_grants(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strandline.changelog.flight.grants.MAX_KEPT", 3)
+    monkeypatch.setattr("strandline.changelog.flight.grants.MAX_KEPT_GRANTS", 3)
     grants = Grants()
     for number in range(10):
         for epoch in range(10):

@@ -19,7 +19,7 @@ from strandline.changelog.clock import ManualClock
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.hosts import HostPort
 from strandline.framework.spark import slot_listener, slot_messages, worker_slot
-from strandline.framework.spark.slot_link import MAX_WAITING, DriverLink
+from strandline.framework.spark.slot_link import MAX_WAITING_MESSAGES, DriverLink
 from strandline.framework.spark.slot_listener import SlotListener
 from strandline.framework.spark.slot_messages import (
     MAX_MESSAGE_BYTES,
@@ -255,7 +255,7 @@ def test_anything_else_than_a_hello_is_refused(listener: SlotListener, sent: byt
 def test_a_driver_that_does_not_read_blocks_no_worker(listener: SlotListener) -> None:
     line = "x" * 60_000
     with link_to(listener) as link:
-        for _ in range(3 * MAX_WAITING):
+        for _ in range(3 * MAX_WAITING_MESSAGES):
             link.output([line])  # returns at once, whether there is room or not
         while not isinstance(message := listener.events.get(timeout=60).message, SlotNotes):
             link.output(["y"])

@@ -11,7 +11,7 @@ from strandline.changelog.clock import ManualClock
 from strandline.statestore import StoreSpec, open_store
 from strandline.statestore.engine import Entry
 from strandline.statestore.engines.memory import MemoryEngine
-from strandline.statestore.expiry import KEYS_PER_COMMIT, VISITS, ZONE_KEYS, Sweeper
+from strandline.statestore.expiry import KEYS_PER_COMMIT, VISITS_PER_TTL, ZONE_KEYS, Sweeper
 from strandline.statestore.store import PartitionStore
 
 TTL_MS = 60_000
@@ -71,8 +71,8 @@ def test_a_commit_looks_at_nothing_until_something_is_due(
         store[f"k{number:06}"] = number
     settle(store)
     engine.scans = 0
-    for _ in range(VISITS * 5 - 1):
-        clock.advance(TTL_MS // VISITS // 5)
+    for _ in range(VISITS_PER_TTL * 5 - 1):
+        clock.advance(TTL_MS // VISITS_PER_TTL // 5)
         store["k000001"] = 1
         commit(store)
     assert engine.scans == 0
@@ -108,7 +108,7 @@ def test_a_removal_that_was_aborted_is_repeated(store: Store, clock: ManualClock
     clock.advance(2 * TTL_MS)
     assert store.drain() is not None
     store.discard()
-    clock.advance(TTL_MS // VISITS)
+    clock.advance(TTL_MS // VISITS_PER_TTL)
     assert settle(store) == 1
 
 
@@ -144,7 +144,7 @@ def test_zones_follow_the_keys_and_every_value_goes_in_time(
             store._keys.decode(name)
             for name, _ in store._committed.scan((), b"\x01", None, reverse=False)
         }
-        late = clock.now_ms() - TTL_MS - TTL_MS // VISITS - 2 * STEP_MS
+        late = clock.now_ms() - TTL_MS - TTL_MS // VISITS_PER_TTL - 2 * STEP_MS
         assert {key for key in stored if put_at[key] < late} == set()
         live = {key for key, at in put_at.items() if at + TTL_MS > clock.now_ms()}
         assert {key for key, _ in store.all()} == live

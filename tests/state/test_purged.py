@@ -22,7 +22,7 @@ from strandline.statestore import (
     plan_restore,
 )
 from strandline.statestore import restore as restore_module
-from strandline.statestore.engine import FORMAT
+from strandline.statestore.engine import ENGINE_FORMAT
 from strandline.statestore.engines.rocksdb import RocksEngine
 from tests.cleaning import RETENTION_MS, CutShort, Segments, clean, ignore
 from tests.state.kit import Meanwhile
@@ -76,7 +76,7 @@ def test_the_reason_for_a_rebuild_is_given_in_plain_words() -> None:
 
 
 def test_positions_of_earlier_formats_are_read() -> None:
-    assert FORMAT == 4
+    assert ENGINE_FORMAT == 4
     first = b"\x94\x01\xa2t1\x00\x07"
     assert StorePosition.from_bytes(first) == StorePosition("t1", 0, 7, settled_end=0)
     second = b"\x95\x02\xa2t1\x03\x07\x05"

@@ -41,7 +41,7 @@ from strandline.changelog.metrics import Metric, MetricReading
 
 _log = logging.getLogger("strandline")
 
-NEVER = -(1 << 62)
+BEFORE_ALL_TIMES_MS = -(1 << 62)
 """Time of the last inspection if there was none, elapsed ms."""
 MAX_RETRY_WAIT_MS = 60 * 60 * 1000
 """Maximum wait before a partition whose passes fail is tried again."""
@@ -146,7 +146,7 @@ class Cleaners:
         self._lock = threading.Lock()
         self._progresses: dict[Partition, _CleaningProgress] = {}
         self._busy = 0
-        self._inspected_ms = NEVER
+        self._inspected_ms = BEFORE_ALL_TIMES_MS
         self._throttle = Throttle(
             environment.clock, self._stopping, lambda: self._settings.io_max_bytes_per_second
         )
@@ -185,7 +185,7 @@ class Cleaners:
             with self._lock:
                 progress = self._progress_of(partition)
                 progress.requests, progress.retry_ms = progress.requests + 1, 0
-        self._inspected_ms = NEVER
+        self._inspected_ms = BEFORE_ALL_TIMES_MS
         self.tick()
 
     def status(self) -> list[CleaningStatus]:
@@ -294,7 +294,8 @@ class Cleaners:
                 progress.answered = requests if result.whole else progress.answered
                 progress.running = None
                 self._busy -= 1
-            self._inspected_ms = NEVER  # inspect again at once: other partitions may be due
+            # Inspect again at once, because other partitions may be due.
+            self._inspected_ms = BEFORE_ALL_TIMES_MS
             if self._background:
                 self.tick()  # this thread is free again
 

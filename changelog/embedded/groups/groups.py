@@ -20,7 +20,7 @@ from strandline.changelog.groups import (
     MAX_SERVER_CHARACTERS,
     MAX_SERVERS,
     MAX_STANDBY_REPLICAS,
-    MAX_SUBSCRIBED,
+    MAX_SUBSCRIBED_TOPICS,
     Assignment,
     GroupInfo,
     GroupMember,
@@ -155,10 +155,10 @@ def _check(name: str, subscription: Subscription) -> None:
         ("tasks", len(tasks)),
         ("names of tasks and their topics", sum(map(len, tasks))),
     ):
-        if names > MAX_SUBSCRIBED:
+        if names > MAX_SUBSCRIBED_TOPICS:
             raise InvalidConfig(
-                f"a member of group {name!r} lists {names:,} {what}, at most {MAX_SUBSCRIBED:,}; use "
-                "several groups"
+                f"a member of group {name!r} lists {names:,} {what}, "
+                f"at most {MAX_SUBSCRIBED_TOPICS:,}; use several groups"
             )
     if not all(tasks):
         raise InvalidConfig(

@@ -9,7 +9,7 @@ from strandline.changelog.embedded.checking.scanned import RecordGap, ScannedPar
 from strandline.changelog.embedded.repairing.outcomes import Outcomes
 from strandline.changelog.layout import CONSUMER_OFFSETS, TRANSACTION_STATE
 
-MAX_LISTED = 20
+MAX_LISTED_NAMES = 20
 """Maximum number of names listed; further ones are only counted."""
 
 
@@ -97,6 +97,6 @@ def _topics(checked: CheckedLog) -> Iterator[str]:
 
 
 def _listed(names: set[str]) -> str:
-    shown = sorted(names)[:MAX_LISTED]
+    shown = sorted(names)[:MAX_LISTED_NAMES]
     more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")

@@ -12,7 +12,7 @@ import strandline as sl
 from examples.flights.results import QUIET
 from examples.flights.weather.app import departures, hourly, weather
 
-BATCH = 60_000
+BATCH_ROWS = 60_000
 """Departures of a micro-batch."""
 
 
@@ -24,7 +24,9 @@ def main(log: str, checkpoint: str) -> None:
     source = spark.read.format("strandline").option("subscribe", weather.name)
     stream = (
         spark.readStream.format("strandline")
-        .options(subscribe=departures.name, startingOffsets="earliest", maxOffsetsPerTrigger=BATCH)
+        .options(
+            subscribe=departures.name, startingOffsets="earliest", maxOffsetsPerTrigger=BATCH_ROWS
+        )
         .load(log)
     )
     sums = stream.groupBy("origin", "hour").agg({"*": "count", "delay": "sum"})
