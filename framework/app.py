@@ -27,7 +27,7 @@ from strandline.framework.options import Guarantee, Options, Until
 from strandline.framework.record import Record
 from strandline.framework.session import AppSettings, LogPlace, Session
 from strandline.framework.store import Store, StoreSettings
-from strandline.framework.streams.declaring import StreamDeclaring
+from strandline.framework.streams.stream_declarations import StreamDeclarations
 from strandline.framework.task import OnError, TaskSpec, check_stores
 from strandline.framework.topic import Topic
 from strandline.statestore.aggregates import Aggregate, Aggregates
@@ -54,7 +54,7 @@ COMMAND_LINE = "strandline.app"
 """Group of the entry point that runs the command line of an app."""
 
 
-class App(StreamDeclaring):
+class App(StreamDeclarations):
     """Stateful stream processing over one log.
 
     Declare topics, stores and tasks on the app, then call `run`. Processes that run the same app

@@ -32,8 +32,8 @@ from strandline.framework.app import App
 from strandline.framework.bulk_append import stored_columns
 from strandline.framework.columns import one_record, outgoing
 from strandline.framework.container.batch_instance import BatchInstance
+from strandline.framework.container.completion import Bound
 from strandline.framework.container.folders import StoreFolders
-from strandline.framework.container.idle import Bound
 from strandline.framework.container.running import raise_failures, worker_on
 from strandline.framework.decoding import decode
 from strandline.framework.export import committed_batches

@@ -83,7 +83,7 @@ def clean(
         if nbytes and left is not None and next(left, None) is None:
             raise CutShort
 
-    now_ms = partition.environment.clock.now_ms()
+    now_ms = partition.context.clock.now_ms()
     with partition.cleaning:
         done = cleaner.clean(
             partition,

@@ -52,7 +52,7 @@ class Seen(NamedTuple, Generic[R]):
 
 @dataclass
 class LogContext:
-    """The environment of one open log, passed to each of its parts."""
+    """The context of one open log, passed to each of its parts."""
 
     storage: Storage
     clock: Clock

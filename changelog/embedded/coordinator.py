@@ -102,13 +102,11 @@ class Transaction:
 class Coordinator:
     """Coordinates the transactions of one log."""
 
-    def __init__(
-        self, environment: LogContext, log: TransactionLog, ended: TransactionEnded
-    ) -> None:
-        self._environment = environment
+    def __init__(self, context: LogContext, log: TransactionLog, ended: TransactionEnded) -> None:
+        self._context = context
         self._log = log
         self._ended = ended
-        self._commits = GroupCommit(environment, log, ended)
+        self._commits = GroupCommit(context, log, ended)
         self._lock = threading.Lock()
         """Guards the maps below. A transaction's lock is taken before it, never while it is
         held."""
@@ -155,7 +153,7 @@ class Coordinator:
                 old = self._before_opening.pop(transactional_id, None)
                 if old is not None:
                     self._before_opening_by_producer.pop(old.producer_id, None)
-            transaction.used_ms = self._environment.steady_ms()
+            transaction.used_ms = self._context.steady_ms()
             return transaction
 
     def _write_empty(self, transaction: Transaction) -> None:
@@ -200,8 +198,8 @@ class Coordinator:
                 self._write_pending_markers(transaction)
                 transaction.state = TransactionPhase.ONGOING
                 timeout = transaction.timeout_ms / 1000
-                transaction.deadline = self._environment.clock.monotonic() + timeout
-                transaction.used_ms = self._environment.steady_ms()
+                transaction.deadline = self._context.clock.monotonic() + timeout
+                transaction.used_ms = self._context.steady_ms()
             transaction.partitions[partition] = None
             if check is not None:
                 check()
@@ -224,7 +222,7 @@ class Coordinator:
                 return transaction.producer
             if transaction.state is TransactionPhase.EMPTY:
                 return transaction.producer
-            if self._environment.clock.monotonic() > transaction.deadline:
+            if self._context.clock.monotonic() > transaction.deadline:
                 self._abort(transaction)
                 raise self._timed_out(transaction)
             self._recheck(transaction)
@@ -282,7 +280,7 @@ class Coordinator:
                     continue  # the partition is poisoned; recovery aborts the transaction there
         # Correctness does not need this fsync. It makes the markers visible now, rather than with
         # the next fsync of another writer.
-        sync_all(self._environment, transaction.partitions)
+        sync_all(self._context, transaction.partitions)
         self._finish(transaction, successor, committed=False)
 
     def _write_pending_markers(self, transaction: Transaction) -> None:
@@ -305,7 +303,7 @@ class Coordinator:
         transaction.checks = []
         transaction.state = TransactionPhase.EMPTY
         transaction.producer = successor
-        self._environment.counters.ended(committed=committed)
+        self._context.counters.ended(committed=committed)
         # GroupCommit reports commits itself, once the last marker is written.
         if not committed:
             self._ended(ended, commit=False)
@@ -414,7 +412,7 @@ class Coordinator:
 
     def tick(self) -> None:
         """Abort transactions past their timeout, and finalize those whose markers are durable."""
-        now = self._environment.clock.monotonic()
+        now = self._context.clock.monotonic()
         with self._lock:
             transactions = list(self._by_id.values())
         for transaction in transactions:
@@ -425,7 +423,7 @@ class Coordinator:
                     self._write_pending_markers(transaction)
         with contextlib.suppress(*NO_EFFECT_ERRORS):  # the next tick tries again
             self._commits.finalize()
-            self._expire(self._environment.steady_ms() - EXPIRATION_MS)
+            self._expire(self._context.steady_ms() - EXPIRATION_MS)
 
     def _expire(self, older_than: int) -> None:
         """Forget transactional ids that were not used since `older_than` (steady milliseconds).
@@ -481,7 +479,7 @@ class Coordinator:
                 completed.append((name, _as_complete(record)))
         for partition in partitions():
             touched |= _abort_open(partition)
-        failed = sync_all(self._environment, touched)
+        failed = sync_all(self._context, touched)
         for error in failed.values():
             raise error
         if completed:

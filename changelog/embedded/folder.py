@@ -78,15 +78,15 @@ class FolderMeta(msgspec.Struct):
         return msgspec.structs.replace(self, log_id=new_id, ancestors=ancestors, is_new_copy=True)
 
 
-def folder_meta(environment: LogContext) -> FolderMeta:
+def folder_meta(context: LogContext) -> FolderMeta:
     """Read the folder's identity, or create it in an empty folder.
 
     A copied log gets a new id. Raises CorruptLog, FutureFormat, StorageFailed.
     """
-    storage, clock = environment.storage, environment.clock
+    storage, clock = context.storage, context.clock
     try:
         meta = document.load(storage, FOLDER_META, FOLDER_KIND, FolderMeta)
-        return _in_its_folder(environment, meta)
+        return _in_its_folder(context, meta)
     except FileNotFoundError:
         if storage.exists(CATALOG):
             raise CorruptLog(
@@ -104,9 +104,9 @@ def note_recovered(storage: Storage, meta: FolderMeta) -> None:
         document.save(storage, FOLDER_META, FOLDER_KIND, meta)
 
 
-def _in_its_folder(environment: LogContext, meta: FolderMeta) -> FolderMeta:
+def _in_its_folder(context: LogContext, meta: FolderMeta) -> FolderMeta:
     """Return the identity of the log in this folder. A copy of another log gets a new id."""
-    storage, clock = environment.storage, environment.clock
+    storage, clock = context.storage, context.clock
     here = storage.identity()
     if not meta.is_of(here):
         _refuse_shared_files(storage)

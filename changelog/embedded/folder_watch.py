@@ -19,8 +19,8 @@ class FolderWatch:
     it.
     """
 
-    def __init__(self, environment: LogContext) -> None:
-        self._environment = environment
+    def __init__(self, context: LogContext) -> None:
+        self._context = context
         self._lost: FolderLost | None = None
 
     def check(self) -> None:
@@ -35,11 +35,11 @@ class FolderWatch:
         """
         if self._lost is None:
             try:
-                self._environment.storage.check()
+                self._context.storage.check()
             except FolderLost as error:
                 self._lost = error
                 _log.error("the log stops: %s", error, extra={"error": error})
                 for partition in partitions:
                     partition.gate.poison(error)
-                self._environment.notifier.notify()
+                self._context.notifier.notify()
         return self._lost is not None

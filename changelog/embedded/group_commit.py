@@ -113,7 +113,7 @@ class GroupCommit:
     A caller that finds no round running runs one for all waiting tickets.
     """
 
-    environment: LogContext
+    context: LogContext
     log: TransactionLog
     ended: TransactionEnded
     _waiting: list[CommitTicket] = field(default_factory=list)
@@ -153,7 +153,7 @@ class GroupCommit:
         with self._round:
             if self._unfinalized:
                 self._write_pending(self._unfinalized)
-                sync_all(self.environment, self._partitions(self._unfinalized))
+                sync_all(self.context, self._partitions(self._unfinalized))
                 self._write([], self._take_finalized())
 
     def write_pending_markers(self, transactional_id: str) -> None:
@@ -174,12 +174,12 @@ class GroupCommit:
         return all(ticket.transactional_id != transactional_id for ticket in self._unfinalized)
 
     def _run(self, tickets: list[CommitTicket]) -> None:
-        self.environment.counters.rounds.add()
+        self.context.counters.rounds.add()
         try:
             # 1. Make durable: all records and offsets of these transactions, and the markers of
             #    earlier ones. A durable Prepare must never refer to records that a power cut can
             #    take away.
-            failed = sync_all(self.environment, self._partitions([*tickets, *self._unfinalized]))
+            failed = sync_all(self.context, self._partitions([*tickets, *self._unfinalized]))
             # 2. Earlier transactions whose markers are durable now no longer need a Prepare.
             #    Their `complete` records share the fsync of step 3.
             finalized = self._take_finalized()
@@ -246,7 +246,7 @@ class GroupCommit:
                 ticket.markers[partition] = offset
                 if not visible:
                     hidden.add(partition)
-        failed = sync_all(self.environment, hidden)
+        failed = sync_all(self.context, hidden)
         self._report_ended(tickets)
         for ticket in tickets:
             found = next((failed[p] for p in ticket.partitions if p in failed), None)
@@ -270,7 +270,7 @@ class GroupCommit:
         ]
 
     def _take_finalized(self) -> list[CommitTicket]:
-        fsync = self.environment.durability == "fsync"
+        fsync = self.context.durability == "fsync"
         # Reported again, because the call that wrote the last marker may have been interrupted,
         # or a partition with a pending marker may have been deleted.
         self._report_ended(self._unfinalized)

@@ -32,8 +32,8 @@ The value is the default of Kafka's `producer.id.expiration.ms`."""
 class LogMaintenance:
     """Runs retention and deletes files. The caller holds the owner's administration lock."""
 
-    def __init__(self, environment: LogContext, catalog: TopicCatalog) -> None:
-        self._environment = environment
+    def __init__(self, context: LogContext, catalog: TopicCatalog) -> None:
+        self._context = context
         self._catalog = catalog
         self._next_retention_ms = 0
         self.pending_deletes: list[tuple[int, Segment]] = []
@@ -41,12 +41,12 @@ class LogMaintenance:
 
     def schedule_delete(self, topic: OpenTopic, segments: Sequence[Segment]) -> None:
         """Delete the files of segments that have left the log, after `file.delete.delay.ms`."""
-        when = self._environment.steady_ms() + topic.config.file_delete_delay_ms
+        when = self._context.steady_ms() + topic.config.file_delete_delay_ms
         self.pending_deletes += [(when, segment) for segment in segments]
 
     def tick(self) -> None:
         """Apply retention and delete files, as far as they are due."""
-        now = self._environment.steady_ms()
+        now = self._context.steady_ms()
         if now >= self._next_retention_ms:
             self._next_retention_ms = now + RETENTION_CHECK_MS
             self._retain(now)
@@ -58,7 +58,7 @@ class LogMaintenance:
             segment.remove()
 
     def _retain(self, steady: int) -> None:
-        now = self._environment.clock.now_ms()
+        now = self._context.clock.now_ms()
         for topic in self._catalog:
             for partition in topic.partitions:
                 try:

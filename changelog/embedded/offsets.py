@@ -170,7 +170,7 @@ class GroupOffsets:
         offsets: Mapping[TopicPartition, CommittedOffset | None],
         producer: ProducerIdentity | None,
     ) -> Changes:
-        now = self.partition.environment.clock.now_ms()
+        now = self.partition.context.clock.now_ms()
         values = {tp: _value(offset, now) for tp, offset in offsets.items()}
         pairs = [
             (_encode((group, *tp)), None if value is None else _encode(value))

@@ -71,8 +71,8 @@ class OpenFolder:
     ) -> None:
         if durability not in ("fsync", "os"):
             raise InvalidConfig(f"durability is 'fsync' or 'os', got {durability!r}")
-        self.environment = LogContext(storage, clock, durability)
-        self._watch = FolderWatch(self.environment)
+        self.context = LogContext(storage, clock, durability)
+        self._watch = FolderWatch(self.context)
         self._background = background
         self._closed = False
         self._pid = os.getpid()
@@ -90,31 +90,31 @@ class OpenFolder:
         """Thread that calls `tick`; without one, the caller does, and a fetch does not wait."""
 
     def _open(self) -> None:
-        environment, storage = self.environment, self.environment.storage
-        self.meta = folder.folder_meta(environment)
+        context, storage = self.context, self.context.storage
+        self.meta = folder.folder_meta(context)
         closed = folder.closed_sizes(storage)
         storage.sync_dir("")  # make the names found durable before anything depends on them
         storage.check(TOPICS)  # and from now on with each check
-        environment.config = folder.log_config(storage)
-        self.catalog = TopicCatalog(environment, closed)
-        self.maintenance = LogMaintenance(environment, self.catalog)
-        self.cleaners = Cleaners(environment, self.catalog, self._schedule_delete, self._background)
-        self.pins = KeptPins(environment, self.partition, self.admin)
-        self.snapshots = KeptSnapshots(environment, self.meta, self.partitions, self.admin)
+        context.config = folder.log_config(storage)
+        self.catalog = TopicCatalog(context, closed)
+        self.maintenance = LogMaintenance(context, self.catalog)
+        self.cleaners = Cleaners(context, self.catalog, self._schedule_delete, self._background)
+        self.pins = KeptPins(context, self.partition, self.admin)
+        self.snapshots = KeptSnapshots(context, self.meta, self.partitions, self.admin)
         # Removed before the first append, because a stale record of an orderly close would vouch
         # for segment sizes that are no longer right.
         storage.unlink(CLEAN)
         storage.sync_dir("")
         offsets = GroupOffsets(self._system_partition(CONSUMER_OFFSETS), self.catalog.has_id)
         log = TransactionLog(self._system_partition(TRANSACTION_STATE))
-        self.coordinator = Coordinator(environment, log, offsets.ended)
+        self.coordinator = Coordinator(context, log, offsets.ended)
         self.coordinator.recover(
             self.catalog.partition_by_id, self.partitions, is_new_copy=self.meta.is_new_copy
         )
         folder.note_recovered(storage, self.meta)
         offsets.load()  # after recovery, which has ended all open transactions
         self.offsets = offsets
-        self.groups = GroupCoordinator(environment.clock, self._partition_count)
+        self.groups = GroupCoordinator(context.clock, self._partition_count)
 
     def _partition_count(self, topic: str) -> int:
         return len(self.catalog.get(topic).partitions) if self.catalog.has(topic) else 0
@@ -144,8 +144,8 @@ class OpenFolder:
             message = "the log is closed, and the next opening runs recovery: %s"
             _log.warning(message, error, extra={"error": error})
         finally:
-            self.environment.pool.shutdown()
-            self.environment.notifier.notify()
+            self.context.pool.shutdown()
+            self.context.notifier.notify()
             self._lock.release()
 
     def _close_in_order(self) -> None:
@@ -158,7 +158,7 @@ class OpenFolder:
             self.coordinator.close()
             self.maintenance.delete_all()
         finally:
-            synced = self.environment.in_parallel(sync_quietly, self._written())
+            synced = self.context.in_parallel(sync_quietly, self._written())
             for partition in self.partitions():
                 partition.shut()
             written = self._written()
@@ -167,7 +167,7 @@ class OpenFolder:
             known = all(partition.is_known for partition in self.partitions())
         if known and all(synced) and all(p.log_end == p.synced_end for p in written):
             sizes = {partition.folder: partition.segments[-1].size for partition in written}
-            folder.save_closed_sizes(self.environment.storage, sizes)
+            folder.save_closed_sizes(self.context.storage, sizes)
 
     def _written(self) -> list[Partition]:
         return [partition for partition in self.partitions() if partition.segments]
@@ -183,7 +183,7 @@ class OpenFolder:
         self.coordinator.tick()
         self.groups.tick()
         # Makes the records of open transactions durable, so that read_uncommitted readers see them.
-        sync_all(self.environment, [p for p in self.partitions() if p.synced_end < p.log_end])
+        sync_all(self.context, [p for p in self.partitions() if p.synced_end < p.log_end])
         with self._admin_lock:
             self.maintenance.tick()
             self.pins.tick()

@@ -161,7 +161,7 @@ class Owner:
 
     def describe_config(self) -> dict[str, str]:
         self._log.check_open()
-        return dict(self._log.environment.config.given)
+        return dict(self._log.context.config.given)
 
     def alter_config(self, changes: Mapping[str, str | None]) -> dict[str, str]:
         with self._log.admin():
@@ -178,8 +178,8 @@ class Owner:
         self._log.check_open()
         appended: list[Appended] = []
         plain: dict[Partition, None] = {}
-        with self._log.environment.traffic:
-            begin_epochs(self._log.environment, self._log.partition, appends)
+        with self._log.context.traffic:
+            begin_epochs(self._log.context, self._log.partition, appends)
             try:
                 for request in appends:
                     topic = self._log.catalog.get(request.topic)
@@ -193,7 +193,7 @@ class Owner:
 
     def _append(self, topic: OpenTopic, partition: Partition, request: Append) -> Appended:
         self._refuse_system(request.topic, "append to")
-        payload = admitted(topic, request, self._log.environment.clock.now_ms())
+        payload = admitted(topic, request, self._log.context.clock.now_ms())
         producer = request.producer
         joined: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if request.transactional:
@@ -205,7 +205,7 @@ class Owner:
 
     def _sync(self, partitions: Collection[Partition]) -> None:
         if partitions:
-            for error in sync_all(self._log.environment, partitions).values():
+            for error in sync_all(self._log.context, partitions).values():
                 raise error
 
     def fetch(
@@ -269,7 +269,7 @@ class Owner:
 
         self._log.check_open()
         seconds = timeout if self._log.ticking else 0.0
-        seen = self._log.environment.poll_until(
+        seen = self._log.context.poll_until(
             look_at_all, any_new, seconds, self._unchanged.pop(key, None)
         )
         if not seen.is_new:
@@ -348,7 +348,7 @@ class Owner:
 
     def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
         self._log.check_open()
-        with self._log.environment.traffic:
+        with self._log.context.traffic:
             return self._log.coordinator.end(producer, commit=commit)
 
     # Consumer groups ------------------------------------------------------------------
@@ -370,7 +370,7 @@ class Owner:
     def _commit_offsets(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]
     ) -> None:
-        with self._log.environment.traffic:
+        with self._log.context.traffic:
             changes = self._log.offsets.write(group, offsets)
             self._sync([self._log.offsets.partition])
             self._log.offsets.apply(
@@ -419,7 +419,7 @@ class Owner:
 
     def metrics(self) -> list[MetricReading]:
         """Return counters since the opening, and gauges of the present state."""
-        counters, open_ = self._log.environment.counters, self._log.coordinator.open_transactions
+        counters, open_ = self._log.context.counters, self._log.coordinator.open_transactions
         return [*log_readings(self._log.catalog, counters, open_), *self._log.cleaners.readings()]
 
     def _located(self, tp: TopicPartition, offset: CommittedOffset) -> CommittedOffset:

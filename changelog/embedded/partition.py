@@ -77,12 +77,12 @@ class Partition:
 
     def __init__(
         self,
-        environment: LogContext,
+        context: LogContext,
         folder: str,
         manifest: Manifest,
         config: TopicConfig,
     ) -> None:
-        self.environment = environment
+        self.context = context
         self.folder = folder
         self.manifest = manifest
         self.config = config
@@ -218,7 +218,7 @@ class Partition:
         again at the same offset. It is visible at once only if all earlier records are durable,
         because the high watermark must not pass records that are not.
         """
-        now = self.environment.clock.now_ms()
+        now = self.context.clock.now_ms()
         payload = encode_marker(commit=commit, coordinator_epoch=0, timestamp=now)
         with self.lock:
             self.gate.check()
@@ -231,14 +231,14 @@ class Partition:
                     # this entry would take the aborted records for committed ones.
                     ended = EndedTransaction(producer.producer_id, opened, header.base_offset)
                     self.aborted.add(ended)
-                self.producers.ended(producer, header.base_offset, self.environment.steady_ms())
+                self.producers.ended(producer, header.base_offset, self.context.steady_ms())
                 if commit:
                     self.committed_end = self.log_end
                     if nothing_waits:
                         self.high_watermark = self.log_end
                 self._publish_unsynced()
             visible = self.high_watermark == self.log_end
-        self.environment.notifier.notify()
+        self.context.notifier.notify()
         return header.base_offset, visible
 
     def _write(
@@ -281,14 +281,14 @@ class Partition:
             ProducerIdentity(header.producer_id, header.producer_epoch),
             BatchMeta(header.base_sequence, last, header.base_offset, header.last_offset),
             transactional=header.transactional,
-            timestamp=self.environment.steady_ms(),
+            timestamp=self.context.steady_ms(),
         )
 
     def _publish_unsynced(self) -> None:
         """Make appended records visible at once, with durability "os" only."""
-        if self.environment.durability == "os":
+        if self.context.durability == "os":
             self.high_watermark = self.log_end
-            self.environment.notifier.notify()
+            self.context.notifier.notify()
 
     # Durability -----------------------------------------------------------------------
 
@@ -314,7 +314,7 @@ class Partition:
 
     def _sync_file(self, file: File) -> None:
         try:
-            with self.environment.counters.fsyncs.timed():
+            with self.context.counters.fsyncs.timed():
                 file.sync()
         except StorageFailed as error:
             self.gate.poison(error)
@@ -323,18 +323,18 @@ class Partition:
     def _publish(self, durable_end: int) -> None:
         self.synced_end = max(self.synced_end, durable_end)
         self.high_watermark = max(self.high_watermark, self.synced_end)
-        self.environment.notifier.notify()
+        self.context.notifier.notify()
 
     # Segments -------------------------------------------------------------------------
 
     def _segment_for(self, payload: FramePayload) -> Segment:
         """Return the active segment with room for the payload; create or roll it if needed."""
         if not self.segments:
-            self.environment.storage.make_dir(self.folder)
+            self.context.storage.make_dir(self.folder)
             self.roll()
         elif _is_full(self.segments[-1], payload, self.config):
             self.roll()
-        if self.environment.durability == "os":
+        if self.context.durability == "os":
             self._reserve(self.log_end + payload.record_count)
         return self.segments[-1]
 
@@ -350,7 +350,7 @@ class Partition:
             self._roll(self.log_end if start is None else start)
 
     def _roll(self, start: int) -> None:
-        storage, now = self.environment.storage, self.environment.clock.now_ms()
+        storage, now = self.context.storage, self.context.clock.now_ms()
         entries = list(self.manifest.segments)
         if self.segments:
             entries[-1] = self._close_active(start)
@@ -373,7 +373,7 @@ class Partition:
         self._sync_file(active.file)
         active.save_index()
         self.save_aborted(active)
-        storage, producers = self.environment.storage, self.producers.entries
+        storage, producers = self.context.storage, self.producers.entries
         side_files.save_producers(
             storage, self.folder, next_base, producers, before=active.base_offset
         )
@@ -390,8 +390,8 @@ class Partition:
         because an append follows.
         """
         epochs, oldest = self.manifest.epochs, self.segments[0].base_offset
-        new = with_epoch(epochs, start, self.environment.clock.new_id(), oldest)
-        reserves = reserve and self.environment.durability == "os"
+        new = with_epoch(epochs, start, self.context.clock.new_id(), oldest)
+        reserves = reserve and self.context.durability == "os"
         reserved_end = start + RESERVED_OFFSETS if reserves else 0
         self._change_manifest(
             epochs=new, reserved_end=max(reserved_end, self.manifest.reserved_end)
@@ -406,7 +406,7 @@ class Partition:
         if self.segments:
             self.begin_epoch(self.log_end, reserve=True)
         else:  # there is no manifest yet; the roll that creates the first segment saves it
-            first = HistoryEpoch(0, self.log_end, self.environment.clock.new_id())
+            first = HistoryEpoch(0, self.log_end, self.context.clock.new_id())
             self.manifest = msgspec.structs.replace(self.manifest, epochs=(first,))
             self.epoch_begun = True
 
@@ -422,7 +422,7 @@ class Partition:
             )
             dropped, self.segments = self.segments[:count], self.segments[count:]
             self.aborted = self.aborted.since(self.log_start)
-        self.environment.notifier.notify()
+        self.context.notifier.notify()
         return list(dropped)
 
     def new_segment_name(self, base_offset: int) -> SegmentName:
@@ -462,7 +462,7 @@ class Partition:
                 purged_end=max(self.manifest.purged_end, purged_end),
             )
             self.segments = (*self.segments[:at], *new, *self.segments[after:])
-        self.environment.notifier.notify()
+        self.context.notifier.notify()
         return True
 
     def note_cleaned(self, end: int) -> None:
@@ -479,7 +479,7 @@ class Partition:
         """Save the manifest with `changes`; memory follows only once they are durable."""
         manifest = msgspec.structs.replace(self.manifest, **changes)
         self._manifest_in_doubt = True
-        manifest.save(self.environment.storage, self.folder)
+        manifest.save(self.context.storage, self.folder)
         self._manifest_in_doubt = False
         self.manifest = manifest
 
@@ -490,13 +490,13 @@ class Partition:
         """
         start = max(segment.base_offset, since)
         ended = self.aborted.ending_in(start, max(start, segment.end_offset))
-        side_files.save_aborted(self.environment.storage, self.folder, segment.name, ended)
+        side_files.save_aborted(self.context.storage, self.folder, segment.name, ended)
 
     def retire(self) -> None:
         """Reject all appends from now on, because the topic was deleted."""
         with self.lock:
             self.gate.retire()
-        self.environment.notifier.notify()
+        self.context.notifier.notify()
 
     def shut(self) -> None:
         """Reject all appends from now on, because the log is being closed."""

@@ -75,12 +75,12 @@ class KeptPins:
     pin is created.
     """
 
-    def __init__(self, environment: LogContext, find: Find, admin: Admin) -> None:
-        self._environment = environment
-        self._storage = environment.storage
+    def __init__(self, context: LogContext, find: Find, admin: Admin) -> None:
+        self._context = context
+        self._storage = context.storage
         self._find = find
         self._admin = admin
-        self._reader = PinReader(environment.storage)
+        self._reader = PinReader(context.storage)
         self._deadlines: dict[PinName, int] = {}
         """Steady time (ms) at which each pin times out."""
         for name in list(pins_in(self._storage)):
@@ -133,7 +133,7 @@ class KeptPins:
 
     def tick(self) -> None:
         """Remove pins that have timed out. The caller holds the administration lock."""
-        now = self._environment.steady_ms()
+        now = self._context.steady_ms()
         for name in [name for name, deadline in self._deadlines.items() if deadline <= now]:
             self._release(name)
 
@@ -144,13 +144,13 @@ class KeptPins:
         left = timeout = 0
         try:
             pin = whole_pin(self._storage, name)
-            left, timeout = pin.expires_ms - self._environment.clock.now_ms(), pin.timeout_ms
+            left, timeout = pin.expires_ms - self._context.clock.now_ms(), pin.timeout_ms
         except FileNotFoundError:
             pass  # a crash interrupted its creation or removal
         except CorruptLog as error:
             _log.warning("pin %s is lost: %s", name, error, extra={"pin": str(name)})
         # Never longer than the pin's timeout, even if the wall clock was set back.
-        self._deadlines[name] = self._environment.steady_ms() + min(left, timeout)
+        self._deadlines[name] = self._context.steady_ms() + min(left, timeout)
         if left <= 0:
             self._release(name)
 
@@ -169,17 +169,17 @@ class KeptPins:
         except (FileNotFoundError, CorruptLog) as error:
             self._release(name)
             raise _unknown(name) from error
-        now = self._environment.clock.now_ms()
+        now = self._context.clock.now_ms()
         if not now + pin.timeout_ms // 2 <= pin.expires_ms <= now + pin.timeout_ms:
             pin.expires_ms = now + pin.timeout_ms
             pin.save(self._storage, name)
-        self._deadlines[name] = self._environment.steady_ms() + pin.timeout_ms
+        self._deadlines[name] = self._context.steady_ms() + pin.timeout_ms
         return pin
 
     # Creation and removal -------------------------------------------------------------
 
     def _create(self, name: PinName, ranges: PinnedRanges, timeout_ms: int) -> Pin:
-        folder, now = pin_folder(name), self._environment.clock.now_ms()
+        folder, now = pin_folder(name), self._context.clock.now_ms()
         partitions = {tp: self._partition(tp, wanted) for tp, wanted in sorted(ranges.items())}
         schemas = {p.topic_id: encode_schemas(p.schemas.versions) for p in partitions.values()}
         self._remove_folder(folder)  # left by an attempt that failed
@@ -194,7 +194,7 @@ class KeptPins:
                 self._remove_folder(folder)
                 self._remove_empty_holder(name.holder)
             raise
-        self._deadlines[name] = self._environment.steady_ms() + timeout_ms
+        self._deadlines[name] = self._context.steady_ms() + timeout_ms
         return pin
 
     def _partition(self, tp: TopicPartition, wanted: PinnedRange) -> Partition:
@@ -219,7 +219,7 @@ class KeptPins:
         except StorageFailed as error:
             fields = {"pin": str(name), "error": error}
             _log.warning("removing pin %s: %s", *fields.values(), extra=fields)
-            self._deadlines[name] = self._environment.steady_ms() + RETRY_MS
+            self._deadlines[name] = self._context.steady_ms() + RETRY_MS
 
     def _remove_folder(self, folder: str) -> None:
         """Remove a pin's folder, the document first and durably.
@@ -275,7 +275,7 @@ def _unknown(name: PinName) -> UnknownPin:
 
 def _pin_partition(partition: Partition, wanted: PinnedRange, folder: str) -> PinnedPartition:
     """Link the files of a range into the pin's folder, and return the positions of its records."""
-    storage, (topic, number) = partition.environment.storage, partition.topic_partition
+    storage, (topic, number) = partition.context.storage, partition.topic_partition
     start, end = wanted.start, wanted.end
     with partition.lock:  # segments and aborted transactions must be of the same moment
         ends = partition.offsets()

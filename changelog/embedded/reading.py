@@ -62,7 +62,7 @@ def fetch(partition: Partition, offset: int, *, max_bytes: int, isolation: Isola
 
     Raises OffsetOutOfRange, UnknownTopic, CorruptLog.
     """
-    storage = partition.environment.storage
+    storage = partition.context.storage
     fetched: Fetched | None = None
     while True:
         seen, later = _read(
@@ -78,7 +78,7 @@ def fetch(partition: Partition, offset: int, *, max_bytes: int, isolation: Isola
 
 def offset_for_time(partition: Partition, timestamp: int, *, isolation: Isolation) -> int | None:
     """Return the offset of the first record of at least that timestamp (ms), or None."""
-    storage = partition.environment.storage
+    storage = partition.context.storage
     offset = 0
     while True:
         seen, found = _read(

@@ -45,7 +45,7 @@ from strandline.changelog.storage import Storage
 
 
 def open_partition(
-    environment: LogContext,
+    context: LogContext,
     folder: str,
     config: TopicConfig,
     fresh: Manifest,
@@ -57,17 +57,17 @@ def open_partition(
     bytes of the active segment after an orderly close, None after an unclean stop. Raises
     CorruptLog, FutureFormat.
     """
-    if closed_size is None and environment.storage.exists(folder):
+    if closed_size is None and context.storage.exists(folder):
         # A kill may have left file names that are not durable. They are synced before anything
         # depends on them.
-        environment.storage.sync_dir(folder)
+        context.storage.sync_dir(folder)
     try:
-        manifest = Manifest.load(environment.storage, folder)
+        manifest = Manifest.load(context.storage, folder)
         _check_place(folder, manifest, fresh)
     except FileNotFoundError:
-        _check_never_written(environment, folder, closed_size)
+        _check_never_written(context, folder, closed_size)
         manifest = fresh
-    partition = Partition(environment, folder, manifest, config)
+    partition = Partition(context, folder, manifest, config)
     _remove_strays(partition)
     partition.segments = tuple(_open_segment(partition, entry) for entry in manifest.segments)
     if partition.segments:
@@ -90,7 +90,7 @@ def _check_place(folder: str, found: Manifest, fresh: Manifest) -> None:
         )
 
 
-def _check_never_written(environment: LogContext, folder: str, closed_size: int | None) -> None:
+def _check_never_written(context: LogContext, folder: str, closed_size: int | None) -> None:
     """Raise CorruptLog if the manifest is missing and the folder holds records.
 
     A crash before the first manifest leaves at most one empty segment.
@@ -100,7 +100,7 @@ def _check_never_written(environment: LogContext, folder: str, closed_size: int 
             f"{folder}/{MANIFEST} is missing though the log was closed with {closed_size} bytes of "
             f"records there; {REPAIR}"
         )
-    if holds_records(environment.storage, folder):
+    if holds_records(context.storage, folder):
         raise CorruptLog(f"{folder}/{MANIFEST} is missing though there are records; {REPAIR}")
 
 
@@ -119,7 +119,7 @@ def holds_records(storage: Storage, folder: str) -> bool:
 def _remove_strays(partition: Partition) -> None:
     """Remove temporary files, and files of segments that the manifest does not list."""
     listed = {entry.name for entry in partition.manifest.segments}
-    storage = partition.environment.storage
+    storage = partition.context.storage
     for name in storage.list_dir(partition.folder):
         segment = segment_of(name)
         if name.endswith(".tmp") or (segment is not None and segment not in listed):
@@ -128,7 +128,7 @@ def _remove_strays(partition: Partition) -> None:
 
 def _open_segment(partition: Partition, entry: SegmentEntry) -> Segment:
     active = entry is partition.manifest.segments[-1]
-    storage = partition.environment.storage
+    storage = partition.context.storage
     try:
         segment = Segment.open(
             storage, partition.folder, entry.name, entry.created_ms, writable=active
@@ -216,8 +216,8 @@ def _recover_state(partition: Partition) -> None:
     """
     # The time of the opening is used as each producer's last use. With the records' timestamps
     # the producer of a backfill of old records would expire at once.
-    now = partition.environment.clock.now_ms()
-    storage, folder = partition.environment.storage, partition.folder
+    now = partition.context.clock.now_ms()
+    storage, folder = partition.context.storage, partition.folder
     start = _load_snapshots(partition)
     active = partition.segments[-1]
     for segment in partition.segments:
@@ -234,7 +234,7 @@ def _recover_state(partition: Partition) -> None:
 
 def _load_snapshots(partition: Partition) -> int:
     """Load the latest valid side files. Return the offset from which frames must be replayed."""
-    storage = partition.environment.storage
+    storage = partition.context.storage
     for offset in _snapshot_offsets(partition):
         try:
             partition.producers = load_producers(storage, partition.folder, offset)
@@ -258,7 +258,7 @@ def _snapshot_offsets(partition: Partition) -> list[int]:
     A roll takes a snapshot at the offset where a segment begins; snapshots elsewhere are ignored.
     """
     bases = {segment.base_offset for segment in partition.segments}
-    names = partition.environment.storage.list_dir(partition.folder)
+    names = partition.context.storage.list_dir(partition.folder)
     offsets = (snapshot_offset(name) for name in names)
     return sorted((o for o in offsets if o is not None and o in bases), reverse=True)
 

@@ -89,13 +89,13 @@ class KeptSnapshots:
 
     def __init__(
         self,
-        environment: LogContext,
+        context: LogContext,
         meta: FolderMeta,
         partitions: Callable[[], Iterable[Partition]],
         admin: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self._environment = environment
-        self._storage = environment.storage
+        self._context = context
+        self._storage = context.storage
         self._meta = meta
         self._partitions = partitions
         self._admin = admin
@@ -107,7 +107,7 @@ class KeptSnapshots:
 
     def take(self) -> str:
         with self._admin():
-            name = self._environment.clock.new_id()
+            name = self._context.clock.new_id()
             folder = snapshot_folder(name)
             try:
                 self._storage.make_dir(folder)
@@ -116,7 +116,7 @@ class KeptSnapshots:
                 with contextlib.suppress(StorageFailed):
                     self._remove(name)
                 raise
-            self._deadlines[name] = self._environment.steady_ms() + LIFETIME_MS
+            self._deadlines[name] = self._context.steady_ms() + LIFETIME_MS
             return name
 
     def release(self, name: str) -> None:
@@ -131,7 +131,7 @@ class KeptSnapshots:
 
         The caller holds the administration lock.
         """
-        now = self._environment.steady_ms()
+        now = self._context.steady_ms()
         for name in [name for name, deadline in self._deadlines.items() if deadline <= now]:
             try:
                 self._remove(name)
@@ -149,7 +149,7 @@ class KeptSnapshots:
         with contextlib.ExitStack() as held:
             for partition in partitions:
                 held.enter_context(partition.lock)
-            taken_ms = self._environment.clock.now_ms()
+            taken_ms = self._context.clock.now_ms()
             cuts = [_Cut(partition, folder) for partition in partitions if partition.segments]
         files = [*self._documents(partitions)]
         for cut in cuts:
@@ -175,7 +175,7 @@ class _Cut:
 
     def __init__(self, partition: Partition, folder: str) -> None:
         partition.gate.check()  # the files of a poisoned partition may hold anything
-        self._storage = partition.environment.storage
+        self._storage = partition.context.storage
         self._inside = partition.folder
         self._folder = folder
         self._segments = [(one.name, one.size) for one in partition.segments]

@@ -12,16 +12,16 @@ from strandline.changelog.records import Append, TopicPartition
 
 
 def sync_all(
-    environment: LogContext, partitions: Collection[Partition]
+    context: LogContext, partitions: Collection[Partition]
 ) -> dict[Partition, StrandlineError]:
     """Sync several partitions in parallel. Return the errors of those that failed.
 
     With durability "os" nothing is synced. Deleted partitions are not errors.
     """
-    if environment.durability == "os":
+    if context.durability == "os":
         return {}
     waiting = [partition for partition in partitions if not partition.gate.retired]
-    results = environment.in_parallel(_sync, waiting)
+    results = context.in_parallel(_sync, waiting)
     return {p: error for p, error in zip(waiting, results, strict=True) if error is not None}
 
 
@@ -34,7 +34,7 @@ def _sync(partition: Partition) -> StrandlineError | None:
 
 
 def begin_epochs(
-    environment: LogContext, find: Callable[[TopicPartition], Partition], appends: Sequence[Append]
+    context: LogContext, find: Callable[[TopicPartition], Partition], appends: Sequence[Append]
 ) -> None:
     """Begin leader epochs in the partitions that get their first append since the opening.
 
@@ -46,7 +46,7 @@ def begin_epochs(
     with contextlib.suppress(InvalidRequest):
         found = {find(TopicPartition(one.topic, one.partition)): None for one in appends}
         waiting = [one for one in found if one.segments and not one.epoch_begun]
-        environment.in_parallel(_begin_epoch, waiting)
+        context.in_parallel(_begin_epoch, waiting)
 
 
 def _begin_epoch(partition: Partition) -> None:

@@ -82,13 +82,11 @@ class TopicMeta(msgspec.Struct, kw_only=True):
 class OpenTopic:
     """A topic of the open log, with its partitions."""
 
-    def __init__(
-        self, environment: LogContext, meta: TopicMeta, closed: ClosedSizes | None
-    ) -> None:
-        self._environment = environment
+    def __init__(self, context: LogContext, meta: TopicMeta, closed: ClosedSizes | None) -> None:
+        self._context = context
         self.meta = meta
         try:
-            self.config = environment.config.topic(meta.config)
+            self.config = context.config.topic(meta.config)
         except InvalidConfig as error:
             raise CorruptLog(f"{CATALOG}, topic {meta.name}: {error}; {REPAIR}") from error
         self.schemas = decode_schemas(meta.schemas, f"{CATALOG}, topic {meta.name}")
@@ -102,12 +100,12 @@ class OpenTopic:
             folder = partition_folder(self.meta.topic_id, number)
             fresh = Manifest(topic=self.meta.name, topic_id=self.meta.topic_id, partition=number)
             size = None if closed is None else closed.get(folder, 0)
-            partition = open_partition(self._environment, folder, self.config, fresh, size)
+            partition = open_partition(self._context, folder, self.config, fresh, size)
             partition.schemas = self.schemas
             return partition
 
         missing = range(len(self.partitions), self.meta.partitions)
-        self.partitions += self._environment.in_parallel(open_one, missing)
+        self.partitions += self._context.in_parallel(open_one, missing)
 
     def partition(self, number: int) -> Partition:
         """Return a partition by its number. Raises UnknownPartition."""
@@ -130,7 +128,7 @@ class OpenTopic:
     def apply_config(self) -> None:
         """Apply the settings of the topic and of the log, for everything done from now on."""
         was_compacted = self.config.compact
-        self.config = self._environment.config.topic(self.meta.config)
+        self.config = self._context.config.topic(self.meta.config)
         for partition in self.partitions:
             partition.config = self.config
         if was_compacted and not self.config.compact:
@@ -156,16 +154,16 @@ class OpenTopic:
             self.schemas.latest,
             self.schemas.latest_id,
             self.meta.internal,
-            dict(self._environment.config.topic_defaults),
+            dict(self._context.config.topic_defaults),
         )
 
 
 class TopicCatalog:
     """All topics of a log. A change is durable when its method returns."""
 
-    def __init__(self, environment: LogContext, closed: ClosedSizes | None) -> None:
-        self._environment = environment
-        storage = environment.storage
+    def __init__(self, context: LogContext, closed: ClosedSizes | None) -> None:
+        self._context = context
+        storage = context.storage
         try:
             metas = document.load(storage, CATALOG, KIND, list[TopicMeta])
         except FileNotFoundError:
@@ -188,7 +186,7 @@ class TopicCatalog:
         for meta in metas:
             if _copy_of(storage, meta.topic_id) != meta:
                 meta.save_copy(storage)
-        self._topics = {meta.name: OpenTopic(environment, meta, closed) for meta in metas}
+        self._topics = {meta.name: OpenTopic(context, meta, closed) for meta in metas}
 
     def __iter__(self) -> Iterator[OpenTopic]:
         return iter(list(self._topics.values()))
@@ -232,18 +230,18 @@ class TopicCatalog:
         if name in self._topics:
             raise TopicExists(f"there is a topic {name!r} already")
         check_partitions(name, partitions)
-        _check_config(name, config, self._environment.config, given=config)
+        _check_config(name, config, self._context.config, given=config)
         schemas = ValueSchemas() if schema is None else ValueSchemas().extended(schema, name)
         meta = TopicMeta(
             name=name,
-            topic_id=self._environment.clock.new_id(),
+            topic_id=self._context.clock.new_id(),
             partitions=partitions,
             config=dict(config),
             schemas=encode_schemas(schemas.versions),
             internal=internal,
         )
-        topic = OpenTopic(self._environment, meta, {})
-        meta.save_copy(self._environment.storage)
+        topic = OpenTopic(self._context, meta, {})
+        meta.save_copy(self._context.storage)
         self._save([*(other.meta for other in self), meta])
         self._topics[name] = topic
         return topic
@@ -260,7 +258,7 @@ class TopicCatalog:
         merged = {**topic.meta.config, **(config or {})}
         settings = {key: value for key, value in merged.items() if value is not None}
         given = {key: value for key, value in settings.items() if key in (config or {})}
-        _check_config(name, settings, self._environment.config, given)
+        _check_config(name, settings, self._context.config, given)
         if partitions is not None:
             check_partitions(name, partitions, topic.meta.partitions)
         schemas = topic.schemas
@@ -276,7 +274,7 @@ class TopicCatalog:
             partitions=partitions or topic.meta.partitions,
             schemas=encode_schemas(schemas.versions),
         )
-        changed.save_copy(self._environment.storage)
+        changed.save_copy(self._context.storage)
         self._save([changed if other is topic else other.meta for other in self])
         topic.apply(changed)
         return topic
@@ -286,11 +284,11 @@ class TopicCatalog:
 
         Raises InvalidConfig.
         """
-        config = self._environment.config.altered(changes)
+        config = self._context.config.altered(changes)
         for topic in self:
             _check_config(topic.meta.name, topic.meta.config, config, given={})
-        save_log_config(self._environment.storage, config)
-        self._environment.config = config
+        save_log_config(self._context.storage, config)
+        self._context.config = config
         for topic in self:
             topic.apply_config()
         return config
@@ -298,7 +296,7 @@ class TopicCatalog:
     def delete(self, name: str) -> OpenTopic:
         """Remove a topic from the catalog, then delete its files. Raises UnknownTopic."""
         topic = self.get(name)
-        storage, folder = self._environment.storage, topic_folder(topic.meta.topic_id)
+        storage, folder = self._context.storage, topic_folder(topic.meta.topic_id)
         # The copy goes first, durably: a folder with records and a copy, which the catalog does not
         # list, is not that of a deleted topic (`forgotten_topics`), and `repair` restores topics
         # from their copies. If the catalog cannot be written, the topic stays, with its copy.
@@ -318,7 +316,7 @@ class TopicCatalog:
         return topic
 
     def _save(self, metas: list[TopicMeta]) -> None:
-        document.save(self._environment.storage, CATALOG, KIND, metas)
+        document.save(self._context.storage, CATALOG, KIND, metas)
 
 
 def forgotten_topics(storage: Storage, known: set[str]) -> list[str]:

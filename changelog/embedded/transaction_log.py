@@ -114,7 +114,7 @@ class TransactionLog:
 
     def sync(self) -> None:
         """Make appended records durable, unless the log's durability is "os"."""
-        if self.partition.environment.durability == "fsync":
+        if self.partition.context.durability == "fsync":
             self.partition.sync()
 
     def _append(self, pairs: list[tuple[bytes, bytes | None]]) -> None:
@@ -145,7 +145,7 @@ def append_pairs(
 ) -> int:
     """Append key/value pairs to a system partition; return the first one's offset."""
     keys, values = zip(*pairs, strict=True)
-    now = partition.environment.clock.now_ms()
+    now = partition.context.clock.now_ms()
     columns = pa.record_batch(
         {
             "timestamp": int64s([now] * len(keys)),
@@ -162,7 +162,7 @@ def read_records(partition: Partition) -> Iterator[ConsumerRecord]:
     Nothing else reads or changes the partition then, so no segment is deleted in between. Raises
     CorruptLog.
     """
-    storage, offset = partition.environment.storage, partition.log_start
+    storage, offset = partition.context.storage, partition.log_start
     while offset < partition.last_stable_offset:
         seen = view(partition, offset, max_bytes=4 << 20, isolation="read_committed")
         yield from seen.records(storage)

@@ -18,11 +18,11 @@ from strandline.changelog.errors import DiskFull, MemberFenced
 from strandline.changelog.metrics import MetricReading
 from strandline.framework.container.commit_schedule import CommitSchedule
 from strandline.framework.container.committer import Committer
+from strandline.framework.container.completion import Bound, Completion
 from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.feeder import Feeder
 from strandline.framework.container.gauges import WAITING, StableEnds, gauges
 from strandline.framework.container.group_membership import GroupMembership
-from strandline.framework.container.idle import Bound, Completion
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.manager import TaskManager, inputs_of
 from strandline.framework.container.opening import Partitions

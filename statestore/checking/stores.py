@@ -20,7 +20,7 @@ import pyarrow as pa
 from strandline.changelog.embedded.checking.findings import Severity
 from strandline.changelog.embedded.checking.folder import CheckedLog
 from strandline.changelog.embedded.checking.scanned import ScannedPartition
-from strandline.changelog.embedded.checking.transactions import PartitionReach, Place
+from strandline.changelog.embedded.checking.transactions import PartitionKey, PartitionReach
 from strandline.changelog.errors import CorruptLog, FutureFormat
 from strandline.changelog.layout import STATE
 from strandline.changelog.records import Batch
@@ -39,7 +39,7 @@ class CheckedStores:
 
     bad: dict[str, str] = field(default_factory=dict)
     """Reasons to rebuild a store, by its folder, relative to the log folder."""
-    reaches: dict[Place, PartitionReach] = field(default_factory=dict)
+    reaches: dict[PartitionKey, PartitionReach] = field(default_factory=dict)
     """Least end offset of each changelog partition, because a store has reached it."""
 
 

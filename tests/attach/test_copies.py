@@ -234,8 +234,8 @@ def test_the_id_of_a_storage_without_copies_stays() -> None:
     from strandline.changelog.clock import SystemClock
     from strandline.changelog.storage import MemoryStorage
 
-    environment = LogContext(MemoryStorage(), SystemClock())
-    assert folder_meta(environment) == folder_meta(environment)
+    context = LogContext(MemoryStorage(), SystemClock())
+    assert folder_meta(context) == folder_meta(context)
 
 
 def test_an_endpoint_of_an_older_version_is_valid_next_to_its_socket(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def _asked(storage: MemoryStorage, *, tolerant: bool = False) -> Answers:
     try:
         return ask(owner, tolerant=tolerant)
     finally:
-        owner._log.environment.pool.shutdown()
+        owner._log.context.pool.shutdown()
 
 
 def _judge_refusal(

@@ -244,7 +244,7 @@ def open_with(name: str) -> Target:
         try:
             ask(owner)
         finally:
-            owner._log.environment.pool.shutdown()
+            owner._log.context.pool.shutdown()
 
     return Target(read, [known])
 

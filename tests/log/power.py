@@ -86,14 +86,14 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def taking_turns(environment: LogContext, call: Callable[[T], R], items: Sequence[T]) -> list[R]:
+def taking_turns(context: LogContext, call: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """Replace LogContext.in_parallel: run the calls without threads, so that a seed always gives the
     same run.
 
     The order is drawn from the storage's random numbers, as arbitrary as a scheduler's.
     """
     order = sorted(range(len(items)), key=lambda i: getattr(items[i], "folder", ""))
-    storage = environment.storage
+    storage = context.storage
     if isinstance(storage, PowerStorage) and storage.chance is not None:
         storage.chance.shuffle(order)
     results = {i: call(items[i]) for i in order}

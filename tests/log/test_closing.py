@@ -183,8 +183,8 @@ def test_a_first_record_that_is_appended_during_the_close_is_there_afterwards(
         return wrapped
 
     if moment == "before they are shut":
-        parallel = and_append(log.environment.in_parallel)
-        monkeypatch.setattr(log.environment, "in_parallel", parallel)
+        parallel = and_append(log.context.in_parallel)
+        monkeypatch.setattr(log.context, "in_parallel", parallel)
     else:
         monkeypatch.setattr(log.coordinator, "close", and_append(log.coordinator.close))
     world.owner.close()

@@ -215,7 +215,7 @@ def test_a_retried_task_reads_the_same(log: Owner, fate: Fate) -> None:
     fate(log)
     assert rows(reader, planned) == numbers(0, 100)
     reader.commit(end)
-    assert log._log.environment.storage.list_dir("pins") == []
+    assert log._log.context.storage.list_dir("pins") == []
 
 
 @both
@@ -225,14 +225,14 @@ def test_without_pins_records_are_missing_the_second_time(log: Owner, fate: Fate
     start, end = reader.initialOffset(), reader.latestOffset()
     planned = reader.partitions(start, end)
     assert rows(reader, planned) == numbers(0, 100)
-    assert log._log.environment.storage.list_dir("pins") == []
+    assert log._log.context.storage.list_dir("pins") == []
     fate(log)
     assert len(rows(reader, planned)) < 100
 
 
 @tells_start
 def test_a_query_keeps_the_pin_of_one_batch(log: Owner) -> None:
-    storage = log._log.environment.storage
+    storage = log._log.context.storage
     reader = stream()
     start = reader.initialOffset()
     other = stream()
@@ -267,7 +267,7 @@ def test_the_offset_without_new_records_is_the_same_text(log: Owner) -> None:
 
 
 def gone(log: Owner, clock: ManualClock) -> None:
-    log._log.environment.storage.remove_tree("pins")
+    log._log.context.storage.remove_tree("pins")
 
 
 def expired(log: Owner, clock: ManualClock) -> None:
@@ -404,7 +404,7 @@ def test_a_table_that_is_cleaned_before_it_is_pinned_is_planned_anew(
     monkeypatch.setattr(changelog.owner.pins, "hold", late)
     [range_] = plan_store(changelog.owner, STATE)
     assert state(changelog, range_) == changelog.model
-    storage = changelog.owner._log.environment.storage
+    storage = changelog.owner._log.context.storage
     assert len(storage.list_dir("pins")) == 1
 
 
@@ -413,7 +413,7 @@ def test_a_table_whose_pin_is_missing_is_a_loss_or_shows_a_later_moment(
 ) -> None:
     [range_] = plan_store(changelog.owner, STATE)
     changelog.delete_and_purge("zombie")
-    changelog.owner._log.environment.storage.remove_tree("pins")
+    changelog.owner._log.context.storage.remove_tree("pins")
     with pytest.raises(OffsetOutOfRange, match="as it was planned"):
         state(changelog, range_)
     batches = read_store(
@@ -436,7 +436,7 @@ def test_the_pin_of_a_batch_is_released_when_it_is_no_longer_read(
         assert rows(reader, planned) == numbers(0, 20)
     clock.advance(HOUR)
     log.tick()
-    assert log._log.environment.storage.list_dir("pins") == []
+    assert log._log.context.storage.list_dir("pins") == []
 
 
 def sizes(log: Owner, reader: StreamReader, start: Json) -> Iterator[int]:

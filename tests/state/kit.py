@@ -41,7 +41,7 @@ class Changelog:
     def reopened(self) -> None:
         """Open the log again: another incarnation appends to it from now on."""
         self.owner.close()
-        self.owner = Owner(self.owner._log.environment.storage, clock=self.clock, background=False)
+        self.owner = Owner(self.owner._log.context.storage, clock=self.clock, background=False)
         self.producer = self.owner.init_producer("app-0")
         self.sequences = {}
 

@@ -19,8 +19,8 @@ from strandline.changelog.embedded.checking.rebuilding import (
 )
 from strandline.changelog.embedded.checking.scanned import ScannedPartition
 from strandline.changelog.embedded.checking.transactions import (
+    PartitionKey,
     PartitionReach,
-    Place,
     TransactionFacts,
     check_reaches,
     check_transactions,
@@ -66,10 +66,10 @@ class CheckedLog:
     report: CheckReport
     metas: list[TopicMeta] = field(default_factory=list)
     """Topics of the catalog, or of the rebuilt catalog."""
-    partitions: dict[Place, ScannedPartition] = field(default_factory=dict)
+    partitions: dict[PartitionKey, ScannedPartition] = field(default_factory=dict)
     transactions: TransactionFacts = field(default_factory=TransactionFacts)
     groups: GroupFacts = field(default_factory=dict)
-    reaches: dict[Place, PartitionReach] = field(default_factory=dict)
+    reaches: dict[PartitionKey, PartitionReach] = field(default_factory=dict)
     """Minimum end of each partition, according to other files."""
     meta_lost: bool = False
     """True if the folder's identity is missing or cannot be read."""

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from strandline.changelog.embedded.checking.findings import CheckReport, Severity
 from strandline.changelog.embedded.checking.scanned import ScannedPartition
-from strandline.changelog.embedded.checking.transactions import PartitionReach, Partitions, Place
+from strandline.changelog.embedded.checking.transactions import (
+    PartitionKey,
+    PartitionReach,
+    Partitions,
+)
 from strandline.changelog.embedded.offsets import Change, GroupPartition, parsed
 
 GroupFacts = dict[GroupPartition, Change]
@@ -24,12 +28,12 @@ def read_groups(log: ScannedPartition | None) -> GroupFacts:
 
 def check_groups(
     report: CheckReport, partitions: Partitions, facts: GroupFacts
-) -> dict[Place, PartitionReach]:
+) -> dict[PartitionKey, PartitionReach]:
     """Check committed offsets; return the minimum end of each partition that they imply.
 
     A committed offset was read, hence the partition reached it, and it must not be assigned again.
     """
-    reaches: dict[Place, PartitionReach] = {}
+    reaches: dict[PartitionKey, PartitionReach] = {}
     for (group, tp), (_, value) in facts.items():
         if value is None or (value.topic_id, tp.partition) not in partitions:
             continue

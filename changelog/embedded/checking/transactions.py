@@ -11,9 +11,9 @@ from strandline.changelog.embedded.checking.scanned import LostMarker, ScannedPa
 from strandline.changelog.embedded.transaction_log import TransactionRecord, parsed
 from strandline.changelog.records import TopicPartition
 
-Place = tuple[str, int]
+PartitionKey = tuple[str, int]
 """Topic id and number of a partition."""
-Partitions = Mapping[Place, ScannedPartition]
+Partitions = Mapping[PartitionKey, ScannedPartition]
 
 
 class PartitionReach(NamedTuple):
@@ -34,14 +34,14 @@ class TransactionFacts:
     """Transactional id of each producer id."""
     committed: dict[int, int] = field(default_factory=dict)
     """Last epoch with a committed transaction, by producer id."""
-    reaches: dict[Place, PartitionReach] = field(default_factory=dict)
+    reaches: dict[PartitionKey, PartitionReach] = field(default_factory=dict)
     """Durable end of each partition at its last committed transaction."""
     block_end: int = 0
     """End (exclusive) of the producer ids reserved so far; all assigned ones are smaller."""
     complete: bool = False
     """True if no record of the transaction log is missing."""
 
-    def is_live(self, producer_id: int, epoch: int, place: Place) -> bool:
+    def is_live(self, producer_id: int, epoch: int, place: PartitionKey) -> bool:
         """Return True if opening the log commits this transaction in this partition."""
         state = self.states.get(self.names.get(producer_id, ""))
         return (
@@ -94,7 +94,7 @@ def check_transactions(
 
 
 def check_reaches(
-    report: CheckReport, partitions: Partitions, reaches: Mapping[Place, PartitionReach]
+    report: CheckReport, partitions: Partitions, reaches: Mapping[PartitionKey, PartitionReach]
 ) -> None:
     """Report each partition that ends before the offset that other files show it had reached."""
     for place, reach in reaches.items():
@@ -205,7 +205,7 @@ def _agrees(facts: TransactionFacts, key: tuple[int, int], committed: bool) -> b
 
 def _check_open(
     report: CheckReport,
-    place: Place,
+    place: PartitionKey,
     scanned: ScannedPartition,
     producer_id: int,
     facts: TransactionFacts,

@@ -90,7 +90,7 @@ class _KeyReader:
         self._memory = memory
         self._pace = pace
         self._result = result
-        self._seed = int(partition.environment.clock.new_id(), 16)
+        self._seed = int(partition.context.clock.new_id(), 16)
         self._map = self._new_map(bounds.first_dirty)
         self._clean = CleanNumbers()
         self._runs: SortedRuns | None = None
@@ -156,9 +156,9 @@ class _KeyReader:
             return None
         self._map.span = span
         self._result.to_do += bounds.clean_bytes
-        environment, folder = self._partition.environment, self._partition.folder
+        context, folder = self._partition.context, self._partition.folder
         return SortedRuns(
-            environment.storage,
+            context.storage,
             f"{folder}/{KEYS}",
             max_entries=max_bits,
             in_memory=self._map.capacity // MERGE_FACTOR,

@@ -111,7 +111,7 @@ class Rewriter:
         self._close()
         finished, self._finished, self._old = self._finished, [], []
         # Before the manifest lists the segments, because their names must be durable by then.
-        self._partition.environment.storage.sync_dir(self._partition.folder)
+        self._partition.context.storage.sync_dir(self._partition.folder)
         return finished
 
     def keep_old(self) -> None:
@@ -198,7 +198,7 @@ class Rewriter:
             base_offset if self._finished else self._old[0].base_offset
         )
         self._written_back = self._synced = 0
-        return Segment.create(partition.environment.storage, partition.folder, name, created_ms)
+        return Segment.create(partition.context.storage, partition.folder, name, created_ms)
 
     def _close(self) -> None:
         """Make the open segment durable, and write its index and aborted index."""

@@ -131,12 +131,12 @@ class Cleaners:
 
     def __init__(
         self,
-        environment: LogContext,
+        context: LogContext,
         catalog: TopicCatalog,
         schedule_delete: ScheduleDelete,
         background: bool,
     ) -> None:
-        self._environment = environment
+        self._context = context
         self._catalog = catalog
         self._schedule_delete = schedule_delete
         self._background = background
@@ -148,18 +148,18 @@ class Cleaners:
         self._busy = 0
         self._inspected_ms = BEFORE_ALL_TIMES_MS
         self._throttle = Throttle(
-            environment.clock, self._stopping, lambda: self._settings.io_max_bytes_per_second
+            context.clock, self._stopping, lambda: self._settings.io_max_bytes_per_second
         )
 
     @property
     def _settings(self) -> CleanerConfig:
         """Current settings; they may change during a pass."""
-        return self._environment.config.cleaner
+        return self._context.config.cleaner
 
     def tick(self) -> None:
         """Start passes over the partitions that are due, as far as threads are free."""
         with self._inspecting:
-            now = self._environment.steady_ms()
+            now = self._context.steady_ms()
             if now - self._inspected_ms < self._settings.backoff_ms or self._stopping.is_set():
                 return
             self._inspected_ms = now
@@ -190,12 +190,12 @@ class Cleaners:
 
     def status(self) -> list[CleaningStatus]:
         """Return the cleaning status of every compacted partition that has segments."""
-        now, steady = self._environment.clock.now_ms(), self._environment.steady_ms()
+        now, steady = self._context.clock.now_ms(), self._context.steady_ms()
         return [self._status(partition, now, steady) for _, partition in _compacted(self._catalog)]
 
     def readings(self) -> Iterator[MetricReading]:
         """Yield the cleaner's metrics by topic."""
-        now = self._environment.clock.now_ms()
+        now = self._context.clock.now_ms()
         by_topic: dict[str, list[Partition]] = {}
         for topic, partition in _compacted(self._catalog):
             by_topic.setdefault(topic.meta.name, []).append(partition)
@@ -217,7 +217,7 @@ class Cleaners:
 
     def _dirtiest(self, steady_ms: int) -> tuple[OpenTopic, Partition, CleanableRange] | None:
         """Return the dirtiest partition that is due; None if none is."""
-        now = self._environment.clock.now_ms()
+        now = self._context.clock.now_ms()
         self._forget_retired()
         best: tuple[tuple[bool, float], OpenTopic, Partition, CleanableRange] | None = None
         for topic, partition in _compacted(self._catalog):
@@ -307,10 +307,10 @@ class Cleaners:
         result: PassResult,
     ) -> None:
         """Run one pass and record its result; `result` is filled in."""
-        clock = self._environment.clock
+        clock = self._context.clock
         begun, started_ms = clock.monotonic(), clock.now_ms()
         waited = self._throttle.waited
-        background_throttle = BackgroundThrottle(self._environment.traffic, clock, self._stopping)
+        background_throttle = BackgroundThrottle(self._context.traffic, clock, self._stopping)
 
         def check() -> None:
             if self._stopping.is_set():
@@ -343,7 +343,7 @@ class Cleaners:
         wait = min(MAX_RETRY_WAIT_MS, self._settings.backoff_ms << min(progress.failures, 20))
         progress.failures += 1
         progress.failed_passes += 1
-        progress.retry_ms = self._environment.steady_ms() + wait
+        progress.retry_ms = self._context.steady_ms() + wait
         progress.reason = str(error) or type(error).__name__
         fields = {"partition": str(partition.topic_partition), "error": progress.reason}
         known = isinstance(error, StrandlineError)

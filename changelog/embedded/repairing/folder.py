@@ -13,7 +13,7 @@ from strandline.changelog.clock import Clock
 from strandline.changelog.embedded import document
 from strandline.changelog.embedded.checking.folder import CheckedLog
 from strandline.changelog.embedded.checking.rebuilding import partition_numbers
-from strandline.changelog.embedded.checking.transactions import PartitionReach, Place
+from strandline.changelog.embedded.checking.transactions import PartitionKey, PartitionReach
 from strandline.changelog.embedded.folder import CONFIG_KIND, FOLDER_KIND, FolderMeta
 from strandline.changelog.embedded.frame import FramePayload, encode
 from strandline.changelog.embedded.repairing.losses import losses_of
@@ -58,7 +58,7 @@ def plan_of(
     checked: CheckedLog,
     storage: Storage,
     clock: Clock,
-    reaches: Mapping[Place, PartitionReach] | None = None,
+    reaches: Mapping[PartitionKey, PartitionReach] | None = None,
 ) -> RepairPlan:
     """Return the plan that repairs a folder.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from strandline.framework.streams.stream import Stream
 
 
-class StreamDeclaring:
+class StreamDeclarations:
     """An app that can declare streams: the base of `App`."""
 
     session: Session
