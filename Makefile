@@ -73,7 +73,7 @@ lowest: $(STAMP)  ## The quick tests on the oldest versions that pyproject.toml 
 	$(LOWEST) --with-editable '.[$(EXTRAS)]' python -m pytest -m 'not slow and not spark' $(ARGS)
 	$(LOWEST) --with-editable '.[dev,faust]' python -m pytest -m 'not slow' tests/faust $(ARGS)
 
-lock: $(STAMP)  ## Write requirements/dev.lock anew, with the newest versions that pyproject.toml allows
+lock: $(STAMP)  ## Rewrite requirements/dev.lock with the newest versions that pyproject.toml allows
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	    $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS))) pyproject.toml -o requirements/dev.lock \
 	    --custom-compile-command 'make lock'

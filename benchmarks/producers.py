@@ -31,8 +31,10 @@ BOUND_SECONDS = 120.0
 
 
 def run(*, quick: bool = False) -> list[Figure]:
-    """Measure records per second of all (target: 0.7 of one's), and the slowest against the
-    fastest."""
+    """Measure records per second of all producers, and compare the slowest with the fastest.
+
+    The target is 0.7 of the rate of a single producer.
+    """
     seconds, rounds = (1.0, 2) if quick else (4.0, 5)
     shares: list[list[int]] = []
     total = compare(

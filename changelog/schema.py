@@ -22,7 +22,7 @@ MAX_SCHEMA_VERSIONS = 1_000
 """Maximum number of versions of a topic's schema."""
 MAX_VERSIONS_BYTES = 16 << 20
 """Maximum number of bytes of all versions of a topic's schema. The catalog contains them, and is
-written anew whenever a topic changes."""
+rewritten whenever a topic changes."""
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class Trial:
             raise error
 
     def mark_refused(self, step: StepId, error: Exception | None, refusal: Exception) -> None:
-        """Give a verdict on a step whose commit, of that step alone, was refused.
+        """Record the verdict on a step that was refused when committed alone.
 
         Args:
             step: The step.

@@ -159,13 +159,13 @@ class CellReader:
         return every[self.at + after].astype(np.uint64)
 
     def skip(self, sizes: Sizes | int) -> None:
-        """Move on by a number of bytes. Raises Unexpected beyond the end of a row."""
+        """Move past a number of bytes. Raises Unexpected beyond the end of a row."""
         self.at = self.at + sizes
         if (self.at > self.ends).any():
             raise Unexpected("a row ends too early")
 
     def skip_constant(self, data: bytes) -> None:
-        """Move on behind `data`. Raises Unexpected if a row has something else there."""
+        """Move past `data` in each row. Raises Unexpected if a row has something else there."""
         self.skip(len(data))
         for place, byte in enumerate(data):
             if (self.data[self.at - len(data) + place] != byte).any():

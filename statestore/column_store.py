@@ -335,7 +335,7 @@ class ColumnStore(CommittingStore[K, V]):
         self._note_range(len(names), *bounds)
         return keys, found
 
-    # What the worker uses ---------------------------------------------------------------
+    # Used by the worker -----------------------------------------------------------------
 
     def mark(self) -> int:
         """Return the length of the undo log, to which `rollback` can go back."""
@@ -523,7 +523,7 @@ class ColumnStore(CommittingStore[K, V]):
             return data
         return data.take(pa.array(np.cumsum(exists) - 1, mask=~exists))
 
-    # Of the base class ------------------------------------------------------------------
+    # Overrides --------------------------------------------------------------------------
 
     def _num_changed(self) -> int:
         return self._table.num_dirty

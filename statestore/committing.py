@@ -69,7 +69,7 @@ class CommittingStore(TypedStore[K, V]):
         self.revision = 0
         """Number of steps whose changes were added by `absorb`."""
 
-    # What the worker uses ---------------------------------------------------------------
+    # Used by the worker -----------------------------------------------------------------
 
     def mark(self) -> int:
         """Return a mark of the changes so far, to which `rollback` can go back."""
@@ -289,7 +289,7 @@ class CommittingStore(TypedStore[K, V]):
         self.discard()
         self._committed.close()
 
-    # Of the kinds of stores ---------------------------------------------------------------
+    # Overridden by subclasses -------------------------------------------------------------
 
     def _num_changed(self) -> int:
         """Return the number of keys changed since the last commit."""

@@ -265,7 +265,8 @@ def _without_none(declared: Any) -> tuple[Any, bool]:
 
 
 def _named(declared: Any) -> Any:
-    return getattr(declared, "__supertype__", declared)  # of a NewType
+    # A NewType stands for its supertype.
+    return getattr(declared, "__supertype__", declared)
 
 
 def _element_admitted(element: Element, may_be_none: bool, column: pa.Array) -> pa.Array:

@@ -158,7 +158,8 @@ def key_codec(declared: Any) -> KeyCodec[Any]:
     Traceback (most recent call last):
     strandline.changelog.errors.InvalidRecord: a key of this store must be int, got True (bool); ...
     """
-    declared = getattr(declared, "__supertype__", declared)  # of a NewType
+    # A NewType stands for its supertype.
+    declared = getattr(declared, "__supertype__", declared)
     scalar = _SCALARS.get(declared) if isinstance(declared, Hashable) else None
     if scalar is not None:
         exact = declared if scalar.exact else Never

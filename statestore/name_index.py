@@ -182,7 +182,7 @@ class NameIndex:
             entries, places = entries[is_left], self._next(places[is_left])
 
     def _rebuild(self, added: SlotArray) -> None:
-        """Make the table anew, without removed entries, with the slots in it and those added."""
+        """Rebuild the table, without removed entries, with the slots in it and those added."""
         slots = np.concatenate([self._slots(), added])
         size = max(MIN_ENTRIES, 1 << (3 * len(slots)).bit_length())
         self._entries = np.zeros(size, np.uint64)
@@ -240,7 +240,7 @@ def _mixed(words: Words) -> Words:
     return words ^ (words >> np.uint64(32))
 
 
-# Python chooses the hashes of a process at random, so that nobody can prepare keys that collide.
+# Python chooses the hashes of a process at random, so that no client can prepare keys that collide.
 _SEED = np.uint64(hash("names") & ((1 << 64) - 1))
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _LOW_HALF = np.uint64(1 << 32)

@@ -198,7 +198,7 @@ class SlotTable:
         self._columns = [_resized(column, size) for column in self._columns]
 
     def _compact(self) -> None:
-        """Number the slots anew, so that the arrays shrink. There must be no dirty slots."""
+        """Renumber the slots, so that the arrays shrink. There must be no dirty slots."""
         kept = np.flatnonzero(self._taken[: self._end])
         names = Names.of(self._index.names(kept))
         for name, column in self._arrays():

@@ -125,7 +125,7 @@ class PartitionStore(CommittingStore[K, V]):
         super().__init__(types, cache.young, committed, clock, memory)
         self._cache = cache
 
-    # What the worker uses ---------------------------------------------------------------
+    # Used by the worker -----------------------------------------------------------------
 
     def prefetch(self, keys: Iterable[Any]) -> tuple[int, int]:
         """Read the values of keys that are not in the cache into it, in one call of the engine.

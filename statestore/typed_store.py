@@ -86,7 +86,7 @@ class TypedStore(NoLen, Generic[K, V]):
         self.plain: Any = types.values.plain
         self.unchecked: Any = types.values.unchecked
 
-    # What a task uses -------------------------------------------------------------------
+    # Used by a task ---------------------------------------------------------------------
 
     @overload
     def get(self, key: K) -> V | None: ...
@@ -242,7 +242,7 @@ class TypedStore(NoLen, Generic[K, V]):
         self._writable()
         self._remove(key)
 
-    # Of the kinds of stores ---------------------------------------------------------------
+    # Overridden by subclasses -------------------------------------------------------------
 
     def approximate_num_entries(self) -> int:
         """Return the approximate number of keys; each pending change counts as one more key."""

@@ -463,7 +463,7 @@ class Coordinator:
         Args:
             find: Returns a partition by topic id and number.
             partitions: Returns all partitions.
-            is_new_copy: True if nobody has read this copy of a log yet.
+            is_new_copy: True if no reader has read this copy of a log yet.
 
         Raises:
             CorruptLog: A partition ends before the offset that a Prepare recorded as durable.

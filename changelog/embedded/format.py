@@ -50,7 +50,7 @@ class Attributes(IntFlag):
     away."""
     LOG_APPEND_TIME = 8
     CLEANED = 16
-    """The cleaner wrote the records anew. Their producer and transaction are no longer known."""
+    """The cleaner has rewritten the records. Their producer and transaction are no longer known."""
 
 
 _TRANSACTIONAL = int(Attributes.TRANSACTIONAL)  # an enum's own `&` takes 3 µs

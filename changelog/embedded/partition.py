@@ -343,7 +343,7 @@ class Partition:
 
         The caller holds the lock. The records and the producer snapshot of the closed segment are
         durable before the manifest lists its successor, so only the active segment ever needs a
-        full walk. If there is no room, the next attempt writes all of these files anew.
+        full walk. If there is no room, the next attempt rewrites all of these files.
         """
         self.gate.check()
         with self.gate.atomic_or_poisoned():
@@ -364,7 +364,7 @@ class Partition:
         self._change_manifest(segments=entries, next_generation=name.generation + 1)
         self._publish(self.log_end)
         if self.segments:
-            self.segments[-1].let_go()
+            self.segments[-1].release_file()
         self.segments = (*self.segments, segment)
         self.log_end = start
 

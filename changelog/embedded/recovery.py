@@ -140,7 +140,7 @@ def _open_segment(partition: Partition, entry: SegmentEntry) -> Segment:
         ) from None
     if not active:
         segment.load(entry, partition.config.index_interval_bytes)
-        segment.let_go()
+        segment.release_file()
     return segment
 
 
@@ -212,7 +212,7 @@ def _rewrite_unsynced(segment: Segment, durable_end: int) -> None:
 def _recover_state(partition: Partition) -> None:
     """Restore producers and aborted transactions: load snapshots, then replay the later frames.
 
-    Side files of closed segments that are missing or damaged are written anew on the way.
+    Side files of closed segments that are missing or damaged are rewritten on the way.
     """
     # The time of the opening is used as each producer's last use. With the records' timestamps
     # the producer of a backfill of old records would expire at once.

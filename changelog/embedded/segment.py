@@ -236,7 +236,7 @@ class Segment:
         # the frames that are appended next.
         self.file.sync()
 
-    def let_go(self) -> None:
+    def release_file(self) -> None:
         """Release the file of a closed segment. Its descriptor is closed with its last reader."""
         self._file = None
 

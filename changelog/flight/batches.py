@@ -107,7 +107,7 @@ def claimed_by(sent: SmallAppend) -> int:
 def fetched_rows(fetched: Mapping[TopicPartition, Fetched]) -> Iterator[StreamMessage]:
     """Return the stream that carries the answer to a fetch.
 
-    It lets go of each batch when that is encoded, so an answer that is not read has no batch twice.
+    It releases each batch once it is encoded, so an answer that is not read has no batch twice.
     """
     batches = deque(batch for part in fetched.values() for batch in part.batches)
     schemas = _Schemas(batch.columns.schema for batch in batches)

@@ -194,7 +194,7 @@ class Budgets:
     def end(self, client: Client) -> None:
         """End the waiting of a client that is gone, and stop counting it when its calls have ended.
 
-        Answers are not included, because each call returns its own when it has let go of them.
+        Answers are not included, because each call returns its own bytes once it has released them.
         """
         self.wake()
         client.after_calls(lambda: self._forget(client))

@@ -110,17 +110,17 @@ _TYPES: tuple[tuple[type[StrandlineError], str, str], ...] = (
         ),
         "set security.protocol, sasl.… and ssl.… in the URL, and have the rights granted",
     ),
-    (InvalidTxnState, "INVALID_TXN_STATE _STATE", "abort, and begin anew"),
+    (InvalidTxnState, "INVALID_TXN_STATE _STATE", "abort, and begin again"),
     (
         OutOfOrderSequence,
         "OUT_OF_ORDER_SEQUENCE_NUMBER UNKNOWN_PRODUCER_ID",
         "records sent before these are lost; begin with a new producer",
     ),
-    (RebalanceInProgress, "ILLEGAL_GENERATION", "abort, and begin anew when the group is at rest"),
+    (RebalanceInProgress, "ILLEGAL_GENERATION", "abort, and begin again when the group is at rest"),
     (
         TransactionAborted,
         "TRANSACTION_ABORTABLE",
-        "abort, and begin anew",
+        "abort, and begin again",
     ),
     (StorageFailed, "KAFKA_STORAGE_ERROR", "see the logs of the brokers"),
     (

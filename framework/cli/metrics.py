@@ -27,7 +27,8 @@ MetricsOption = Annotated[
 def serving_metrics(address: str | None, collect: Collect) -> Iterator[None]:
     """Serve metrics while the block runs, if there is an address, and print the URL."""
     with served(address, collect) as url:
-        if url and not logs.are_json():  # as JSON, the endpoint's own log message is shown
+        # With logs as JSON, the log message of the endpoint is shown instead.
+        if url and not logs.are_json():
             output.note(f"metrics are at {url}")
         yield
 

@@ -46,7 +46,7 @@ class BatchSize:
         self._line = _Line()
 
     def took(self, seconds: float, handled: int) -> None:
-        """Choose the next size after a batch."""
+        """Choose the size of the next batch, after one of `handled` records that took `seconds`."""
         if not handled:
             return
         self._line.add(handled, seconds)
@@ -75,7 +75,7 @@ class BatchSize:
             and is_quick
             and not self._line.has_spread
         ):
-            # So few records do not tell a slow record from a slow batch: twice as many do.
+            # A few records do not tell a slow record from a slow batch: twice as many do.
             return 2 * handled
         return fitting
 

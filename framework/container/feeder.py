@@ -50,9 +50,9 @@ class Feeder:
         self._round = 0
         """Number of rounds of fetches so far."""
         self._fed_at = 0.0
-        """Monotonic time at which the last records were handed over."""
+        """Monotonic time at which the last records were fetched."""
         self._took = 0.0
-        """Seconds that the last records took to be handled."""
+        """Seconds from that fetch until its records were handled."""
 
     def feed(self, wait: float) -> None:
         """Fetch for the inputs without pending records; wait only if nothing else can be done."""
@@ -74,7 +74,7 @@ class Feeder:
         self._fed_at = self._clock.monotonic()
 
     def note_handled(self) -> None:
-        """Note how long the records took that were handed over last."""
+        """Note the time since the last records were fetched, once they are handled."""
         self._took = self._clock.monotonic() - self._fed_at
 
     @property
@@ -136,9 +136,9 @@ class Feeder:
         return drained, is_whole
 
     def _adapt(self, fetched: Mapping[TopicPartition, Fetched]) -> None:
-        """Choose how many inputs are fetched for, by what a fetch has brought.
+        """Choose the number of inputs of the next fetches, by the bytes of this one.
 
-        Records are kept twice, as columns and decoded.
+        The limit is half of the budget, because records are kept twice: as columns and decoded.
         """
         found = [one.batches for one in fetched.values() if one.batches]
         room = self._tasks.memory.input_bytes // 2

@@ -169,7 +169,8 @@ class Openings:
         ended = [one for one in self._openings if one.result.done() and not _is_waiting(one)]
         for opening in ended:
             self._openings.remove(opening)
-            if _has_met_transaction(opening):  # and has waited for too long
+            if _has_met_transaction(opening):
+                # The transaction is still open, and the opening has waited for as long as it may.
                 self._give_up(opening)
         return ended
 

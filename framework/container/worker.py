@@ -50,7 +50,7 @@ class Worker:
         self._trial = tasks.trial
         self._trial.check = session.check
         self._session = session
-        self._told: tuple[GroupMembership, Partitions, Partitions] | None = None
+        self._last_seen: tuple[GroupMembership, Partitions, Partitions] | None = None
         """Membership, its assignment and its standbys as the last cycle has seen them."""
         self._turns = SliceScheduler(
             *(tasks.trial, tasks.loop, clock, tasks.memory), guarded=tasks.in_background
@@ -298,8 +298,8 @@ class Worker:
         """Commit and close revoked partitions, open newly assigned ones, and report the change."""
         membership = self._session.acquire()
         try:
-            self._told = membership, membership.allowed(), membership.standbys()
-            allowed = self._tasks.readable(self._told[1])
+            self._last_seen = membership, membership.allowed(), membership.standbys()
+            allowed = self._tasks.readable(self._last_seen[1])
         except MemberFenced as error:
             self._committer.fenced(error)
             if not self.stopping:
@@ -336,7 +336,7 @@ class Worker:
         if self.stopping or membership is None:
             return True
         try:
-            return self._told != (membership, membership.allowed(), membership.standbys())
+            return self._last_seen != (membership, membership.allowed(), membership.standbys())
         except MemberFenced:
             return True  # the next cycle handles it
 

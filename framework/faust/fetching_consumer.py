@@ -161,8 +161,9 @@ class FetchingConsumer(CommittingConsumer):
         missing = {tp: at for tp, at in wanted.items() if not self._is_ahead(tp, at)}
         rooms = self._rooms(wanted)
         if missing:
+            # Records that were fetched ahead are of another position.
             for tp in missing:
-                self._ahead.pop(tp, None)  # of another position
+                self._ahead.pop(tp, None)
             wait = ROOM_S if self._ahead else POLL_S  # an agent may soon have room for the rest
             await self._fetch(missing, 0.0 if rooms else min(timeout, wait))
             rooms = self._rooms(wanted)

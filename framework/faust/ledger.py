@@ -161,7 +161,7 @@ class Ledger:
         return unit
 
     def sought(self, partition: TopicPartition) -> None:
-        """Expect any offset of a partition next, because the app has sought one."""
+        """Accept any next offset of a partition, because the app has changed its position."""
         self._delivered.pop(partition, None)
 
     def uncommitted(self, partition: TopicPartition) -> int:

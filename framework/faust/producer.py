@@ -273,10 +273,10 @@ class OneTransaction(TransactionManager):
 
 
 def find_promptly(app: Any) -> None:
-    """Let an app find its producer without waiting, once that has started.
+    """Let an app find its producer without waiting, once the producer has started.
 
-    Faust asks for the producer at each `send`, behind a guard that gives up three turns of the event
-    loop (mode's `stampede`). With them a record takes half as much time again.
+    Faust looks the producer up at each `send`, through a guard that costs three turns of the event
+    loop (mode's `stampede`). They lengthen the time of a record by half.
     """
     start = app.maybe_start_producer
 

@@ -27,7 +27,7 @@ class Iteration(NamedTuple):
     task: asyncio.Task[Any] | None
 
     def asks_after(self, event: Any) -> bool:
-        """Return True if the stream was asked for the record after `event`, by a living task."""
+        """Return True if a running task has requested the record after `event` from the stream."""
         task = self.task
         is_ending = task is None or task.done() or task.cancelling() > 0
         return self.stream.current_event is not event and not is_ending

@@ -71,7 +71,8 @@ async def _resumed(app: Any, agent: Any, failed: Any, index: int) -> Any:
     )
     for tp, owner in list(agent._actor_by_partition.items()):
         if owner is failed:
-            agent._actor_by_partition[tp] = actor  # so that Faust stops it with the partition
+            # Faust stops the new actor when the partition is revoked, because it is listed here.
+            agent._actor_by_partition[tp] = actor
     actor.supervisor = agent.supervisor
     # Faust does so within 5 s; the end of the actor is not waited for before.
     await actor.maybe_start()
@@ -91,4 +92,5 @@ def _is_ending(actor: Any) -> bool:
     """Return True if an actor, its agent or its worker stops."""
     agent = actor.agent
     is_stopped = actor._stopped.is_set() or agent.should_stop
-    return bool(is_stopped or agent.app.should_stop)  # which a crash sets too
+    # A crash sets `should_stop` of the app too.
+    return bool(is_stopped or agent.app.should_stop)

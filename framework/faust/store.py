@@ -116,7 +116,8 @@ class FaustStore(faust.stores.base.SerializedStore):
         if self._part_of_event() is not None:
             self._set(key, None)
             return
-        unit = expiring_unit(self.link.ledger)  # of a window, outside of any record
+        # Windows expire outside of any record.
+        unit = expiring_unit(self.link.ledger)
         for part in self._actives():
             if part.get(key, None) is not None:
                 part.put(key, None, unit)

@@ -50,7 +50,8 @@ class PartitionBackups:
         """Add a backup of an engine's database; return its number. Raises StorageFailed, DiskFull."""
         number = max(self.numbers(), default=0) + 1
         self._storage.make_dir(self._path)
-        self._storage.remove_tree(f"{self._path}/{UNFINISHED}")  # of a process that was killed
+        # A process that was killed may have left an unfinished backup.
+        self._storage.remove_tree(f"{self._path}/{UNFINISHED}")
         self._storage.make_dir(f"{self._path}/{UNFINISHED}")
         engine.copy_to(self._database(UNFINISHED))
         self._storage.rename(f"{self._path}/{UNFINISHED}", f"{self._path}/{number}")

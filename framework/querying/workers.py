@@ -226,7 +226,7 @@ class Fleet:
         return None
 
     def _unanswered(self, store: str, left: Sequence[int], inputs: Collection[str]) -> str:
-        names = [f"{n} ({self._holder(n, inputs) or 'nobody has it'})" for n in left]
+        names = [f"{n} ({self._holder(n, inputs) or 'no worker has it'})" for n in left]
         return f"store {self.app}/{store}, partition {', '.join(names)}"
 
 

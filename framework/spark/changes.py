@@ -84,7 +84,7 @@ def _compacted(range_: OffsetRange, now: PartitionOffsets) -> str | None:
     return (
         f"changes of {range_.topic_partition} from offset {range_.start} on are to be read, but "
         f"compaction has removed records up to offset {gone}; set min.compaction.lag.ms of the topic "
-        "longer than the query may be behind"
+        "longer than the query may lag"
     )
 
 

@@ -25,7 +25,7 @@ REUSED = "SPARK_REUSE_WORKER"
 """Variable of the environment that Spark sets in processes which it reuses (`pyspark.daemon`)."""
 
 PERIOD_S = 5.0
-"""Seconds of a period; a log that nobody takes is closed after one to two of them."""
+"""Seconds of a period; a log that no task takes is closed after one to two of them."""
 
 
 def open_log(path: str) -> Log:
@@ -66,7 +66,7 @@ def opened(path: str) -> Iterator[Log]:
 class KeptLogs:
     """Logs that wait for the next task, at most one for each path. Thread-safe.
 
-    A log is closed at the end of the first period in which nobody has taken it.
+    A log is closed at the end of the first period in which no task has taken it.
 
     Args:
         start_period: Starts a period: calls a function at its end, on another thread.
@@ -127,7 +127,7 @@ class _KeptLog(NamedTuple):
     log: Log
     folder: Inode | None
     period: int
-    """Number of the period in which it was kept."""
+    """Number of the period in which the log was last used."""
 
 
 def _folder_of(path: str) -> Inode | None:

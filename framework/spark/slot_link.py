@@ -137,7 +137,8 @@ class DriverLink:
                 send_all(self._connection, data, Deadline(SILENT_S))
             return
         self._lose()
-        while True:  # so that `end` finds room
+        # Messages are dropped, so that `end` finds room for its own.
+        while True:
             with contextlib.suppress(Empty):
                 if self._waiting.get(timeout=SILENT_S) is None:
                     return

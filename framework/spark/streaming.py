@@ -148,7 +148,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
             self._open = None
 
     def _check_start(self) -> None:
-        """Raise the error of a start that is to be used and cannot be."""
+        """Raise the error of an unusable starting position."""
         if self._refused is not None:
             raise self._refused
 

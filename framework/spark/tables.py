@@ -191,7 +191,10 @@ def read_store(
 
 
 def _table(broker: Broker, range_: OffsetRange, *, fail_on_data_loss: bool) -> pa.Table | None:
-    """Return the latest state; without a pin, read again if a deletion may have been missed."""
+    """Return the latest state of a range.
+
+    Without a pin, it is read again if a deletion may have been missed.
+    """
     if range_.pin is not None:
         try:
             return latest_by_key(read_pinned(broker, range_, range_.pin))

@@ -14,14 +14,14 @@ class Closings(NamedTuple):
     """
 
     every: int
-    """Milliseconds between two of them."""
+    """Milliseconds from one closing to the next."""
     first: int
-    """One of them, in ms since the epoch."""
+    """Time of any closing, in ms since the epoch."""
 
     def between(self, before: int, watermark: int) -> bool:
-        """Return True if a watermark has reached one of them that `before` had not."""
+        """Return True if there is a closing after `before`, and at or before `watermark`."""
         return (watermark - self.first) // self.every > (before - self.first) // self.every
 
     def later(self, ms: int) -> Closings:
-        """Return the times that are some milliseconds later."""
+        """Return the closings moved by some milliseconds to later times."""
         return Closings(self.every, (self.first + ms) % self.every)

@@ -134,7 +134,7 @@ class Select(ExpressionNode):
 
     def lazily(self, frame: pl.LazyFrame) -> pl.LazyFrame:
         """Return the chosen columns, in the order of the schema."""
-        # Not `select`, because of constants alone it would make one row.
+        # A `select` of constants alone would return one row, so columns are added first.
         added = _native(frame, lambda rows: rows.with_columns(*self.expressions))
         return added.select(list(self.schema))
 

@@ -202,7 +202,7 @@ def _check_fields(
         if name in found and found[name] != dtype
     ]
     if differences:
-        hint = f"select(…), rename(…) or cast the columns, or declare the topic's {VALUE} anew"
+        hint = f"select(…), rename(…) or cast the columns, or declare another {VALUE} for the topic"
         raise refusal(operator, f"{'; '.join(differences)}. Use {hint}")
 
 

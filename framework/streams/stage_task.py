@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-class Told(NamedTuple):
-    """Marks that the stages after an internal topic have of one that writes it."""
+class SentMark(NamedTuple):
+    """Latest mark that a stage has sent to an internal topic."""
 
     watermark: int = NO_WATERMARK
-    """Watermark in ms of the last mark."""
+    """Watermark of the mark, in ms."""
     is_idle: bool = False
-    """True if they know that it is idle."""
+    """True if the mark says that the stage's partition is idle."""
 
 
 class StageTask(BatchHandler):
@@ -75,8 +75,8 @@ class StageTask(BatchHandler):
         """Number of late rows of the batch so far."""
         self._kept: set[int] = set()
         """Numbers of the batch's records that were sent to the topic of late ones."""
-        self._told: dict[Repartition, Told] = {}
-        """Marks that were sent to each internal topic; none if it is not known any more."""
+        self._sent_marks: dict[Repartition, SentMark] = {}
+        """Latest mark sent to each internal topic; empty if it is not known any more."""
         self._last_active: dict[str, int] = {}
         """Time in ms of the wall clock at which each source was last seen active."""
 
@@ -131,7 +131,7 @@ class StageTask(BatchHandler):
             context.refused = []
         if self._time is not None:
             self._time.forget()
-        self._told = {}
+        self._sent_marks = {}
         self._knows_time = False
         for operator in self._operators.values():
             operator.forget()
@@ -244,7 +244,8 @@ class StageTask(BatchHandler):
         if results is None or results.is_empty():
             return
         context = current_task()
-        begun, context.step_begun = context.step_begun, None  # fewer records have no fewer results
+        # Fewer records would have as many results, so their time says nothing about the batch.
+        begun, context.step_begun = context.step_begun, None
         try:
             self._write(self._executor.emit(name, results, emit))
         finally:
@@ -330,18 +331,18 @@ class StageTask(BatchHandler):
         for sink, internal in self.plan.internal.items():
             if sink not in self.plan.stage.nodes:
                 continue
-            told = self._told.get(sink, Told())
+            sent = self._sent_marks.get(sink, SentMark())
             mark = self._mark_for(sink)
             if (
-                self.plan.closes(sink, told.watermark, mark)
+                self.plan.closes(sink, sent.watermark, mark)
                 or is_active
-                or (told.is_idle and not is_idle)
+                or (sent.is_idle and not is_idle)
             ):
                 self._send_mark(internal, mark, mark)
-                told = Told(mark)
-            if is_idle and not told.is_idle:  # a mark has made it active there
+                sent = SentMark(mark)
+            if is_idle and not sent.is_idle:  # a mark has made it active there
                 self._send_mark(internal, None, now)
-            self._told[sink] = Told(told.watermark, is_idle)
+            self._sent_marks[sink] = SentMark(sent.watermark, is_idle)
 
     def _mark_for(self, sink: Repartition) -> int:
         """Return the watermark in ms of the rows that this partition will send to a topic."""

@@ -56,7 +56,7 @@ class SourceWatermarks:
     """Watermark of several sources: the least of those that are not idle. It never goes back.
 
     A source without a record holds the watermark back, unless it is idle. While all are idle it is
-    the greatest of them, as in Flink. A source that is active again may be behind: its records may
+    the greatest of them, as in Flink. A source that is active again may lag: its records may
     then be late.
 
     >>> marks = SourceWatermarks(["north", "south"])

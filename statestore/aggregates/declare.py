@@ -241,7 +241,7 @@ def collect(column: str, *, limit: int = 1000) -> Aggregate:
         column: Name of the column, whose values are numbers, text or bools; in streams also
             times.
         limit: Maximum number of values; later ones are left out. By default 1000, because the list
-            is stored anew with each change.
+            is rewritten with each change.
 
     Returns:
         The aggregate, to be declared for a store or stream. Its result is a list.

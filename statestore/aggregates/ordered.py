@@ -134,7 +134,7 @@ class FirstValue(Kept):
         return new < old
 
     def _end(self, ordered: pl.Expr) -> pl.Expr:
-        """Return the value that is kept of those in the order of time."""
+        """Return the expression of the value to keep, given the values sorted by time."""
         return ordered.first()
 
 
@@ -148,7 +148,7 @@ class LastValue(FirstValue):
         return new >= old
 
     def _end(self, ordered: pl.Expr) -> pl.Expr:
-        """Return the value that is kept of those in the order of time."""
+        """Return the expression of the value to keep, given the values sorted by time."""
         return ordered.last()
 
 

@@ -49,7 +49,7 @@ class MemoryEngine:
         position: StorePosition,
         ranges: DeletedRanges = NO_RANGES,
     ) -> None:
-        listed = [*values]  # a column makes its objects anew each time that it is gone through
+        listed = [*values]  # a column creates its objects again at each iteration
         self._deletions += listed.count(None)
         if ranges:  # They apply to sealed layers only.
             self._deletions += sum(layer.num_covered(ranges) for layer in self._layers.seal())

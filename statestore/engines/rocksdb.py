@@ -395,7 +395,7 @@ class RocksEngine:
     ) -> None:
         batch = rocksdict.WriteBatch(raw_mode=True)
         for lower, upper in ranges:
-            batch.delete_range(max(lower, _AFTER_POSITION), upper or _BEHIND_ALL)
+            batch.delete_range(max(lower, _AFTER_POSITION), upper or _AFTER_ALL_KEYS)
         _put_all(batch, keys, values, position)
         self._db.write(batch)
         self._db.flush()
@@ -572,6 +572,6 @@ def _ingest_options() -> rocksdict.IngestExternalFileOptions:
 
 _FULL = ("No space left", "quota exceeded", "File too large")
 _AFTER_POSITION = b"\x01"
-_BEHIND_ALL = b"\xff"
-"""Behind all keys of a store, which begin with a tag (`statestore.ordered`)."""
+_AFTER_ALL_KEYS = b"\xff"
+"""Bound above every key of a store; keys begin with a tag (`statestore.ordered`)."""
 _POLL_SECONDS = 0.02

@@ -267,7 +267,7 @@ def test_a_closed_log_stays_closed(broker):
 
 
 def check_continues(broker, columns):
-    """Check that the producer starts anew, and its next transaction commits whole."""
+    """Check that the producer starts again, and its next transaction commits whole."""
     producer = broker.init_producer("me")
     broker.append([Append("t", 0, columns(3), producer, 0, transactional=True)])
     broker.end_transaction(producer, commit=True)

@@ -51,7 +51,7 @@ def test_an_ended_transaction_does_not_affect_the_next(guard):
     assert guard.ending(NEXT, 2, commit=True) == "pass on"
 
 
-def test_a_new_identity_starts_anew(guard):
+def test_a_new_identity_starts_afresh(guard):
     guard.sending(NEXT, 2)
     guard.ended(ME)
     assert guard.ending(NEXT, 2, commit=True) == "pass on"

@@ -309,7 +309,7 @@ def test_reset_without_confirmation_shows_its_plan_and_does_nothing(
     assert strandline("groups", "lag", "shop", "--json").json["lag"] == 0
 
 
-def test_an_app_starts_anew_after_a_reset(shop: Log, strandline: Command, folder: Path) -> None:
+def test_an_app_starts_afresh_after_a_reset(shop: Log, strandline: Command, folder: Path) -> None:
     assert strandline("reset", "shop", "--yes").code == 0
     assert not (folder / "state/shop").exists()
     assert [info.name for info in shop.topics()] == ["orders", "sums"]

@@ -26,7 +26,7 @@ class Windowed:
         self._system = system
 
     def app(self) -> sl.App:
-        """Return the app, declared anew as by another process."""
+        """Return the app, declared again as by another process."""
         name = self._name
         app = sl.App(
             name, log=self._system.url, state_dir=self._system.state, commit_interval_ms=20

@@ -4,7 +4,7 @@ They are plain and transactional producers, a consumer that commits offsets, and
 that creates, changes and deletes topics.
 
 A plain producer outlives the log's process: it sends a batch again that was not acknowledged. A
-transactional producer starts anew after each opening.
+transactional producer starts again after each opening.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class Actors:
         return self.producers[number]
 
     def _give_up(self, number: int) -> None:
-        """Note the transaction as aborted. The producer starts anew."""
+        """Note the transaction as aborted. The producer starts again."""
         self.ledger.aborted(self._take(number))
         self.producers[number] = None
 

@@ -93,7 +93,7 @@ def test_swapped_files_give_the_same_answers_or_a_helpful_error(
     assert not failed, failed[:5]
     outcomes = Counter(said.outcome for _, said in seen)
     assert outcomes["refused"]
-    assert outcomes["same"], "files beside a segment are made anew"
+    assert outcomes["same"], "files beside a segment are created again"
     assert set(outcomes) == {"refused", "same"}
 
 

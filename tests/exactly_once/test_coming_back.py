@@ -157,7 +157,7 @@ def test_partitions_that_fail_together_are_one_failure_and_restored_ones_begin(
         assert [instance.partition for instance in tasks.instances] == list(range(12))
 
 
-def test_a_progress_function_that_raises_leaves_no_member_behind(tmp_path: Path) -> None:
+def test_a_progress_function_that_raises_leaves_no_member_in_the_group(tmp_path: Path) -> None:
     def broken(_: RestoreProgress) -> None:
         raise BrokenPipeError("nobody reads it")
 

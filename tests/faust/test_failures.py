@@ -133,7 +133,7 @@ def test_effects_that_the_log_refuses_are_failures_of_their_record(
 def test_a_log_that_has_lost_records_stops_the_worker(
     system: System, log: FaustLog, tmp_path: Path
 ) -> None:
-    """Going on at its end would skip records that come next; beginning anew would double them."""
+    """Going on at its end would skip records that come next; beginning again would double them."""
     fill(log)
     tp = TopicPartition(f"{system.prefix}orders", 0)
     log.log.broker.commit_offsets(f"{system.prefix}failing", {tp: CommittedOffset(1000)})

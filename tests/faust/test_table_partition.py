@@ -15,7 +15,7 @@ from strandline.framework.faust.table_partition import TablePartition
 CHANGES = TopicPartition("changes", 0)
 
 
-def test_a_value_that_was_read_is_read_anew_after_a_commit(tmp_path: Path) -> None:
+def test_a_value_that_was_read_is_read_again_after_a_commit(tmp_path: Path) -> None:
     with closing(Owner(MemoryStorage(), background=False)) as owner:
         owner.create_topic("changes", 1)
         part = TablePartition(CHANGES, tmp_path / "0", SystemClock(), standby=False)

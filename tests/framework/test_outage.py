@@ -104,7 +104,7 @@ class LostSeat:
 
 
 def test_a_lost_membership_does_not_mean_that_the_log_answers() -> None:
-    """Otherwise an outage longer than the session would count as over, and begin anew, in its
+    """Otherwise an outage longer than the session would count as over, and begin again, in its
     middle."""
     app = sl.App("app")
     words = app.topic("words", value=int)

@@ -345,7 +345,7 @@ def test_with_durability_os_no_producer_id_is_assigned_twice_even_after_a_power_
     assert Client(world).identity.producer_id not in before
 
 
-def test_a_transactional_id_idle_for_a_month_is_forgotten_and_may_start_anew(
+def test_a_transactional_id_idle_for_a_month_is_forgotten_and_may_start_again(
     world: PowerWorld,
 ) -> None:
     idle = Client(world, "tx")

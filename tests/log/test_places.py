@@ -114,7 +114,7 @@ def test_swapped_files_never_show_foreign_records(kind: str, *, orderly: bool) -
         try:
             world.open()
         except CorruptLog:
-            assert kind in (".log", "manifest.meta"), "the others are made anew"
+            assert kind in (".log", "manifest.meta"), "the others are created again"
             assert bytes(storage._files[one]) == images[other], "nothing was cut off"
         else:
             nothing_foreign(world, before)

@@ -251,7 +251,7 @@ def test_after_a_reopening_committed_transactions_are_whole_and_open_ones_are_go
 
 
 @pytest.mark.parametrize("how", ["crash", "reopen"])
-def test_a_transactional_producer_from_before_a_reopening_must_start_anew(
+def test_a_transactional_producer_from_before_a_reopening_must_start_again(
     world: World, how: str
 ) -> None:
     client = Client(world, "tx")

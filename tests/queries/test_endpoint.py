@@ -1,4 +1,4 @@
-"""A worker's side of the wire: its answers when it is behind, and to unknown or invalid clients."""
+"""A worker's side of the wire: its answers when it lags, and to unknown or invalid clients."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_partitions_of_other_workers_are_left_out(provider: StoreProvider) -> No
         (ReflectedPosition("another", 9), True),
     ],
 )
-def test_a_worker_that_is_behind_the_client_returns_nothing(
+def test_a_worker_that_lags_the_client_returns_nothing(
     provider: StoreProvider, at_least: ReflectedPosition, reached: bool
 ) -> None:
     got = provider.answer(GetKeys("totals", [2], [NAME], {2: at_least}))

@@ -74,7 +74,7 @@ def test_a_process_that_is_not_reused_closes_its_log(
     assert use(tmp_path).is_closed
 
 
-def test_a_log_that_nobody_takes_for_a_period_is_closed(
+def test_a_log_that_no_task_takes_for_a_period_is_closed(
     kept: KeptLogs, periods: Periods, tmp_path: Path
 ) -> None:
     log = use(tmp_path)
@@ -106,7 +106,7 @@ def test_a_log_whose_task_failed_is_not_used_again(kept: KeptLogs, tmp_path: Pat
     assert use(tmp_path) is not failed
 
 
-def test_another_folder_at_the_path_is_opened_anew(kept: KeptLogs, tmp_path: Path) -> None:
+def test_another_folder_at_the_path_is_opened_again(kept: KeptLogs, tmp_path: Path) -> None:
     folder = tmp_path / "log"
     folder.mkdir()
     first = use(folder)

@@ -322,7 +322,7 @@ def test_records_deleted_before_they_were_planned_are_a_loss(log: Owner) -> None
     assert rows(lenient, lenient.partitions(start, end)) == numbers(7, 20)
 
 
-def test_records_deleted_between_planning_and_pinning_are_planned_anew(
+def test_records_deleted_between_planning_and_pinning_are_planned_again(
     log: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(log, 0, 20)
@@ -387,7 +387,7 @@ def test_a_table_does_not_show_later_deletions_and_changes(changelog: Segments) 
     assert state(changelog, range_) == state(changelog, range_) == before
 
 
-def test_a_table_that_is_cleaned_before_it_is_pinned_is_planned_anew(
+def test_a_table_that_is_cleaned_before_it_is_pinned_is_planned_again(
     changelog: Segments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a value would be missing whose successor is after the end."""

@@ -226,7 +226,7 @@ def test_records_without_keys_do_not_hinder_a_replacement(owner: Owner) -> None:
     assert table(owner) == {"a": "1"}
 
 
-def test_a_replacement_deletes_keys_behind_an_open_transaction(owner: Owner) -> None:
+def test_a_replacement_deletes_keys_after_an_open_transaction(owner: Owner) -> None:
     owner.alter_topic("t", {"cleanup.policy": "compact"})
     other, sink = opened(owner, "other", "t", 2), Sink(owner)
     sink.commit(0, sink.stage([(f"k{number}", "1") for number in range(9)]), replace=True)

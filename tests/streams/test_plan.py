@@ -244,7 +244,7 @@ def test_two_groups_cannot_share_an_internal_topic_by_name() -> None:
         stream.group_by("carrier", name="x").agg(n=sl.count(), name="b")
 
 
-def test_keys_that_a_serde_writes_are_placed_anew() -> None:
+def test_keys_that_a_serde_writes_are_repartitioned() -> None:
     app = new_app()
     stream = app.stream(flights(app, key=str, key_serde="json"))
     stream.group_by("key").agg(n=sl.count(), name="x")

@@ -61,7 +61,7 @@ def test_a_restart_begins_with_the_watermarks_of_the_commit() -> None:
     assert (again.value, again.of("b"), again.of("c")) == (10, 20, NO_WATERMARK)
 
 
-def test_a_source_that_is_behind_after_a_restart_does_not_move_the_watermark_back() -> None:
+def test_a_source_that_lags_after_a_restart_does_not_move_the_watermark_back() -> None:
     marks = SourceWatermarks(["a"])
     marks.restored(50, {"a": 50})
     assert marks.advance("a", 30) == 50

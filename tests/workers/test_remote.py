@@ -10,7 +10,7 @@ import pytest
 from strandline.changelog.errors import Unauthenticated
 from strandline.changelog.flight.serve import serve
 from tests.workers.pipeline import PARTITIONS, judge, pipeline, some
-from tests.workers.test_sharing import Running
+from tests.workers.test_assignment import Running
 
 Eventually = Callable[..., None]
 TOKEN = "sixteen-or-more-characters"

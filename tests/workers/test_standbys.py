@@ -13,7 +13,7 @@ from strandline.changelog.records import TopicPartition
 from tests.forms import few_on_kafka
 from tests.systems import System
 from tests.workers.pipeline import PARTITIONS, judge, some
-from tests.workers.test_sharing import Running
+from tests.workers.test_assignment import Running
 
 Eventually = Callable[..., None]
 

@@ -238,7 +238,7 @@ class _FrameCheck:
         if one.closed:
             self._check_entry(one, segment)
             self._check_closed(one, index)
-        segment.let_go()
+        segment.release_file()
 
     def _read_frame(self, one: ScannedSegment, segment: Segment, found: WholeFrame) -> None:
         """Check a readable frame and update the state after it."""

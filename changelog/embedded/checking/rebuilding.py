@@ -227,7 +227,7 @@ def _found(storage: Storage, folder: str, name: SegmentName, files: Sequence[str
                 epochs.append(header)
         else:
             found.broken = True
-    segment.let_go()
+    segment.release_file()
     return found
 
 

@@ -209,7 +209,7 @@ class Rewriter:
         segment.file.sync()
         segment.save_index()
         self._partition.save_aborted(segment, since=self._cleaned_end)
-        segment.let_go()
+        segment.release_file()
 
 
 class _Gathered:

@@ -2,7 +2,7 @@
 
 A job, or a micro-batch, is one transaction over all of its tasks:
 
-    1  each task appends its rows to a staging topic; nobody reads them there      staging
+    1  each task appends its rows to a staging topic, which has no readers         staging
     2  the driver takes over the sink's transactional id, which fences others      commit
     3  it reads the sink's last committed batch, and stops here if this one is it  sinks
     4  it copies the staged rows of the successful attempts to their topic, adds the

@@ -1,7 +1,7 @@
 """Commit of staged rows: one transaction, once for each batch of a sink.
 
 The package's docstring lists the steps. A crash between any two of them leaves a transaction that
-the next commit of the sink completes or aborts (step 2), staged rows that nobody reads, or both.
+the next commit of the sink completes or aborts (step 2), staged rows that no task reads, or both.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class SinkCommit:
     def _own_ends(self, staged: list[StagedTopic]) -> dict[TopicPartition, int]:
         """Return the ends of the rows of a batch that was committed before.
 
-        Another driver may stage the next batch behind them, if this one was lost to Spark.
+        Another driver may stage the next batch after them, if this one was lost to Spark.
         """
         ends: dict[TopicPartition, int] = {}
         for each in [] if self._name.is_job else staged:
@@ -264,7 +264,7 @@ class SinkCommit:
             yield tp.partition, list(chain.from_iterable(found))
 
     def _clean(self, staged: list[StagedTopic], ends: Mapping[TopicPartition, int]) -> None:
-        """Delete staged rows that nobody needs any more."""
+        """Delete staged rows that no commit needs any more."""
         staging.delete_records(self._broker, dict(ends))
         if self._name.is_job or any(each.is_new for each in staged):
             topics = self._broker.topics()

@@ -36,7 +36,7 @@ class Replacement:
     def read(self) -> None:
         """Read the keys that have a value now, in everything that is committed.
 
-        Open transactions before the last committed one are waited for: records behind them are
+        Open transactions before the last committed one are waited for: records after them are
         committed, but cannot be read yet.
 
         Raises:
@@ -87,7 +87,7 @@ class Replacement:
         stable = self._stable(tp)
         raise TransactionOpen(
             f"the keys that a batch replaces cannot be read: {tp} has an open transaction from "
-            f"offset {stable} on, and committed records behind it; end the program that has begun it",
+            f"offset {stable} on, and committed records after it; end the program that began it",
             tp,
             stable,
         )

@@ -220,7 +220,7 @@ class Stager:
         """Return the staging topic, and True if it was created.
 
         For a batch write to one topic the driver has created it, and a task never does: a task that
-        outlives its job would leave a topic that nobody reads.
+        outlives its job would leave a topic that no commit reads.
         """
         if self._sink.is_job and self._topic is not None:
             found = self._broker.topic(self._sink.topic(target))
@@ -256,7 +256,7 @@ def names(broker: Broker, sink: SinkName) -> list[str]:
 
 
 def remove(broker: Broker, names: Iterable[str]) -> None:
-    """Delete staging topics. A failure is logged, because nobody reads them and others delete them."""
+    """Delete staging topics. A failure is only logged, because a later commit deletes them."""
     for name in names:
         try:
             broker.delete_topic(name)

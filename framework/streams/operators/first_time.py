@@ -8,14 +8,14 @@ from strandline.framework.store import Store
 
 
 class FirstTime:
-    """A time at or before that of all keys of a store, whose keys are tuples with a time first."""
+    """Lower bound of the times of a store's keys, which are tuples that begin with a time."""
 
     def __init__(self, store: Store[Any, Any]) -> None:
         self._store = store
         self._value: int | None = None
 
     def get(self) -> int | None:
-        """Return a time in ms at or before that of all keys; None if there are no keys."""
+        """Return a time in ms that no key is before; None if there are no keys."""
         if self._value is None:
             first = next(iter(self._store.columns().all()), None)
             self._value = None if first is None else first[0][0]

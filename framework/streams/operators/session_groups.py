@@ -103,7 +103,7 @@ class SessionOperator(StageOperator):
         states = self._node.aggregates.combine(both, [SESSION]).sort(SESSION)
         made = merged.sessions.rename({START: WINDOW_START, END: WINDOW_END})
         made = made.hstack(groups[made[GROUP]]).hstack(states.drop(SESSION))
-        after = _together(stored.filter(merged.stored.is_null()), made)
+        after = _merged(stored.filter(merged.stored.is_null()), made)
         self._open.replace(stored, after, groups)
         self._note_rows(len(after) - len(stored))
 
@@ -119,8 +119,11 @@ class SessionOperator(StageOperator):
         return as_results(self._node, results, self.mark_of_results(watermark))
 
 
-def _together(rest: pl.DataFrame, made: pl.DataFrame) -> pl.DataFrame:
-    """Return stored sessions and new ones, which have no places yet, by group and start."""
+def _merged(rest: pl.DataFrame, made: pl.DataFrame) -> pl.DataFrame:
+    """Return stored sessions and new ones in one frame, sorted by group and start.
+
+    The new ones have no places in the store yet.
+    """
     import polars as pl
 
     columns = [

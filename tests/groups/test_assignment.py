@@ -188,7 +188,7 @@ def test_invalid_settings_are_refused_when_a_consumer_joins(
             consumer.poll()
 
 
-def test_a_consumer_that_cannot_join_leaves_no_group_behind(log: Log) -> None:
+def test_a_consumer_that_cannot_join_creates_no_group(log: Log) -> None:
     with log.consumer(group="g", assignor="best") as consumer:  # type: ignore[arg-type]
         consumer.subscribe("t")
         with pytest.raises(InvalidConfig):
