@@ -64,7 +64,7 @@ class KeyedRecords:
         counted."""
         last = np.full(self._largest + 1, -1, dtype=np.int64)
         for start, drawn in self._drawn():
-            # of several offsets the last is kept
+            # A later offset of a key overwrites the earlier ones.
             last[drawn] = np.arange(start, start + len(drawn))
         return np.sort(last[last >= 0])
 

@@ -373,7 +373,7 @@ def _check_users(count: int, users: sl.Topic[Any, Any]) -> None:
     assert total == count, (total, count)
 
 
-# What the jobs have in common ----------------------------------------------------------------
+# Shared by the jobs --------------------------------------------------------------------------
 
 
 def _rate(

@@ -38,7 +38,7 @@ from strandline.changelog.snapshots import Snapshots
 class Broker(Protocol):
     """Topics, appends and fetches, producers and transactions, committed offsets."""
 
-    # What kind of log it is -----------------------------------------------------------
+    # Kind of log ----------------------------------------------------------------------
 
     @property
     def holds_columns(self) -> bool:

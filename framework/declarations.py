@@ -128,7 +128,7 @@ class Declarations:
         """
         if isinstance(name, Store):
             return name
-        _ = self.tasks  # those of streams, and their stores, are derived when they are needed
+        _ = self.tasks  # this derives the tasks of streams, which declare their stores
         if name in self.stores:
             return self.stores[name]
         near = get_close_matches(name, self.stores, n=1)

@@ -494,7 +494,7 @@ class ColumnStore(CommittingStore[K, V]):
     def _fill(self, slots: SlotArray) -> None:
         """Read the committed values of slots."""
         if self._committed.finds_nothing:
-            # Whatever is committed from now on has a slot, until slots are freed.
+            # Every key that is committed from now on has a slot, until slots are freed.
             self._table.is_complete = True
         if self._table.is_complete:
             self._table.assign(slots, ABSENT, None)

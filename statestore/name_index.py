@@ -177,7 +177,7 @@ class NameIndex:
         while len(entries):
             is_free = self._entries[places] == 0
             self._entries[places[is_free]] = entries[is_free]
-            # Of several entries for the same place, one was written last.
+            # If several entries were for the same place, the one written last is in it.
             is_left = self._entries[places] != entries
             entries, places = entries[is_left], self._next(places[is_left])
 

@@ -1,13 +1,15 @@
-"""Rules for imports, their cost, the size of modules, and the words of docstrings."""
+"""Rules for imports, their cost, the size of modules, and the words of docstrings and comments."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import io
 import re
 import subprocess
 import sys
 import textwrap
+import tokenize
 from collections.abc import Callable, Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -396,8 +398,9 @@ DOCUMENTED = (
     "tests",
     "benchmarks",
     "examples",
+    "docs",
 )
-"""Folders whose docstrings are read in an editor's hover, in `help()` and in search results."""
+"""Folders whose docstrings and comments are read in an editor's hover, in `help()` and in search results."""
 
 CONTINUES_A_NAME = {
     "What",
@@ -416,10 +419,12 @@ CONTINUES_A_NAME = {
     "How",
 }
 """First words of a docstring that is only the second half of a sentence."""
+CONTINUES_A_LINE = CONTINUES_A_NAME - {"When", "Why"}
+"""First words, in either case, of a comment that needs the line before it to be understood."""
 
 
 def documented_modules() -> list[Path]:
-    """Return every module whose docstrings must stand alone, each file once."""
+    """Return every module whose docstrings and comments must stand alone, each file once."""
     # `strandline/` also holds links to the packages; glob, unlike rglob, does not enter them.
     found = {
         path for top in DOCUMENTED if top != "strandline" for path in (ROOT / top).rglob("*.py")
@@ -442,6 +447,31 @@ def docstrings_that_continue_a_name(module: Path) -> set[str]:
                 if first is not None and first[1].capitalize() in CONTINUES_A_NAME:
                     found.add(f"line {node.lineno}: {text.strip().splitlines()[0]}")
     return found
+
+
+def comments_that_continue_a_line(module: Path) -> set[str]:
+    """Return the comments of `module` that begin with the second half of a sentence.
+
+    A comment begins after code, or in the first of several lines that have nothing else.
+    """
+    source = (ROOT / module).read_text()
+    found, last = set(), 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            number, is_alone = token.start[0], token.line.lstrip().startswith("#")
+            first = re.match(r"#\s*([A-Za-z]+)", token.string)
+            begins = not is_alone or number != last + 1
+            if begins and first is not None and first[1].capitalize() in CONTINUES_A_LINE:
+                found.add(f"line {number}: {token.string}")
+            last = number if is_alone else 0
+    return found
+
+
+def test_comments_can_be_read_without_the_line_before() -> None:
+    broken = {
+        str(m): found for m in documented_modules() if (found := comments_that_continue_a_line(m))
+    }
+    assert broken == {}
 
 
 def test_docstrings_begin_with_a_noun_or_an_imperative() -> None:
@@ -524,6 +554,13 @@ def test_the_rules_can_be_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "line 9: What's left of it.",
         "line 13: Of a segment.",
         "line 18: that is reached",
+    }
+    (tmp_path / "changelog/bad.py").write_text(
+        "# Offset of the end.\n# Of the log.\nend = 0  # of the log\n# So it is.\nprint(end)\n"
+    )
+    assert comments_that_continue_a_line(Path("changelog/bad.py")) == {
+        "line 3: # of the log",
+        "line 4: # So it is.",
     }
 
 

@@ -146,7 +146,7 @@ class Consumer:
         self._topics_checked_at = 0.0
         self._closed = False
 
-    # What to read ---------------------------------------------------------------------
+    # Input to read --------------------------------------------------------------------
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions. Partitions assigned before keep their positions.

@@ -168,8 +168,9 @@ class BatchInstance(TaskInstance):
         handled = 0
         try:
             while handled < limit and self._may_continue():
-                # With verdicts the record that each one is for must be a step of its own.
-                size = min(limit - handled, self._size.records)  # which a cut step has reduced
+                # A step that was cut has reduced the size. With verdicts the record of each one must
+                # be a step of its own.
+                size = min(limit - handled, self._size.records)
                 most = 1 if self._trial.has_verdicts else self._trial.limited(size)
                 taken = self._batches.next(most)
                 if taken is None:

@@ -423,7 +423,8 @@ class TaskInstance:
                 self.context.stream_time = max(due.at, before)
 
             def call(due: DueTimer = due) -> Any:
-                running = context.current_task().timers  # those of the step
+                # The timers are those of the running step: a concurrent step has its own.
+                running = context.current_task().timers
                 assert running is not None
                 running.take(due)
                 return self._on_timer(due.name)

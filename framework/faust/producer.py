@@ -123,7 +123,7 @@ class FaustProducer(faust.transport.base.Producer):
             partition = self._partition(topic, key)
         future: asyncio.Future[RecordMetadata] = loop.create_future()
         if unit is not None:
-            # What the log would refuse raises here, and not in the commit.
+            # A record that the log would refuse raises here, and not in the commit.
             link.check(topic, key, value, when if timestamp else None, pairs)
             link.ledger.send(unit, topic, partition, key, value, when, pairs)
             tp = TP(topic, -1 if partition is None else partition)

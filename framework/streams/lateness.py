@@ -40,7 +40,7 @@ def late_rows(node: StatefulNode, rows: pl.DataFrame, reached: int = NO_WATERMAR
 
     marks = watermarks_of(rows, reached)
     if isinstance(node, DropDuplicates):
-        # What was kept at the time of such a row may be forgotten, so it may be a duplicate.
+        # The rows kept at the time of a late row may be forgotten, so it may be a duplicate.
         return (rows[TIME] + node.within_ms < marks).alias("late")
     if isinstance(node, GroupAggregate) and isinstance(node.window, TimeWindow):
         return node.window.late(rows[TIME], marks)

@@ -153,7 +153,7 @@ class StageTime:
             flags = {key for key in found if key.startswith(IDLE)}
             self._idle = {key.removeprefix(IDLE) for key in flags if found.pop(key)}
             self._marks = SourceWatermarks(self._sources)
-            # What the stage does not read any more must not hold the watermark back.
+            # A source that the stage does not read any more must not hold the watermark back.
             self._marks.restored(floor, {at: found[at] for at in self._sources if at in found})
             self._idle &= {*self._sources}
             for source in self._idle:

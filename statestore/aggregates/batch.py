@@ -154,7 +154,7 @@ class ColumnBatch:
         if set(self._needed) == {None} and len(self.frame) <= FEW_ROWS:
             in_order = self.frame.group_by(keys, maintain_order=True)
             return in_order.agg(*self._needed[None].values())
-        # Of many rows, a group-by that maintains their order takes longer than what follows.
+        # For many rows, a group-by that maintains their order takes longer than these steps.
         rows = self.frame.with_row_index(ROW)
         found = []
         for order, needed in self._needed.items():

@@ -31,9 +31,9 @@ def test_a_commit_comes_early_when_much_was_sent(
         budget.uncommitted_bytes = LIMIT
 
     monkeypatch.setattr(MemoryBudget, "__init__", small)
-    monkeypatch.setattr(scheduler, "FIRST_SLICE_RECORDS", 1)  # of plain handlers
+    monkeypatch.setattr(scheduler, "FIRST_SLICE_RECORDS", 1)  # for plain handlers
     monkeypatch.setattr(scheduler, "MAX_SLICE_RECORDS", 1)
-    monkeypatch.setattr(scheduler, "SLICE_SECONDS", 0.0)  # of async handlers
+    monkeypatch.setattr(scheduler, "SLICE_SECONDS", 0.0)  # for async handlers
     commit, sent = WorkerSession.commit, []
 
     def counting(session: WorkerSession, instances: Any) -> None:

@@ -120,7 +120,7 @@ def test_a_worker_checks_its_group_between_slow_records(
 ) -> None:
     """Each record takes until its slice is over, so all other work of the worker comes after it."""
     monkeypatch.setattr(slice_guard, "GUARD_S", 0.0)
-    monkeypatch.setattr(scheduler, "SLICE_SECONDS", 0.0)  # of async handlers
+    monkeypatch.setattr(scheduler, "SLICE_SECONDS", 0.0)  # for async handlers
     is_cut = threading.Event()
     cut, share = TaskInstance.cut, Worker._rebalance
     events: list[str] = []

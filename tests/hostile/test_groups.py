@@ -102,7 +102,8 @@ def test_a_task_has_a_name() -> None:
     groups = GroupCoordinator(SystemClock(), lambda _: 1)
     with pytest.raises(InvalidConfig, match="a task without a name"):
         groups.join("g", Subscription(["t"], tasks=[["count", "t"], []]))
-    nameless = Subscription(["t"], tasks=[[]])  # of a member on a cluster, which checks nothing
+    # A member on a cluster may have it, because Kafka checks nothing.
+    nameless = Subscription(["t"], tasks=[[]])
     check_tasks("g", Subscription(["t"], tasks=[["count", "t"]]), [("m", nameless)])
 
 

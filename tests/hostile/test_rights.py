@@ -632,7 +632,8 @@ def test_revoking_ends_the_session_of_an_open_connection(
 def test_the_first_call_after_revoking_is_refused(
     served: ServedLog, clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served._endpoint._closed.set()  # so that only the call itself can detect it
+    # Without the watcher only the call itself can detect the revocation.
+    served._endpoint._closed.set()
     served._endpoint._watcher.join()
     client = clients.with_rights(ALL_OF_MINE)
     assert client.fetch({MINE: 0})[MINE].batches

@@ -73,7 +73,7 @@ def client(served: ServedLog, tmp_path: Path) -> Iterator[Connect]:
 def test_a_sink_needs_no_right_of_an_administrator(
     served: ServedLog, client: Connect, rights: Rights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commits, "KEPT_BYTES", 0)  # so that each commit deletes staged rows
+    monkeypatch.setattr(commits, "KEPT_BYTES", 0)  # each commit deletes staged rows
     sink = Sink(client(rights))
     for number in range(3):
         staged = sink.stage(ROWS)

@@ -124,7 +124,8 @@ def test_checkpoints_and_restores_are_counted(
         worker = second.made.app.runner.worker
         assert worker is not None
         counters = worker._tasks._openings._folders.counters
-    assert counters["per-word"].checkpoints.read().count == PARTITIONS  # when it ended
+    # The worker has made a checkpoint of each partition at its end.
+    assert counters["per-word"].checkpoints.read().count == PARTITIONS
 
 
 def test_a_fenced_member_and_a_fenced_producer_are_counted(

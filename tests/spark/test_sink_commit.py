@@ -242,7 +242,7 @@ def test_numbered_batch_writes_skip_what_was_written(owner: Owner) -> None:
     assert values(owner) == once(0, 20)
 
 
-# What may have happened to the log -----------------------------------------------------
+# Damage to the log ---------------------------------------------------------------------
 
 
 def test_a_log_that_lacks_batches_is_an_error_or_a_warning(

@@ -63,7 +63,7 @@ def test_a_batch_is_written_once_by_the_query_of_the_sink(
 ) -> None:
     broker = cluster.broker
     sink = Sink(broker, name, query="one", topic=name)
-    sink.stage(rows(100, 110), name)  # of an attempt that failed
+    sink.stage(rows(100, 110), name)  # rows of an attempt that failed
     assert sink.commit(0, sink.stage(rows(0, 10), name))
     assert not sink.on(broker).commit(0, sink.stage(rows(0, 10), name))
     other = Sink(broker, name, query="two", topic=name)

@@ -74,7 +74,7 @@ def test_a_stream_reads_added_partitions_from_their_beginning(log: Log, stream: 
     stream.run()
     log.broker.alter_topic("t", partitions=3)
     Writer(log.broker).write(numbers(5, 9), partition=2)
-    stream.run(startingOffsets="latest")  # which counts for a new query only
+    stream.run(startingOffsets="latest")  # the option counts for a new query only
     assert stream.seen() == [*range(9)]
 
 

@@ -135,7 +135,7 @@ def test_a_memory_engine_forgets_deleted_keys() -> None:
         engine.write(keys, [b"x"] * 100, StorePosition("t1", 0, number))
         before = engine.scan(b"", None, reverse=False)
         engine.write(keys, [None] * 100, StorePosition("t1", 0, number))
-        assert [key for key, _ in before] == keys  # of the moment it began
+        assert [key for key, _ in before] == keys  # the scan shows the moment it began
     engine.write([b"a"], [b"1"], StorePosition("t1", 0, 20_000))
     assert engine.approximate_num_entries() < 2_000
     assert list(engine.scan(b"", None, reverse=False)) == [(b"a", b"1")]

@@ -152,7 +152,7 @@ STEPS = [
     (act, number)
     for act, often in {"remove_tree": 12, "rename": 5, "sync_dir": 2, "make_dir": 17}.items()
     for number in range(1, often + 1)
-    if (act, number) != ("make_dir", 1)  # that one is before the lock is taken
+    if (act, number) != ("make_dir", 1)  # this step is before the lock is taken
 ]
 """Steps on files of opening the state of `fill(state, 1, 0, 2, 3)`."""
 

@@ -93,7 +93,7 @@ def test_caches_and_changes_of_many_stores_stay_within_the_budget(
                     store.checkpoint()
         clock.advance(chance.choice([0, 3_000]))
         budget.divide(stores, clock.monotonic())
-    # What a second brings may come on top.
+    # The changes of one second may come on top.
     second = 32 * 3 * 10 * (len(VALUE) + ENTRY_BYTES)
     assert sum(store.cached_bytes for store in stores) <= budget.cache_bytes + second
     assert sum(store.pending_bytes for store in stores) <= budget.overlay_bytes + second

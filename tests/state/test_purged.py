@@ -142,7 +142,7 @@ def test_an_engine_that_was_away_for_less_continues(changelog: Segments, tmp_pat
     store.checkpoint()
     store.close()
     changelog.clean()
-    assert changelog.clean(purge=True)  # of a key that the engine has
+    assert changelog.clean(purge=True)  # a tombstone of a key that the engine has
     changelog.change("b", None)
     changelog.clean()  # its tombstone still exists
     store = open_store(SPEC, tmp_path, clock=changelog.clock)
@@ -404,7 +404,8 @@ def happen(changelog: Segments, chance: random.Random) -> None:
     elif what == "delete":
         changelog.change(key, None)
     else:
-        if what == "purge":  # of the tombstones left by earlier passes
+        # A purge removes the tombstones left by earlier passes.
+        if what == "purge":
             changelog.clock.advance(2 * RETENTION_MS)
         frames = chance.choice([None, None, chance.randrange(60)])
         with suppress(CutShort):

@@ -468,7 +468,7 @@ def test_a_replay_overtaken_by_deletion_starts_over(changelog: Changelog, tmp_pa
 def test_a_log_that_is_replaced_by_another_history_after_a_replay_is_replayed() -> None:
     """The last look at the log is of the process that has taken over a restored copy."""
     ours, theirs = Changelog(), Changelog()
-    theirs.reopened()  # so that another opening of the log writes its records
+    theirs.reopened()  # another opening of the log writes its records
     assert ours.append([(b"Qa", b"\x01")]) == theirs.append([(b"Qa", b"\x02")])
     theirs.append([(b"Qb", b"\x02")])
     broker = Meanwhile(ours.owner, "offsets", 2, lambda: setattr(broker, "_broker", theirs.owner))

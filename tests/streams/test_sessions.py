@@ -79,7 +79,7 @@ def applied(batch: pl.DataFrame, stored: pl.DataFrame, window: SessionWindow) ->
     news = KEPT.partial(batch.with_columns(merged.records), ["session"])
     states = KEPT.combine(pl.concat([olds.select("session", *fields), news]), ["session"])
     written = merged.sessions.hstack(states.sort("session").select(fields))
-    # What is neither deleted nor written again stays as it was.
+    # Sessions that are neither deleted nor written again stay as they were.
     kept = stored.filter(merged.stored.is_null())
     same = stored.filter(merged.stored.is_not_null() & ~merged.absorbed)
     again = same.join(written, on=["key", "start", "end"], how="anti", nulls_equal=True)

@@ -111,7 +111,7 @@ MANY_WEEKS = 2_800 * WEEK
         (sl.tumbling("1h", offset="10m"), HOUR + HOUR // 6),
         (sl.hopping("1h", "1h", grace="10m"), HOUR + HOUR // 6),
         (sl.hopping("2h", "1h", grace="10m"), 2 * HOUR + HOUR // 6),
-        (sl.tumbling("1w"), WEEK - 3 * 24 * HOUR),  # of which the first one began on a Monday
+        (sl.tumbling("1w"), WEEK - 3 * 24 * HOUR),  # the first one began on a Monday
     ],
     ids=str,
 )
