@@ -254,7 +254,6 @@ class Log:
         Raises:
             UnknownTopic: There is no such topic.
             InvalidRequest: `start` or `end` names a partition that does not exist.
-            MissingDependency: Polars is not installed.
         """
         table = self.read(topic, start=start, end=end, isolation=isolation)
         has_fields = pa.types.is_struct(table.schema.field("value").type)

@@ -205,7 +205,6 @@ class Topic(TopicDeclaration, Generic[K, V]):
 
         Raises:
             InvalidRecord: A stored value cannot be decoded.
-            MissingDependency: Polars is not installed.
         """
         from strandline.framework.export import topic_to_polars
 

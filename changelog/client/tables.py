@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.changelog.client.consumer import Consumer
-from strandline.changelog.errors import InvalidRequest, MissingDependency
+from strandline.changelog.errors import InvalidRequest
 from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo, TopicPartition
 from strandline.changelog.schema import upgrade
 
@@ -70,14 +70,9 @@ def record_frame(table: pa.Table, *, has_fields: bool, tombstones: bool) -> pl.D
         has_fields: True if the value is a struct: its fields become columns, called `value_<name>`
             if another column has that name.
         tombstones: False: leave out tombstones. True: a column `tombstone` marks them.
-
-    Raises:
-        MissingDependency: Polars is not installed.
     """
-    try:
-        import polars as pl
-    except ImportError as error:
-        raise MissingDependency("to_polars() needs polars: pip install polars") from error
+    import polars as pl
+
     if tombstones:
         at = table.schema.get_field_index("value")
         table = table.add_column(at, "tombstone", table["value"].is_null())
