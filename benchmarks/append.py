@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from benchmarks.harness import Figure, Stopwatch, compare, folder
 from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.records import Append
-from strandline.changelog.storage import LocalStorage
 
 PARTITIONS = 4
 RECORD_BYTES = 100

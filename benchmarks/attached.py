@@ -26,7 +26,7 @@ from strandline import changelog
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.flight import endpoint as endpoints
 from strandline.changelog.flight.client import FlightBroker
-from strandline.changelog.flight.connection import ConnectionTarget
+from strandline.changelog.flight.connection_target import ConnectionTarget
 from strandline.changelog.log import Log
 from strandline.changelog.records import TopicPartition, columns_schema
 from strandline.changelog.storage import Durability

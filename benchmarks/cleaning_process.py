@@ -23,7 +23,7 @@ from benchmarks.dirty_log import CHANGELOG, check_cleaned, fill
 from benchmarks.harness import Stopwatch, folder, pinned
 from benchmarks.keyed_records import BATCH_RECORDS, KeyedRecords
 from strandline.changelog.embedded.owner import Owner
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.local_storage import LocalStorage
 
 BOUND_SECONDS = 3600.0
 

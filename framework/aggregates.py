@@ -16,8 +16,8 @@ from strandline.framework.store import Store
 from strandline.statestore.aggregates import Aggregates, counter_spec
 from strandline.statestore.aggregates.group import TIMESTAMP
 from strandline.statestore.aggregates.stored_states import stored_type
+from strandline.statestore.scalar_columns import Column
 from strandline.statestore.spec import UNSET
-from strandline.statestore.value_columns import Column
 
 if TYPE_CHECKING:
     import polars as pl

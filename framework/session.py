@@ -15,8 +15,9 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
 from strandline.changelog.closing import CloseOnce
 from strandline.changelog.errors import InvalidRequest
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.metrics import MetricReading, measured
-from strandline.changelog.storage import Durability, LocalStorage
+from strandline.changelog.storage import Durability
 from strandline.framework.formats.registry import SchemaRegistry
 from strandline.framework.options import Options
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from strandline.statestore.column_store import ColumnStore
-    from strandline.statestore.value_columns import Column
+    from strandline.statestore.scalar_columns import Column
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -26,7 +26,9 @@ from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import InvalidRequest
 from strandline.changelog.layout import STATE
-from strandline.changelog.storage import LocalStorage, Lock, MemoryStorage
+from strandline.changelog.local_storage import LocalStorage
+from strandline.changelog.memory_storage import MemoryStorage
+from strandline.changelog.storage import Lock
 from strandline.changelog.times import to_ms
 from strandline.framework.app import App
 from strandline.framework.bulk_append import stored_columns

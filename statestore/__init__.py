@@ -15,13 +15,8 @@ from strandline.statestore.aggregates import (
 from strandline.statestore.changelogged import ChangelogBatch
 from strandline.statestore.engine import Engine, StorePosition
 from strandline.statestore.keys import KeyCodec, decode_key, key_codec
-from strandline.statestore.restore import (
-    ReplayProgress,
-    Restored,
-    RestorePlan,
-    plan_restore,
-    restore_all,
-)
+from strandline.statestore.replay import ReplayProgress
+from strandline.statestore.restore import Restored, RestorePlan, plan_restore, restore_all
 from strandline.statestore.serdes import (
     Bytes,
     Double,

@@ -40,13 +40,14 @@ from strandline.statestore.layers import Change
 from strandline.statestore.memory import MemoryBudget
 from strandline.statestore.name_index import SlotArray
 from strandline.statestore.ranges import DeletedRanges
+from strandline.statestore.scalar_columns import Block, Column
 from strandline.statestore.slot_changes import SlotChanges
 from strandline.statestore.slots import ABSENT, PRESENT, UNKNOWN, SlotTable, States
 from strandline.statestore.spec import UNSET, StoreSpec
 from strandline.statestore.store import open_engine
 from strandline.statestore.stored_columns import StoredColumns
 from strandline.statestore.typed_store import StoreTypes, store_types
-from strandline.statestore.value_columns import Block, Column, value_columns
+from strandline.statestore.value_columns import value_columns
 from strandline.statestore.values import DELETED, Expiry, ValueCodec
 
 K = TypeVar("K")

@@ -24,7 +24,8 @@ from strandline.statestore.layers import Change
 from strandline.statestore.memory import IN_USE_S, MemoryBudget, StoreShare
 from strandline.statestore.ranges import DeletedRanges
 from strandline.statestore.reader import CommittedReader
-from strandline.statestore.restore import TRANSACTION_WAIT_S, OnProgress, Restored, restore
+from strandline.statestore.replay import OnProgress
+from strandline.statestore.restore import TRANSACTION_WAIT_S, Restored, restore
 from strandline.statestore.typed_store import StoreTypes, TypedStore
 
 K = TypeVar("K")

@@ -17,7 +17,7 @@ from strandline.statestore.engines.rocksdb import RocksEngine
 from strandline.statestore.last_record import LastRecord
 from strandline.statestore.latest import latest_per_key
 from strandline.statestore.ordered import FIRST_KEY
-from strandline.statestore.restore import ArrowColumn
+from strandline.statestore.replay import ArrowColumn
 
 FOLD_BYTES = 64 << 20
 """Maximum bytes of keys and values that a fold keeps in memory, and sorts at a time."""

@@ -102,9 +102,9 @@ class MemoryBudget:
 
     def share_engines(self) -> None:
         """Give RocksDB its part, which all stores of the process share."""
-        from strandline.statestore.engines import rocksdb  # imported only where it is used
+        from strandline.statestore.engines import rocksdb_options  # imported only where it is used
 
-        rocksdb.configure_memory(
+        rocksdb_options.configure_memory(
             block_cache_bytes=self.block_cache_bytes, memtable_bytes=self.memtable_bytes
         )
 

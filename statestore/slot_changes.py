@@ -14,8 +14,9 @@ import numpy as np
 from strandline.statestore.layers import span
 from strandline.statestore.name_index import SlotArray
 from strandline.statestore.ranges import NO_RANGES, DeletedRanges
+from strandline.statestore.scalar_columns import Block
 from strandline.statestore.slots import UNKNOWN, SlotTable, States
-from strandline.statestore.value_columns import Block, block_bytes
+from strandline.statestore.value_columns import block_bytes
 
 CHANGED_SLOT_BYTES = 48
 """Approximate bytes of a changed slot in the log, besides its row."""

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from strandline.statestore.name_index import NameIndex, Names, SlotArray
-from strandline.statestore.value_columns import Block, block_bytes, no_objects
+from strandline.statestore.scalar_columns import Block, no_objects
+from strandline.statestore.value_columns import block_bytes
 
 States = npt.NDArray[np.uint8]
 

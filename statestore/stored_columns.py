@@ -10,8 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from strandline.statestore.cells import constant, joined, numbers, side_by_side
+from strandline.statestore.scalar_columns import Block, Column
 from strandline.statestore.spec import AnySpec
-from strandline.statestore.value_columns import Block, Column, value_columns
+from strandline.statestore.value_columns import value_columns
 from strandline.statestore.values import EXPIRING, NO_EXPIRY, ValueCodec, split
 
 Mask = npt.NDArray[np.bool_]

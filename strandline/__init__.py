@@ -60,7 +60,7 @@ if typing.TYPE_CHECKING:
     from strandline.framework.store import Store
     from strandline.framework.streams.expressions import col, lit, when
     from strandline.framework.streams.stream import Stream
-    from strandline.framework.streams.windows import (
+    from strandline.framework.streams.window_declarations import (
         count_window,
         hopping,
         session,
@@ -187,11 +187,11 @@ _HOMES = {
     "lit": "strandline.framework.streams.expressions",
     "when": "strandline.framework.streams.expressions",
     "Stream": "strandline.framework.streams.stream",
-    "count_window": "strandline.framework.streams.windows",
-    "hopping": "strandline.framework.streams.windows",
-    "session": "strandline.framework.streams.windows",
-    "sliding": "strandline.framework.streams.windows",
-    "tumbling": "strandline.framework.streams.windows",
+    "count_window": "strandline.framework.streams.window_declarations",
+    "hopping": "strandline.framework.streams.window_declarations",
+    "session": "strandline.framework.streams.window_declarations",
+    "sliding": "strandline.framework.streams.window_declarations",
+    "tumbling": "strandline.framework.streams.window_declarations",
     "Topic": "strandline.framework.topic",
     "any": "strandline.statestore.aggregates.declare",
     "collect": "strandline.statestore.aggregates.declare",

@@ -13,7 +13,8 @@ from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import LogLocked
 from strandline.changelog.layout import FOLDER_META, LOCK
-from strandline.changelog.storage import LocalStorage, Storage
+from strandline.changelog.local_storage import LocalStorage
+from strandline.changelog.storage import Storage
 from strandline.statestore.checking.stores import check_stores
 
 AT_MOST = 20

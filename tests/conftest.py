@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 from strandline.changelog.clock import ManualClock
-from strandline.changelog.storage import MemoryStorage
+from strandline.changelog.memory_storage import MemoryStorage
 from tests.checked import OpenedLogs
 from tests.cleaning import ignore
 from tests.forms import LONG

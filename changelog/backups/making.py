@@ -16,8 +16,9 @@ from strandline.changelog.embedded.snapshots import Snapshot, SnapshotFile
 from strandline.changelog.errors import CorruptLog, InvalidConfig, StorageFailed, StrandlineError
 from strandline.changelog.flight import attach
 from strandline.changelog.layout import CATALOG, FOLDER_META, snapshot_folder
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.snapshots import in_folder
-from strandline.changelog.storage import LocalStorage, Storage
+from strandline.changelog.storage import Storage
 
 ClosedFiles = dict[str, BackupFile]
 """Files of the last backup whose content never changes, by path."""

@@ -8,8 +8,8 @@ from strandline.changelog.backups.report import PruneReport, StoredBackup
 from strandline.changelog.backups.store import BackupStore
 from strandline.changelog.embedded.folder import lock_note
 from strandline.changelog.errors import CorruptLog
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.settings import check_number
-from strandline.changelog.storage import LocalStorage
 
 
 def stored_backups(backups: str | os.PathLike[str]) -> list[StoredBackup]:

@@ -20,7 +20,8 @@ from strandline.changelog.embedded.filesystem import check_local, is_mount_point
 from strandline.changelog.embedded.folder import FOLDER_KIND, FolderMeta, lock_note
 from strandline.changelog.errors import CorruptLog, InvalidConfig, StorageFailed
 from strandline.changelog.layout import CATALOG, FOLDER_META, LOCK, LOG_CONFIG, TOPIC_ID
-from strandline.changelog.storage import LocalStorage, Lock, Storage
+from strandline.changelog.local_storage import LocalStorage
+from strandline.changelog.storage import Lock, Storage
 
 MARK = "restoring"
 """File that marks a folder as created by a restore, which the next restore may remove."""

@@ -20,7 +20,7 @@ from strandline.changelog.clock import Clock
 from strandline.changelog.credentials import read_token, token_of
 from strandline.changelog.errors import InvalidConfig, from_os_error
 from strandline.changelog.flight.client import DEADLINE_S, FlightBroker
-from strandline.changelog.flight.connection import ConnectionTarget
+from strandline.changelog.flight.connection_target import ConnectionTarget
 from strandline.changelog.flight.failover import FailoverBroker, LogLink
 from strandline.changelog.flight.grants import Grants
 from strandline.changelog.hosts import parse_host_port, split_url

@@ -24,7 +24,7 @@ from strandline.changelog.errors import InvalidConfig, LogLocked, OwnerUnavailab
 from strandline.changelog.flight import background
 from strandline.changelog.flight import endpoint as endpoints
 from strandline.changelog.flight.client import DEADLINE_S, FlightBroker
-from strandline.changelog.flight.connection import ConnectionTarget
+from strandline.changelog.flight.connection_target import ConnectionTarget
 from strandline.changelog.flight.failover import FailoverBroker, LogLink
 from strandline.changelog.flight.owning import ServedOwner
 from strandline.changelog.layout import LOCK

@@ -30,8 +30,9 @@ from strandline.changelog.errors import LogLocked, StorageFailed, StrandlineErro
 from strandline.changelog.flight import endpoint as endpoints
 from strandline.changelog.flight.owning import ServedOwner
 from strandline.changelog.layout import LOCK
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.lock import holder
-from strandline.changelog.storage import Durability, LocalStorage
+from strandline.changelog.storage import Durability
 from strandline.changelog.trust import check_trusted
 
 IDLE_S = 10.0

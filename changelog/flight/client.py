@@ -15,7 +15,8 @@ from typing import Any
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.closing import CloseOnce
 from strandline.changelog.errors import StorageFailed
-from strandline.changelog.flight.connection import ConnectionTarget, FlightConnection
+from strandline.changelog.flight.connection import FlightConnection
+from strandline.changelog.flight.connection_target import ConnectionTarget
 from strandline.changelog.flight.files import FileReader
 from strandline.changelog.flight.fork import keep_in_child
 from strandline.changelog.flight.grants import Grants
@@ -23,6 +24,7 @@ from strandline.changelog.flight.messages import FetchRequest, Located
 from strandline.changelog.flight.pins import FlightPins
 from strandline.changelog.flight.requests import Request, RequestBroker
 from strandline.changelog.flight.snapshots import FlightSnapshots
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.records import (
     Append,
     Appended,
@@ -30,7 +32,6 @@ from strandline.changelog.records import (
     Isolation,
     TopicPartition,
 )
-from strandline.changelog.storage import LocalStorage
 
 DEADLINE_S = 30.0
 """Default seconds that a call may take, in addition to the timeout of a fetch."""

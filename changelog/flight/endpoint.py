@@ -27,8 +27,8 @@ import msgspec
 from strandline.changelog.decoding import json_decoder
 from strandline.changelog.directory import Identity
 from strandline.changelog.errors import UNREADABLE, CorruptLog, FutureFormat, StorageFailed
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.processes import DEAD, state_of
-from strandline.changelog.storage import LocalStorage
 
 ENDPOINT_FILE = "owner.json"
 MAX_BYTES = 1 << 16

@@ -11,8 +11,9 @@ from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.flight import endpoint as endpoints
 from strandline.changelog.flight.metrics import CLIENTS
 from strandline.changelog.flight.server import FlightEndpoint
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.metrics import MetricReading
-from strandline.changelog.storage import Durability, LocalStorage
+from strandline.changelog.storage import Durability
 
 
 class ServedOwner:

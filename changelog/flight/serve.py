@@ -20,8 +20,9 @@ from strandline.changelog.flight.limits import ListenerLimits, limits_from
 from strandline.changelog.flight.metrics import CLIENTS
 from strandline.changelog.flight.remote import RemoteEndpoint
 from strandline.changelog.hosts import bracketed, is_loopback, parse_host_port
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.metrics import MetricReading
-from strandline.changelog.storage import Durability, LocalStorage
+from strandline.changelog.storage import Durability
 from strandline.changelog.tls import server_context
 
 MIN_TOKEN_CHARS = 16

@@ -18,7 +18,6 @@ only, and their batches are validated value by value.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import logging
 import os
 import threading
@@ -31,9 +30,8 @@ from pyarrow import flight
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock, SystemClock
-from strandline.changelog.credentials import HOW_TO_GIVE_ONE
 from strandline.changelog.embedded.view import RecordView
-from strandline.changelog.errors import InvalidRequest, StrandlineError, Unauthenticated
+from strandline.changelog.errors import InvalidRequest, StrandlineError
 from strandline.changelog.flight import fork
 from strandline.changelog.flight.answers import Answer
 from strandline.changelog.flight.authorization import Permit
@@ -48,8 +46,9 @@ from strandline.changelog.flight.batches import (
     stream_of,
 )
 from strandline.changelog.flight.budgets import Budgets
+from strandline.changelog.flight.caller import GATE, Caller, CallGate
 from strandline.changelog.flight.clients import Client, Clients
-from strandline.changelog.flight.grants import GRANTS_HEADER, Granting, presented_in
+from strandline.changelog.flight.grants import Granting, presented_in
 from strandline.changelog.flight.held import HeldObjects
 from strandline.changelog.flight.limits import MAX_REMOTE_APPEND_BYTES, ListenerLimits
 from strandline.changelog.flight.locating import Locate
@@ -62,7 +61,6 @@ from strandline.changelog.flight.messages import (
     MAX_MESSAGE_BYTES,
     REMOTE_APPEND,
     SESSION,
-    SESSION_HEADER,
     SMALL_APPEND,
     WIRE_VERSION,
     AppendAnswer,
@@ -144,7 +142,7 @@ class FlightEndpoint:
         self.sessions = Sessions(broker, clock or SystemClock())
         self._service = _Service(
             location=location,
-            middleware={_GATE: _Gate(token, Clients() if remote is None else remote.clients)},
+            middleware={GATE: CallGate(token, Clients() if remote is None else remote.clients)},
         )
         self._service.bind(broker, self.sessions, clock or SystemClock(), locate)
         self._service.budgets = Budgets(ListenerLimits()) if remote is None else remote.budgets
@@ -261,7 +259,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
                 check_version(action.body)
                 return []
             session = self._session(context)
-            caller = context.get_middleware(_GATE)
+            caller = context.get_middleware(GATE)
             if action.type == SMALL_APPEND:
                 sent: SmallAppend = decode_request(action.body, SmallAppend)
                 return [encode(self._append_from(caller, session, sent))]
@@ -297,7 +295,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         with _failures_sent():
-            caller = context.get_middleware(_GATE)
+            caller = context.get_middleware(GATE)
             if caller.client is not None and ticket.ticket.startswith(SESSION):
                 hello = check_version(ticket.ticket.removeprefix(SESSION))
                 if not caller.client.begin_session():
@@ -323,7 +321,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             for tp, offset in request.positions.items()
         }
 
-    def _permit(self, caller: _Caller) -> Permit | None:
+    def _permit(self, caller: Caller) -> Permit | None:
         """Return the rights that limit this call; None for a process of the same user."""
         if caller.client is None:
             return None
@@ -335,7 +333,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
     def _session(self, context: Any) -> ClientSession:
         if self._closing:
             raise SessionEnded("the log's owner is closing")
-        return self._sessions.find(context.get_middleware(_GATE).session)
+        return self._sessions.find(context.get_middleware(GATE).session)
 
     def _register(self, session: ClientSession, goodbye: _Goodbye) -> None:
         # One lock for both, so that a stream is either in the list of `say_goodbye` or sees
@@ -385,7 +383,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             answer.sent()
 
     def _append_from(
-        self, caller: _Caller, session: ClientSession, sent: SmallAppend
+        self, caller: Caller, session: ClientSession, sent: SmallAppend
     ) -> AppendAnswer:
         permit = self._permit(caller)
         if permit is None or caller.client is None:
@@ -424,59 +422,6 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             over = left <= POLL_SLICE_S or context.is_cancelled() or self._closing
             if over or any(is_new(one, positions[tp]) for tp, one in found.items()):
                 return found
-
-
-class _Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses every call without the token or the credential of a client of the front."""
-
-    def __init__(self, token: str, clients: Clients) -> None:
-        self._token = token.encode()
-        self._clients = clients
-
-    def start_call(self, info: Any, headers: dict[str, list[str]]) -> _Caller:
-        shown = _header(headers, "authorization")
-        credential = shown.removeprefix("Bearer ")
-        client = self._clients.find(credential)
-        local = bool(self._token) and hmac.compare_digest(credential.encode(), self._token)
-        if client is None and not local:
-            refusal = Unauthenticated(
-                "the log's owner does not accept this token"
-                if shown
-                else f"the log's owner asks for a token; {HOW_TO_GIVE_ONE}"
-            )
-            raise flight.FlightUnauthenticatedError("refused", encode(failure_of(refusal)))
-        if client is not None and info.method in _READ_BY_ARROW:
-            # Refused here, because Arrow reads the schema of the stream before its handler runs.
-            no_stream = InvalidRequest("unknown stream: a client over TCP sends none")
-            raise flight.FlightServerError("refused", encode(failure_of(no_stream)))
-        if client is not None and not client.begin_call():
-            raise flight.FlightUnavailableError("the connection of this call has ended")
-        return _Caller(_header(headers, SESSION_HEADER), client, _header(headers, GRANTS_HEADER))
-
-
-class _Caller(flight.ServerMiddleware):  # type: ignore[misc]
-    """Caller of one call: its session, its grants and its connection."""
-
-    def __init__(self, session: str, client: Client | None, grants: str) -> None:
-        self.session = session
-        self.grants = grants
-        """Grants for producers and members, as hexadecimal digits; "" if there are none."""
-        self.client = client
-        """Connection of the front that the call uses; None for a process of the same user."""
-
-    def call_completed(self, exception: Exception | None) -> None:
-        """Record the end of the call, also of one whose client is gone."""
-        if self.client is not None:
-            self.client.end_call()
-
-
-def _header(headers: dict[str, list[str]], name: str) -> str:
-    """Return the first value of a header; "" if there is none."""
-    return str(next(iter(headers.get(name, [])), ""))
-
-
-_READ_BY_ARROW = (flight.FlightMethod.DO_PUT, flight.FlightMethod.DO_EXCHANGE)
-"""Calls with a stream from the client, whose Arrow messages are read before the handler runs."""
 
 
 class _RemoteGoodbye:
@@ -526,7 +471,6 @@ class _StreamGoodbye:
 
 
 _Goodbye = _RemoteGoodbye | _StreamGoodbye
-_GATE = "strandline-gate"
 
 
 def _wait_until_closed(reader: Any) -> None:

@@ -18,9 +18,9 @@ from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.manifest import STILL_OPEN, Manifest
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.layout import partition_folder
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.log import Log
 from strandline.changelog.records import TopicPartition
-from strandline.changelog.storage import LocalStorage
 
 NOW_MS = 1_790_000_000_000
 MINUTE_MS = 60_000

@@ -11,7 +11,8 @@ from rich.console import Console
 from examples.flights import app as job
 from strandline.changelog.errors import LogLocked
 from strandline.changelog.layout import LOCK
-from strandline.changelog.storage import LocalStorage, Lock
+from strandline.changelog.local_storage import LocalStorage
+from strandline.changelog.storage import Lock
 
 MARK = "flights-demo"
 """File that marks a folder as made by the demo, which may therefore remove it."""

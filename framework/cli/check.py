@@ -13,7 +13,7 @@ import typer
 
 from strandline.changelog.embedded.checking.findings import CheckReport, Finding, Severity
 from strandline.changelog.embedded.checking.folder import CheckedLog, check_log
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.local_storage import LocalStorage
 from strandline.framework.cli import output
 from strandline.framework.cli.offline import FolderArgument, ReadingBar, held
 from strandline.framework.cli.options import JsonOption

@@ -29,9 +29,10 @@ from strandline.changelog.embedded.topic import KIND as CATALOG_KIND
 from strandline.changelog.embedded.topic import TopicMeta
 from strandline.changelog.errors import UnknownPartition, UnknownTopic
 from strandline.changelog.layout import CATALOG, partition_folder, place_of
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.records import TopicPartition
 from strandline.changelog.schema import ValueSchemas, decode_schemas
-from strandline.changelog.storage import File, LocalStorage
+from strandline.changelog.storage import File
 from strandline.framework.cli import output
 from strandline.framework.cli.consume import as_json
 from strandline.framework.cli.json_values import json_line

@@ -10,7 +10,7 @@ import typer
 from strandline.changelog.flight import tokens
 from strandline.changelog.flight.rights import ALL, Rights, rights_of_app
 from strandline.changelog.flight.tokens import StoredToken
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.local_storage import LocalStorage
 from strandline.framework.cli import output
 from strandline.framework.cli.loading import folder
 from strandline.framework.cli.options import JsonOption, LogOption

@@ -34,13 +34,13 @@ from strandline.framework.container.standbys import Standbys
 from strandline.framework.positions import check_history, starting_offset
 from strandline.framework.store_declarations import StoreDeclarations
 from strandline.framework.task import TaskSpec
-from strandline.statestore.restore import (
+from strandline.statestore.replay import (
     LOG_WAIT_AFTER_S,
-    TRANSACTION_WAIT_S,
     ReplayProgress,
     TransactionOpen,
     log_open_transaction,
 )
+from strandline.statestore.restore import TRANSACTION_WAIT_S
 from strandline.statestore.spec import AnySpec
 from strandline.statestore.store import AnyStore
 from strandline.statestore.values import Expiry

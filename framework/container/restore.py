@@ -10,7 +10,7 @@ from typing import Any
 
 from strandline.changelog.clock import Clock
 from strandline.changelog.records import TopicPartition
-from strandline.statestore.restore import ReplayProgress
+from strandline.statestore.replay import ReplayProgress
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from strandline.changelog.errors import StorageFailed, StrandlineError
 from strandline.changelog.rate_limited_log import RateLimitedLog
 from strandline.changelog.records import TopicPartition
 from strandline.framework.container.folders import StoreFolders
-from strandline.statestore.restore import ReplayProgress
+from strandline.statestore.replay import ReplayProgress
 from strandline.statestore.spec import AnySpec
 from strandline.statestore.store import AnyStore
 

@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 
 from strandline.changelog.errors import InvalidRequest, from_os_error
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.local_storage import LocalStorage
 from strandline.statestore.engines.folders import lock_folder
 from strandline.statestore.engines.rocksdb import DATABASE, RocksEngine
 

@@ -21,10 +21,11 @@ from strandline import changelog
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.location import is_url, shown
 from strandline.changelog.log import Log
 from strandline.changelog.records import TopicInfo, TopicPartition
-from strandline.changelog.storage import LocalStorage, Storage
+from strandline.changelog.storage import Storage
 from strandline.framework.offload import delta, iceberg
 from strandline.framework.offload.files import FileLimits
 from strandline.framework.offload.folder import Claim, TargetFolder, claimed

@@ -35,6 +35,7 @@ from strandline.framework.streams.operators.merging import (
 from strandline.framework.streams.schemas import INTERNAL
 from strandline.framework.streams.stateful import WINDOW_END, WINDOW_START, GroupAggregate
 from strandline.framework.streams.type_names import type_name, type_of_name
+from strandline.framework.streams.window_declarations import recorded_window
 from strandline.framework.streams.windows import (
     MAX_TIME_MS,
     CountWindow,
@@ -43,7 +44,6 @@ from strandline.framework.streams.windows import (
     SlidingWindow,
     TumblingWindow,
     Window,
-    recorded_window,
 )
 from strandline.statestore.aggregates import Aggregates, recorded
 from strandline.statestore.aggregates.reducer import Reducer

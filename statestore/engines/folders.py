@@ -26,7 +26,8 @@ from pathlib import Path
 
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.errors import LogLocked, StrandlineError
-from strandline.changelog.storage import LocalStorage, Lock, Storage
+from strandline.changelog.local_storage import LocalStorage
+from strandline.changelog.storage import Lock, Storage
 from strandline.statestore.engine import StorePosition
 from strandline.statestore.engines.rocksdb import RocksEngine, wait_until
 

@@ -16,9 +16,9 @@ import pytest
 
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.flight.client import FlightBroker
-from strandline.changelog.flight.connection import ConnectionTarget
+from strandline.changelog.flight.connection_target import ConnectionTarget
 from strandline.changelog.flight.server import FlightEndpoint
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.local_storage import LocalStorage
 
 TOKEN = "a token of the tests"
 

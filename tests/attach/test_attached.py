@@ -28,7 +28,7 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.flight import batches, messages, requests
 from strandline.changelog.flight.client import FlightBroker
-from strandline.changelog.flight.connection import ConnectionTarget
+from strandline.changelog.flight.connection_target import ConnectionTarget
 from strandline.changelog.flight.failover import FailoverBroker, LogLink
 from strandline.changelog.flight.messages import (
     WIRE_VERSION,
@@ -46,7 +46,7 @@ from strandline.changelog.records import (
     ProducerIdentity,
     TopicPartition,
 )
-from strandline.statestore import StoreSpec, open_store, restore
+from strandline.statestore import StoreSpec, open_store, replay
 from tests.cleaning import Segments, ignore
 from tests.state.kit import Meanwhile
 
@@ -142,7 +142,7 @@ def test_a_deleted_key_does_not_reappear_in_a_store_that_is_restored_attached(
     attached, owner, monkeypatch, looked_at
 ):
     """The files that the restore reads are replaced and removed meanwhile."""
-    monkeypatch.setattr(restore, "FETCH_BYTES", 1)
+    monkeypatch.setattr(replay, "FETCH_BYTES", 1)
     changelog = Segments(owner)
     for key in ("zombie", "a", "b", "c"):
         changelog.change(key, 1)

@@ -28,7 +28,7 @@ from strandline.changelog.errors import StorageFailed, UnknownTopic
 from strandline.changelog.flight import background
 from strandline.changelog.flight import endpoint as endpoints
 from strandline.changelog.flight.attach import attach_or_own
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.local_storage import LocalStorage
 from tests.attach.conftest import Process
 
 
@@ -232,7 +232,7 @@ def test_an_owner_that_lost_its_folder_does_not_touch_a_new_one_at_its_path(tmp_
 
 def test_the_id_of_a_storage_without_copies_stays() -> None:
     from strandline.changelog.clock import SystemClock
-    from strandline.changelog.storage import MemoryStorage
+    from strandline.changelog.memory_storage import MemoryStorage
 
     context = LogContext(MemoryStorage(), SystemClock())
     assert folder_meta(context) == folder_meta(context)

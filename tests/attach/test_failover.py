@@ -16,8 +16,8 @@ from strandline.changelog.errors import (
     UnknownTopic,
 )
 from strandline.changelog.flight.failover import FailoverBroker, LogLink
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import Append, CommittedOffset, TopicPartition
-from strandline.changelog.storage import MemoryStorage
 from tests.cleaning import Segments
 
 T0 = TopicPartition("t", 0)

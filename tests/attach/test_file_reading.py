@@ -23,8 +23,9 @@ from strandline.changelog.flight.messages import (
     encode,
 )
 from strandline.changelog.flight.server import FlightEndpoint
+from strandline.changelog.local_storage import LocalStorage
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import Append, TopicPartition
-from strandline.changelog.storage import LocalStorage, MemoryStorage
 
 T0 = TopicPartition("t", 0)
 SMALL = {"segment.bytes": "4096", "file.delete.delay.ms": "0", "index.interval.bytes": "1024"}

@@ -6,9 +6,9 @@ import pytest
 
 from strandline.changelog.errors import InvalidRequest, OffsetOutOfRange, UnknownPin
 from strandline.changelog.flight.attach import attach_or_own
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.pins import PinName, PinnedRange
 from strandline.changelog.records import Append, TopicPartition
-from strandline.changelog.storage import LocalStorage
 from tests.cleaning import clean
 
 T0 = TopicPartition("t", 0)

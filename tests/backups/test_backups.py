@@ -28,9 +28,9 @@ from strandline.changelog.errors import (
     LogLocked,
     StorageFailed,
 )
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.log import Log
 from strandline.changelog.records import CommittedOffset, TopicPartition
-from strandline.changelog.storage import LocalStorage
 from tests.crash.twin import Died, PowerStorage
 from tests.log.kit import Client, World
 from tests.log.power import PowerWorld, failing, stopping_after

@@ -15,7 +15,7 @@ import pytest
 from strandline import changelog
 from strandline.changelog import backups
 from strandline.changelog.backups.store import BackupStore
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.local_storage import LocalStorage
 from tests.backups.test_backups import check_moment
 from tests.forms import by_form
 

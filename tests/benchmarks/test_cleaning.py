@@ -16,7 +16,7 @@ from benchmarks.dirty_log import CHANGELOG, check_cleaned, fill
 from benchmarks.kafka_cleaner import pass_over, rates
 from benchmarks.keyed_records import BATCH_RECORDS, KeyedRecords
 from strandline.changelog.embedded.owner import Owner
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.local_storage import LocalStorage
 
 COUNT = 2 * BATCH_RECORDS + 7
 

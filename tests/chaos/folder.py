@@ -19,8 +19,8 @@ from strandline import changelog
 from strandline.changelog.embedded.checking.findings import Finding, Severity
 from strandline.changelog.embedded.checking.folder import CheckedLog, check_log
 from strandline.changelog.errors import StrandlineError
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.records import TopicPartition
-from strandline.changelog.storage import LocalStorage
 from strandline.statestore.checking.stores import check_stores
 from strandline.statestore.engines.inspection import inspected
 from strandline.statestore.engines.rocksdb import DATABASE

@@ -17,7 +17,7 @@ from strandline.changelog.cleaning import CleanedPartition
 from strandline.changelog.embedded.manifest import Manifest
 from strandline.changelog.errors import StrandlineError
 from strandline.changelog.layout import partition_folder, segment_of
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.local_storage import LocalStorage
 
 LOOK_SECONDS = 0.1
 LOG_SETTINGS = {

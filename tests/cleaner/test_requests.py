@@ -14,7 +14,7 @@ from strandline.changelog.embedded.cleaning.passes import PassResult
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.embedded.write_gate import WriteGate
 from strandline.changelog.errors import StorageFailed
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.local_storage import LocalStorage
 from tests.log.kit import Client, World
 from tests.log.test_threads import BOUND, RealWorld
 

@@ -13,7 +13,7 @@ from strandline.changelog.embedded.cleaning.marks import Marks
 from strandline.changelog.embedded.cleaning.offset_map import HashedKeys, last_entries
 from strandline.changelog.embedded.cleaning.runs import SortedRuns
 from strandline.changelog.errors import StorageFailed
-from strandline.changelog.storage import MemoryStorage
+from strandline.changelog.memory_storage import MemoryStorage
 from tests.cleaner.test_offset_map import Hashing, alike, at_the_ends, by_the_second, near
 
 PATH = "keys.tmp"

@@ -24,8 +24,8 @@ from strandline.changelog.embedded.cleaning.passes import PassPace, PassResult
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.errors import DiskFull, StorageFailed
 from strandline.changelog.layout import KEYS
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.records import Append, TopicPartition
-from strandline.changelog.storage import LocalStorage
 from tests.crash.twin import Died, Hook, Kind, Operation
 from tests.log.kit import START_MS, Client, World
 from tests.log.power import PowerWorld, doing, failing

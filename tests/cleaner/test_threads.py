@@ -24,10 +24,10 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.flight.client import FlightBroker
-from strandline.changelog.flight.connection import ConnectionTarget
+from strandline.changelog.flight.connection_target import ConnectionTarget
 from strandline.changelog.flight.server import FlightEndpoint
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.records import Append, PartitionOffsets, ProducerIdentity, TopicPartition
-from strandline.changelog.storage import LocalStorage
 from strandline.statestore import StoreSpec, open_store
 from tests.cleaning import little_memory
 from tests.forms import by_form

@@ -11,8 +11,8 @@ from strandline import changelog
 from strandline.changelog.errors import NotAuthorized, Unauthenticated
 from strandline.changelog.flight.serve import serve
 from strandline.changelog.layout import TOKENS, TOKENS_LOCK
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.log import Log
-from strandline.changelog.storage import LocalStorage
 from tests.cli.conftest import Command
 
 ADMIN = "sixteen-or-more-characters"

@@ -18,7 +18,7 @@ import pytest
 
 from strandline.changelog.embedded.checking.findings import Severity
 from strandline.changelog.embedded.checking.folder import check_log
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.local_storage import LocalStorage
 from strandline.statestore.checking.stores import check_stores
 from tests.crash.victim import Process, live
 

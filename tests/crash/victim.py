@@ -16,8 +16,8 @@ import msgspec
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.layout import STATE
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.records import Append
-from strandline.changelog.storage import LocalStorage
 from strandline.framework.container.folders import StoreFolders
 from strandline.statestore.engines.rocksdb import RocksEngine
 from tests.crash.oracle import records

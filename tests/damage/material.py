@@ -18,8 +18,8 @@ from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import CorruptLog
 from strandline.changelog.layout import partition_folder
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import Append, CommittedOffset, Isolation, TopicPartition
-from strandline.changelog.storage import MemoryStorage
 from tests.log.kit import START_MS, Client, World
 
 SMALL = {"segment.bytes": "4096", "index.interval.bytes": "512", "retention.ms": "-1"}

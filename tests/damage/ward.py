@@ -22,7 +22,7 @@ from strandline.changelog.embedded.repairing.folder import NOT_REPAIRABLE, plan_
 from strandline.changelog.embedded.repairing.plan import carry_out
 from strandline.changelog.errors import CorruptLog, FutureFormat, StrandlineError
 from strandline.changelog.layout import CLEAN, MANIFEST
-from strandline.changelog.storage import MemoryStorage
+from strandline.changelog.memory_storage import MemoryStorage
 from tests.damage.material import CLOCK_MS, Answers, Material, ask, load, make, opened
 from tests.damage.wounds import Wound, hurt, pairs, single, swaps, tails
 

@@ -15,8 +15,8 @@ import strandline as sl
 from strandline import changelog
 from strandline.changelog.embedded.checking.findings import Severity
 from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.log import Log
-from strandline.changelog.storage import LocalStorage
 from strandline.framework.placing import home
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.tables import plan_store, read_store, store_schema

@@ -13,7 +13,7 @@ import strandline as sl
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.checking.findings import Severity
 from strandline.changelog.embedded.checking.folder import check_log
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.local_storage import LocalStorage
 from strandline.framework.testing import TestDriver
 from strandline.statestore import StoreSpec, open_store
 from strandline.statestore.checking.stores import check_stores

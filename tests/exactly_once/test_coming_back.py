@@ -16,8 +16,8 @@ import pytest
 import strandline as sl
 from strandline import changelog
 from strandline.changelog.errors import DiskFull, RequestTimedOut, UnknownTopic
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.records import TopicPartition
-from strandline.changelog.storage import LocalStorage
 from strandline.framework.container.folders import StoreFolders
 from strandline.framework.container.restore import RestoreProgress
 from strandline.framework.container.running import worker_on

@@ -7,7 +7,7 @@ from typing import Any
 
 import strandline as sl
 from strandline.changelog.embedded.owner import Owner
-from strandline.changelog.storage import MemoryStorage
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.framework.container.restore import RestoreProgress
 from strandline.statestore.spec import StoreLimits
 

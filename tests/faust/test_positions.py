@@ -12,8 +12,8 @@ from strandline.changelog.client.producer import Producer
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import OffsetOutOfRange
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import CommittedOffset, TopicPartition
-from strandline.changelog.storage import MemoryStorage
 from strandline.framework.faust.fetched_records import ReadHistories, fetch_records
 from strandline.framework.faust.positions import starting_offsets
 

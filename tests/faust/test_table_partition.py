@@ -8,8 +8,8 @@ from pathlib import Path
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import TopicPartition
-from strandline.changelog.storage import MemoryStorage
 from strandline.framework.faust.table_partition import TablePartition
 
 CHANGES = TopicPartition("changes", 0)

@@ -12,8 +12,8 @@ import pytest
 import strandline as sl
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import DiskFull
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import TopicPartition
-from strandline.changelog.storage import MemoryStorage
 from strandline.framework.container import standbys as standbys_module
 from strandline.framework.container.folders import StoreFolders
 from strandline.framework.container.standbys import Standbys

@@ -9,7 +9,7 @@ import pytest
 import strandline as sl
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.owner import Owner
-from strandline.changelog.storage import MemoryStorage
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.framework.testing import TestDriver
 
 

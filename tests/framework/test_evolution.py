@@ -12,7 +12,7 @@ import strandline as sl
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import SchemaMismatch
-from strandline.changelog.storage import MemoryStorage
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.framework.testing import TestDriver
 
 OLD = pa.schema([pa.field("carrier", pa.string(), nullable=False), pa.field("delay", pa.float64())])

@@ -10,7 +10,7 @@ import pytest
 
 import strandline as sl
 from strandline.changelog.embedded.owner import Owner
-from strandline.changelog.storage import MemoryStorage
+from strandline.changelog.memory_storage import MemoryStorage
 
 
 @dataclass(frozen=True)

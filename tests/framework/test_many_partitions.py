@@ -15,8 +15,8 @@ from strandline.changelog.client.partitioner import partition_for
 from strandline.changelog.embedded import reading
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import OwnerUnavailable, UnknownTopic
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import TopicPartition
-from strandline.changelog.storage import MemoryStorage
 from strandline.framework.container.feeder import Feeder
 from strandline.framework.testing import TestDriver
 from tests.log.kit import Client, World

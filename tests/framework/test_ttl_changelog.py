@@ -9,8 +9,8 @@ import pytest
 import strandline as sl
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import TopicPartition
-from strandline.changelog.storage import MemoryStorage
 from strandline.framework.declarations import TTL_MARGIN_MS, changelog_config
 from strandline.statestore import StoreSpec, open_store
 from strandline.statestore.keys import key_codec

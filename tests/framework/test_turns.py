@@ -11,7 +11,7 @@ import strandline as sl
 from strandline.changelog.client.partitioner import partition_for
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.owner import Owner
-from strandline.changelog.storage import MemoryStorage
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.framework.container import scheduler, slice_guard
 
 PARTITIONS = 4

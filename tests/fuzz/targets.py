@@ -55,6 +55,7 @@ from strandline.changelog.errors import CorruptLog, StrandlineError
 from strandline.changelog.flight import batches, endpoint, messages, requests
 from strandline.changelog.layout import SegmentName, pin_file
 from strandline.changelog.log_config import LogConfig
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.pins import PinName, PinnedRange
 from strandline.changelog.producer_state import ProducerEntry
 from strandline.changelog.records import (
@@ -65,7 +66,6 @@ from strandline.changelog.records import (
     TopicPartition,
 )
 from strandline.changelog.schema import decode_schemas
-from strandline.changelog.storage import MemoryStorage
 from strandline.framework.formats.choice import value_codec
 from strandline.framework.formats.codecs import Codec
 from strandline.framework.positions import position_of, waiting_of

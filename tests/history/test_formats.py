@@ -25,8 +25,8 @@ from strandline.changelog.history import (
     with_epoch,
 )
 from strandline.changelog.layout import MANIFEST, partition_folder
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import PartitionOffsets, ReadPosition, TopicPartition
-from strandline.changelog.storage import MemoryStorage
 from strandline.framework.spark.offsets import from_json, to_json
 from tests.log.damage import change_manifest, files
 from tests.log.kit import Client, World

@@ -20,8 +20,8 @@ from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.history import continues, epoch_before
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import Append, ReadPosition, TopicPartition
-from strandline.changelog.storage import MemoryStorage
 from tests.log.kit import START_MS, columns
 
 T0 = TopicPartition("t", 0)

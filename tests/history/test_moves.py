@@ -10,8 +10,8 @@ import pytest
 
 from strandline.changelog.errors import InvalidRequest
 from strandline.changelog.log import Log
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.moving import MovedLog, move
-from strandline.changelog.storage import MemoryStorage
 from tests.log.kit import Client, World
 
 

@@ -13,12 +13,13 @@ from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import OffsetOutOfRange
 from strandline.changelog.flight.client import FlightBroker
-from strandline.changelog.flight.connection import ConnectionTarget
+from strandline.changelog.flight.connection_target import ConnectionTarget
 from strandline.changelog.flight.failover import FailoverBroker, LogLink
 from strandline.changelog.flight.server import FlightEndpoint
 from strandline.changelog.history import continues, epoch_before
+from strandline.changelog.local_storage import LocalStorage
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import Append, CommittedOffset, TopicPartition
-from strandline.changelog.storage import LocalStorage, MemoryStorage
 from strandline.statestore.changelogged import Changelogged
 from strandline.statestore.engines.memory import MemoryEngine
 from strandline.statestore.restore import restore

@@ -11,13 +11,14 @@ from pyarrow import flight
 
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.flight.batches import ROW_SCHEMA, StreamMessage
-from strandline.changelog.flight.connection import ConnectionTarget, FlightConnection
+from strandline.changelog.flight.connection import FlightConnection
+from strandline.changelog.flight.connection_target import ConnectionTarget
 from strandline.changelog.flight.grants import Subject
 from strandline.changelog.flight.messages import (
     APPEND,
 )
 from strandline.changelog.flight.server import FlightEndpoint
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.local_storage import LocalStorage
 
 TOKEN = "a token of the tests"
 

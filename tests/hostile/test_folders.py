@@ -20,7 +20,7 @@ from strandline.changelog import trust
 from strandline.changelog.errors import CorruptLog, StorageFailed, UntrustedFolder
 from strandline.changelog.flight.attach import attach_or_own
 from strandline.changelog.layout import SegmentName
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.local_storage import LocalStorage
 from strandline.framework.querying import sockets
 from strandline.statestore.engines.folders import open_when_free, remove_all
 

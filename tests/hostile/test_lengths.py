@@ -18,8 +18,9 @@ from strandline.changelog.errors import CorruptLog, RecordTooLarge
 from strandline.changelog.flight import messages, requests
 from strandline.changelog.ipc import MAX_UNPACKED_BYTES, claimed_bytes, read_batch
 from strandline.changelog.layout import SegmentName
+from strandline.changelog.local_storage import LocalStorage
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.schema import read_schema
-from strandline.changelog.storage import LocalStorage, MemoryStorage
 from strandline.statestore.serdes import MessagePack
 from tests.hostile.bombs import (
     batch,

@@ -14,10 +14,10 @@ from strandline.changelog.embedded import document
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import CorruptLog, InvalidConfig, InvalidRequest, InvalidTopic
 from strandline.changelog.flight.client import FlightBroker
-from strandline.changelog.flight.connection import ConnectionTarget
+from strandline.changelog.flight.connection_target import ConnectionTarget
 from strandline.changelog.layout import CATALOG
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.records import CommittedOffset, TopicPartition
-from strandline.changelog.storage import LocalStorage
 from strandline.framework.app import App
 from strandline.framework.cli import main
 from strandline.statestore import StoreSpec

@@ -44,10 +44,10 @@ from strandline.changelog.flight.rights import KINDS, NONE, AuthorizedToken, Rig
 from strandline.changelog.flight.serve import ServedLog, serve
 from strandline.changelog.groups import GroupMember, Subscription
 from strandline.changelog.layout import TOKENS
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.log import Log
 from strandline.changelog.pins import PinName, PinnedRange, there
 from strandline.changelog.records import Append, CommittedOffset, ProducerIdentity, TopicPartition
-from strandline.changelog.storage import LocalStorage
 from tests.hostile.bombs import batch
 
 ADMIN = "sixteen-or-more-characters"

@@ -15,7 +15,7 @@ from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import InvalidConfig, SchemaMismatch
 from strandline.changelog.flight import messages
 from strandline.changelog.flight.client import FlightBroker
-from strandline.changelog.flight.connection import ConnectionTarget
+from strandline.changelog.flight.connection_target import ConnectionTarget
 from strandline.changelog.layout import CATALOG
 from strandline.changelog.schema import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, MAX_SCHEMA_FIELDS
 from tests.hostile.conftest import Stranger

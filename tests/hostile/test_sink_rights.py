@@ -18,6 +18,7 @@ from strandline.changelog.flight import tokens
 from strandline.changelog.flight.address import connect
 from strandline.changelog.flight.rights import Rights
 from strandline.changelog.flight.serve import ServedLog, serve
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.records import TopicPartition
 from strandline.changelog.sinks import (
     SINKS,
@@ -27,7 +28,6 @@ from strandline.changelog.sinks import (
     digest_of,
     staging_prefix,
 )
-from strandline.changelog.storage import LocalStorage
 from strandline.framework.spark.writing import commit as commits
 from strandline.framework.spark.writing.sinks import Sinks
 from strandline.framework.spark.writing.staging import SinkName

@@ -14,7 +14,7 @@ from strandline.changelog.errors import InvalidRequest, StrandlineError
 from strandline.changelog.flight import batches, messages
 from strandline.changelog.flight.batches import ROW_SCHEMA, StreamMessage
 from strandline.changelog.flight.client import FlightBroker
-from strandline.changelog.flight.connection import ConnectionTarget
+from strandline.changelog.flight.connection_target import ConnectionTarget
 from strandline.changelog.flight.messages import (
     MAX_CALL_PARTITIONS,
     SMALL_APPEND,

@@ -12,7 +12,7 @@ from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.embedded.frame import encode, frame_parts
 from strandline.changelog.embedded.manifest import Manifest
 from strandline.changelog.layout import partition_folder, place_of
-from strandline.changelog.storage import MemoryStorage
+from strandline.changelog.memory_storage import MemoryStorage
 from tests.log.kit import World, columns
 
 SMALL = {"segment.bytes": "4096", "index.interval.bytes": "512"}

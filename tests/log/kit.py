@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import (
     Append,
     Appended,
@@ -16,7 +17,7 @@ from strandline.changelog.records import (
     ProducerIdentity,
     TopicPartition,
 )
-from strandline.changelog.storage import MemoryStorage, Storage
+from strandline.changelog.storage import Storage
 
 START_MS = 1_700_000_000_000
 

@@ -16,9 +16,10 @@ from strandline.changelog.embedded.topic import COPY_KIND, TopicMeta
 from strandline.changelog.embedded.topic import KIND as CATALOG_KIND
 from strandline.changelog.embedded.transaction_log import TransactionRecord
 from strandline.changelog.layout import CATALOG, CLEAN, FOLDER_META, LOG_CONFIG, topic_copy
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.producer_state import ProducerStates
 from strandline.changelog.records import CommittedOffset, ProducerIdentity, TopicPartition
-from strandline.changelog.storage import Bytes, File, MemoryStorage
+from strandline.changelog.storage import Bytes, File
 from tests.log.damage import (
     SMALL,
     append_frame,

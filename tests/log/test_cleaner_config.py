@@ -10,7 +10,7 @@ from strandline.changelog.cleaning import CleaningStatus
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.log import Log
-from strandline.changelog.storage import MemoryStorage
+from strandline.changelog.memory_storage import MemoryStorage
 from tests.log.kit import START_MS, Client, World
 
 COMPACTED = {"cleanup.policy": "compact", "segment.bytes": "4096", "retention.ms": "-1"}

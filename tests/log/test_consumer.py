@@ -23,8 +23,8 @@ from strandline.changelog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import Batch, CommittedOffset, Fetched, TopicPartition
-from strandline.changelog.storage import MemoryStorage
 from tests.log.kit import START_MS, Client, World, columns
 
 T0 = TopicPartition("t", 0)

@@ -8,8 +8,8 @@ from strandline.changelog.embedded import extents
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import UnknownTopic
 from strandline.changelog.extents import Extent, OffsetSpan
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import TopicPartition
-from strandline.changelog.storage import MemoryStorage
 from tests.spark.writing import Writer
 
 T = TopicPartition("t", 0)

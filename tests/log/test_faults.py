@@ -39,8 +39,9 @@ from strandline.changelog.layout import (
     TRANSACTION_STATE,
     partition_folder,
 )
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.records import Append, CommittedOffset, TopicPartition
-from strandline.changelog.storage import Bytes, File, LocalStorage
+from strandline.changelog.storage import Bytes, File
 from tests.log.kit import START_MS, Client, World, columns
 from tests.log.power import (
     Died,

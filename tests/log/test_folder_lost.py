@@ -15,7 +15,7 @@ import pytest
 from strandline.changelog.directory import Directory
 from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.errors import FolderLost, StorageFailed
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.local_storage import LocalStorage
 from strandline.statestore.engine import StorePosition
 from tests.log.kit import Client, World
 from tests.state.test_folders import at_once

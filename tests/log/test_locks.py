@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from strandline.changelog.errors import DiskFull, LogLocked
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.lock import UNKNOWN, holder
-from strandline.changelog.storage import LocalStorage
 
 BOUND_S = 60
 

@@ -17,8 +17,9 @@ from strandline.changelog.errors import DiskFull, InvalidConfig, InvalidRecord, 
 from strandline.changelog.layout import FOLDER_META, LOG_CONFIG
 from strandline.changelog.log import Log
 from strandline.changelog.log_config import NAMES, LogConfig
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import TopicPartition
-from strandline.changelog.storage import MemoryStorage, Storage
+from strandline.changelog.storage import Storage
 from tests.crash.twin import Kind
 from tests.log.kit import START_MS, Client, World
 from tests.log.power import PowerWorld, failing

@@ -29,9 +29,9 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.history import epoch_before
 from strandline.changelog.layout import pin_file, pin_folder
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.pins import MAX_TIMEOUT_MS, PinName, PinnedRange
 from strandline.changelog.records import Append, TopicPartition, columns_schema
-from strandline.changelog.storage import LocalStorage
 from tests.cleaning import clean
 from tests.crash.twin import Died, Operation, PowerStorage
 from tests.log.kit import Client, World

@@ -11,8 +11,8 @@ from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.embedded.repairing.folder import plan_of
 from strandline.changelog.embedded.repairing.plan import carry_out
 from strandline.changelog.errors import CorruptLog
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import TopicPartition
-from strandline.changelog.storage import MemoryStorage
 from tests.log.damage import files, folder_of
 from tests.log.kit import Client, World
 

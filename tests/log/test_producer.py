@@ -36,8 +36,8 @@ from strandline.changelog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import CommittedOffset, TopicPartition
-from strandline.changelog.storage import MemoryStorage
 from tests.log.kit import START_MS, World, columns
 from tests.log.line import LOST_ANSWER, LOST_CALL, UNSAFE_AFTERWARDS, Fault, Line
 

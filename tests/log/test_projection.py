@@ -17,10 +17,10 @@ from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import CorruptLog
 from strandline.changelog.ipc import read_batch
 from strandline.changelog.ipc_projection import layout_of
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.pins import PinName, PinnedRange
 from strandline.changelog.records import TopicPartition, columns_schema
 from strandline.changelog.selection import ReadSelection, selected
-from strandline.changelog.storage import MemoryStorage
 from tests.spark.writing import Writer
 
 TEXT = st.text(max_size=5)

@@ -16,8 +16,10 @@ from strandline.changelog.errors import (
     StorageFailed,
 )
 from strandline.changelog.layout import FOLDER_META, partition_folder
+from strandline.changelog.local_storage import LocalStorage
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import TopicPartition
-from strandline.changelog.storage import Bytes, File, LocalStorage, MemoryStorage
+from strandline.changelog.storage import Bytes, File
 from tests.log.kit import Client, World
 
 T0 = TopicPartition("t", 0)

@@ -27,8 +27,8 @@ from strandline.changelog.layout import (
     topic_copy,
 )
 from strandline.changelog.log_config import LogConfig
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import CommittedOffset, TopicPartition
-from strandline.changelog.storage import MemoryStorage
 from tests.log.damage import SMALL, change_manifest, files, folder_of, log_file, paths, positions
 from tests.log.kit import Client, World
 from tests.log.power import Died, PowerStorage, PowerWorld, stopping_after

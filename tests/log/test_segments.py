@@ -10,8 +10,9 @@ from strandline.changelog.embedded import partition, retention
 from strandline.changelog.embedded.format import HEADER_SIZE
 from strandline.changelog.errors import OffsetOutOfRange
 from strandline.changelog.layout import partition_folder
+from strandline.changelog.memory_storage import MemoryFile
 from strandline.changelog.records import Fetched, TopicPartition
-from strandline.changelog.storage import Bytes, MemoryFile
+from strandline.changelog.storage import Bytes
 from tests.log.kit import START_MS, Client, World
 
 T0 = TopicPartition("t", 0)

@@ -15,8 +15,10 @@ import pytest
 
 from strandline.changelog.errors import CorruptLog, StorageFailed
 from strandline.changelog.layout import CONSUMER_OFFSETS, TRANSACTION_STATE
+from strandline.changelog.local_storage import LocalStorage
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import CommittedOffset, TopicPartition
-from strandline.changelog.storage import LocalStorage, MemoryStorage, Storage
+from strandline.changelog.storage import Storage
 from tests.log.damage import folder_of
 from tests.log.kit import Client
 from tests.log.power import Died, Operation, PowerStorage, PowerWorld, failing, stopping

@@ -20,8 +20,9 @@ from strandline.changelog.errors import (
     StrandlineError,
     TransactionAborted,
 )
+from strandline.changelog.local_storage import LocalStorage
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import Isolation, ProducerIdentity, TopicPartition
-from strandline.changelog.storage import LocalStorage, MemoryStorage
 from tests.log.kit import Client, World
 
 T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)

@@ -11,8 +11,8 @@ import pytest
 
 from strandline.changelog.embedded.checking.findings import Severity
 from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.records import TopicPartition
-from strandline.changelog.storage import LocalStorage
 from tests.log.kit import Client, World
 
 OLD = Path(__file__).parent / "version_1.zip"

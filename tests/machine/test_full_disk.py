@@ -32,8 +32,8 @@ from strandline.changelog.layout import (
     TRANSACTION_STATE,
     partition_folder,
 )
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.records import CommittedOffset, TopicPartition
-from strandline.changelog.storage import LocalStorage
 from tests.log.kit import Client, World, columns
 from tests.log.power import Operation, PowerStorage, PowerWorld
 from tests.machine.quota import Quota

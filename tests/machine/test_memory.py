@@ -13,7 +13,7 @@ import pytest
 
 import strandline as sl
 from strandline.changelog.errors import CorruptLog, OutOfMemory
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.local_storage import LocalStorage
 from strandline.framework import decoding
 from strandline.framework.container import commit
 from strandline.framework.testing import TestDriver

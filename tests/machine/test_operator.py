@@ -23,8 +23,8 @@ from strandline.changelog.errors import (
     from_os_error,
 )
 from strandline.changelog.flight.attach import attach_or_own
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.records import TopicPartition
-from strandline.changelog.storage import LocalStorage
 from tests.log.kit import Client, World
 
 T0 = TopicPartition("t", 0)

@@ -16,9 +16,9 @@ from strandline.changelog.clock import SystemClock
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import DiskFull, TransactionAborted
 from strandline.changelog.log import Log
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.metrics import exposition
 from strandline.changelog.records import TopicPartition
-from strandline.changelog.storage import MemoryStorage
 from strandline.framework.container import gauges, outage, sampling
 from strandline.framework.container.running import worker_for
 from strandline.statestore import StoreSpec, open_store

@@ -12,9 +12,9 @@ import pytest
 from strandline.changelog import scan
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.log import Log
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.moving import MovedLog, Selection, move, reading, verify_only
 from strandline.changelog.records import CommittedOffset, TopicPartition
-from strandline.changelog.storage import MemoryStorage
 
 CHANGING = {
     *("create_topic", "alter_topic", "append", "init_producer", "add_offsets", "end_transaction"),

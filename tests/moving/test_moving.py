@@ -15,9 +15,9 @@ from strandline.changelog import scan
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import CorruptLog, InvalidRequest, InvalidTopic, UnknownTopic
 from strandline.changelog.log import Log
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.moving import MovedLog, MoveReport, Selection, move, reading, verify_only
 from strandline.changelog.records import Append, CommittedOffset, TopicPartition
-from strandline.changelog.storage import MemoryStorage
 from strandline.framework.positions import (
     InputProgress,
     PendingAtEnd,

@@ -22,8 +22,8 @@ import pytest
 
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import StorageFailed
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.log import Log
-from strandline.changelog.storage import LocalStorage
 from strandline.framework.offload.api import Format, OffloadOptions, Place, run
 from strandline.framework.offload.delta import DeltaTarget
 from strandline.framework.offload.iceberg import IcebergTarget

@@ -25,9 +25,9 @@ from strandline.changelog.errors import (
     SchemaMismatch,
     UnknownTopic,
 )
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.log import Log
 from strandline.changelog.records import TopicPartition
-from strandline.changelog.storage import LocalStorage
 from strandline.framework.offload.api import Format
 from strandline.framework.offload.delta import DeltaTarget
 from strandline.framework.offload.folder import Claim, claimed

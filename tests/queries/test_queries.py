@@ -302,7 +302,7 @@ def test_sockets_are_private_and_removed_at_the_end_or_by_the_next_worker(
         two.stop()
         two.made.app.close()
     finally:
-        from strandline.changelog.storage import LocalStorage
+        from strandline.changelog.local_storage import LocalStorage
 
         LocalStorage(path.parent).remove_tree(path.name)
 

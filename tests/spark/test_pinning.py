@@ -16,8 +16,8 @@ import pytest
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import OffsetOutOfRange, StrandlineError
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.records import TopicPartition
-from strandline.changelog.storage import LocalStorage
 from strandline.framework.spark import open_logs
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.planning import OffsetRange

@@ -18,8 +18,8 @@ from strandline.changelog.errors import (
     InvalidRequest,
     OffsetOutOfRange,
 )
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import Append, CommittedOffset, TopicPartition, columns_schema
-from strandline.changelog.storage import MemoryStorage
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.planning import OffsetRange
 from strandline.framework.spark.reading import describe, ends_of, read_range, resolve

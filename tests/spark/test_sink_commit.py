@@ -24,8 +24,8 @@ from strandline.changelog.errors import (
     StrandlineError,
     UnknownTopic,
 )
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import TopicPartition
-from strandline.changelog.storage import MemoryStorage
 from strandline.framework.spark.writing import commit as commits
 from strandline.framework.spark.writing import staging
 from strandline.framework.spark.writing.commit import SinkCommit

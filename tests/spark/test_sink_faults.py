@@ -16,8 +16,9 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import InvalidConfig, SchemaMismatch, UnknownTopic
+from strandline.changelog.local_storage import LocalStorage
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.scan import MIN_PARTITION_BYTES
-from strandline.changelog.storage import LocalStorage, MemoryStorage
 from strandline.framework.spark.writing import commit as commits
 from strandline.framework.spark.writing import staging
 from strandline.framework.spark.writing.replacement import Replacement

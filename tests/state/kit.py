@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import (
     Append,
     Appended,
@@ -17,7 +18,6 @@ from strandline.changelog.records import (
     TopicPartition,
     columns_schema,
 )
-from strandline.changelog.storage import MemoryStorage
 from strandline.statestore import PartitionStore, Restored, StoreSpec, open_store
 from strandline.statestore.column_store import ColumnStore, open_column_store
 from strandline.statestore.store import AnyStore

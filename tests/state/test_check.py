@@ -12,8 +12,8 @@ from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.checking.findings import CheckReport, Finding
 from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.records import Append, TopicPartition
-from strandline.changelog.storage import LocalStorage
 from strandline.statestore import StoreSpec
 from strandline.statestore.checking.stores import check_stores
 from strandline.statestore.engine import StorePosition

@@ -24,7 +24,7 @@ from strandline.changelog.errors import (
     StorageFailed,
 )
 from strandline.statestore.engine import POSITION_KEY, Engine, StorePosition
-from strandline.statestore.engines import rocksdb
+from strandline.statestore.engines import rocksdb, rocksdb_options
 from strandline.statestore.engines.memory import MemoryEngine
 from strandline.statestore.engines.rocksdb import RocksEngine
 from strandline.statestore.ranges import NO_RANGES, DeletedRanges
@@ -355,14 +355,14 @@ def test_a_write_waits_for_compaction_and_logs_it(
 def test_readers_see_no_database_that_is_being_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, options = RocksEngine(tmp_path), rocksdb._write_options
+    engine, options = RocksEngine(tmp_path), rocksdb.write_options
     seen: list[Any] = []
 
     def while_opening() -> rocksdict.WriteOptions:
         seen.append((engine.get(b"\x02a"), entries(engine), engine.is_empty(), engine._db))
         return options()
 
-    monkeypatch.setattr(rocksdb, "_write_options", while_opening)
+    monkeypatch.setattr(rocksdb, "write_options", while_opening)
     write(engine, {b"\x02a": b"1"})
     assert seen == [(None, [], True, None)]
     assert entries(engine) == [(b"\x02a", b"1")]
@@ -405,12 +405,12 @@ def test_a_store_has_its_settings_after_reopening_as_well(tmp_path: Path) -> Non
         assert chosen["partition_filters"] == "true"
         assert chosen["index_type"] == "kTwoLevelIndexSearch"
         cache = engine._db.property_int_value("rocksdb.block-cache-capacity")
-        assert cache == rocksdb._Shared.block_cache_bytes
+        assert cache == rocksdb_options.SharedMemory.block_cache_bytes
         engine.close()
 
 
 def test_all_stores_of_a_process_share_one_cache() -> None:
-    assert rocksdb._Shared.get() is rocksdb._Shared.get()
-    rocksdb.configure_memory(block_cache_bytes=64 << 20, memtable_bytes=32 << 20)
-    assert rocksdb._Shared.get().memtables.get_buffer_size() == 32 << 20
-    rocksdb.configure_memory(block_cache_bytes=128 << 20, memtable_bytes=64 << 20)
+    assert rocksdb_options.SharedMemory.get() is rocksdb_options.SharedMemory.get()
+    rocksdb_options.configure_memory(block_cache_bytes=64 << 20, memtable_bytes=32 << 20)
+    assert rocksdb_options.SharedMemory.get().memtables.get_buffer_size() == 32 << 20
+    rocksdb_options.configure_memory(block_cache_bytes=128 << 20, memtable_bytes=64 << 20)

@@ -19,7 +19,7 @@ import pytest
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.embedded.repairing.plan import RepairPlan, carry_out
 from strandline.changelog.errors import DiskFull, LogLocked
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.local_storage import LocalStorage
 from strandline.statestore.checking.repairing import add_stores
 from strandline.statestore.checking.stores import CheckedStores
 from strandline.statestore.engine import StorePosition

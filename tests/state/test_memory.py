@@ -14,7 +14,7 @@ from strandline.framework.options import Options
 from strandline.statestore import PartitionStore, StoreSpec, open_store
 from strandline.statestore import memory as memory_module
 from strandline.statestore.cache import ENTRY_BYTES
-from strandline.statestore.engines import rocksdb
+from strandline.statestore.engines import rocksdb_options
 from strandline.statestore.memory import IN_USE_S, MIN_MEMORY_BYTES, MemoryBudget, StoreShare
 from strandline.statestore.spec import StoreLimits
 
@@ -155,7 +155,10 @@ def test_a_memory_that_is_none_is_refused(memory: object) -> None:
 
 
 def test_an_app_with_little_memory_has_the_same_results(tmp_path: Path) -> None:
-    before = rocksdb._Shared.block_cache_bytes, rocksdb._Shared.memtable_bytes
+    before = (
+        rocksdb_options.SharedMemory.block_cache_bytes,
+        rocksdb_options.SharedMemory.memtable_bytes,
+    )
     app = sl.App("app", log=tmp_path / "log", memory=64 << 20, durability="os")
     words = app.topic("words", key=str, value=int, partitions=8)
     seen = app.store("seen", key=str, value=bytes)
@@ -168,10 +171,10 @@ def test_an_app_with_little_memory_has_the_same_results(tmp_path: Path) -> None:
         with app:
             words.append([(f"{key}", n) for n in range(3) for key in range(300)])
             app.run(until="idle", progress=False)
-            assert rocksdb._Shared.block_cache_bytes == 8 << 20
-            assert rocksdb._Shared.memtable_bytes == 4 << 20
+            assert rocksdb_options.SharedMemory.block_cache_bytes == 8 << 20
+            assert rocksdb_options.SharedMemory.memtable_bytes == 4 << 20
             query = app.query(seen)
             for key in range(0, 300, 50):
                 assert query[f"{key}"] == b"".join(bytes([n]) * 40_000 for n in range(3))
     finally:
-        rocksdb.configure_memory(block_cache_bytes=before[0], memtable_bytes=before[1])
+        rocksdb_options.configure_memory(block_cache_bytes=before[0], memtable_bytes=before[1])

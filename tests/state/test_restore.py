@@ -42,7 +42,7 @@ from strandline.statestore import restore as restore_module
 from strandline.statestore.engines.memory import MemoryEngine
 from strandline.statestore.last_record import LastRecord
 from strandline.statestore.latest import latest_per_key
-from strandline.statestore.restore import TransactionOpen
+from strandline.statestore.replay import TransactionOpen
 from tests.state.kit import Changelog, Meanwhile, columns
 
 SPEC: StoreSpec[str, int] = StoreSpec("s", key=str, value=int)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from strandline.changelog.errors import CorruptLog, InvalidRecord
 from strandline.statestore.aggregates import Aggregates, count, mean, sum  # noqa: A004
 from strandline.statestore.serdes import Long
-from strandline.statestore.value_columns import ObjectValues, StructValues, value_columns
+from strandline.statestore.struct_columns import StructValues
+from strandline.statestore.value_columns import ObjectValues, value_columns
 from strandline.statestore.values import ValueCodec
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=40)

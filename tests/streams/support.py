@@ -11,7 +11,7 @@ import pyarrow as pa
 import strandline as sl
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.owner import Owner
-from strandline.changelog.storage import MemoryStorage
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.framework.streams.executor import Ends, Executor, StatefulOperator
 from strandline.framework.streams.plan import Plan
 from strandline.framework.streams.stages import Sink, topic_of

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 import strandline as sl
 from strandline.changelog.errors import InvalidConfig, InvalidRecord
 from strandline.framework.streams.watermark import NO_WATERMARK, running
-from strandline.framework.streams.windows import HoppingWindow, Window, recorded_window
+from strandline.framework.streams.window_declarations import recorded_window
+from strandline.framework.streams.windows import HoppingWindow, Window
 
 HOUR, DAY = 3_600_000, 86_400_000
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

@@ -20,8 +20,8 @@ from strandline.changelog.embedded.groups.groups import GroupCoordinator
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import MemberFenced
 from strandline.changelog.groups import Subscription
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import TopicPartition
-from strandline.changelog.storage import MemoryStorage
 from strandline.framework.container.folders import StoreFolders
 from strandline.framework.container.running import worker_on
 from strandline.framework.container.worker import Worker

@@ -16,7 +16,8 @@ from strandline.changelog.records import Batch, TopicInfo, TopicPartition, colum
 from strandline.changelog.scan import scan_batches
 from strandline.changelog.schema import value_type
 from strandline.framework.spark.tables import last_of_each_key
-from strandline.statestore.restore import TRANSACTION_WAIT_S, TransactionOpen
+from strandline.statestore.replay import TransactionOpen
+from strandline.statestore.restore import TRANSACTION_WAIT_S
 
 
 class Replacement:

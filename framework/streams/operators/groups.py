@@ -16,7 +16,7 @@ from strandline.framework.streams.windows import SessionWindow
 from strandline.statestore.aggregates import Aggregates
 from strandline.statestore.column_store import ColumnStore
 from strandline.statestore.frames import arranged, cast_to, with_series
-from strandline.statestore.value_columns import Column
+from strandline.statestore.scalar_columns import Column
 
 if TYPE_CHECKING:
     import polars as pl
