@@ -332,7 +332,15 @@ class Store(NoLen, Generic[K, V]):
         return self._partition().prefix(prefix, reverse=reverse)
 
     def reverse(self, lower: K | None = None, upper: K | None = None) -> Iterator[tuple[K, V]]:
-        """Yield the entries from `lower` to `upper` (exclusive), the last one first."""
+        """Yield the entries from `lower` to `upper` (exclusive), the last one first.
+
+        Args:
+            lower: First key; None for no limit. Of a tuple key, leading elements are enough.
+            upper: End of the range (exclusive); None for no limit. As for `lower`.
+
+        Returns:
+            Pairs of key and value.
+        """
         return self._partition().reverse(lower, upper)
 
     def all(self, *, reverse: bool = False) -> Iterator[tuple[K, V]]:

@@ -147,6 +147,9 @@ class Stream:
         Args:
             *names: Names of the columns; `timestamp` cannot be removed.
 
+        Returns:
+            The stream of the other columns.
+
         Raises:
             InvalidConfig: There is no such column.
         """
@@ -163,6 +166,9 @@ class Stream:
 
         Args:
             names: New name by old name. A `key` that is no column of the value becomes one.
+
+        Returns:
+            The stream with the new names.
 
         Raises:
             InvalidConfig: There is no such column, or there would be two of one name.
@@ -182,6 +188,9 @@ class Stream:
 
         Args:
             name: Name of the column, which has the items then.
+
+        Returns:
+            The stream of the items, with the other columns of their rows.
 
         Raises:
             InvalidConfig: There is no such column, or it has no lists.
@@ -263,6 +272,9 @@ class Stream:
         Args:
             fn: Function that gets a row; its result is ignored.
 
+        Returns:
+            The stream of the same rows.
+
         Raises:
             InvalidConfig: The function is async or has `yield`.
         """
@@ -292,6 +304,9 @@ class Stream:
 
         Args:
             *others: Streams of the same app.
+
+        Returns:
+            The stream of all rows. Those of one partition of an input stay in order.
 
         Raises:
             InvalidConfig: A stream has other columns, or belongs to another app.
