@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.framework.testing import CRASH, TestDriver
+from tests.forms import by_form
 
 NAMES = "abc"
 
@@ -134,7 +135,7 @@ def declared(on_timer: dict[str, Action], cut: Callable[[], None]) -> tuple[sl.A
     return app, seen
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=by_form(60, 500), deadline=None)
 @given(RECORDS, ON_TIMER, NUMBERS, NUMBERS, NUMBERS)
 def test_steps_come_in_the_order_of_a_plain_loop(
     records: list[tuple[Action, int]],
