@@ -183,7 +183,8 @@ ALONE = ["unshare", "--user", "--map-root-user", "--net"]
 VANISHING = """
 import os, subprocess, sys, time
 from strandline.changelog.errors import OwnerUnavailable
-from strandline.changelog.flight.connection import FlightConnection, ConnectionTarget
+from strandline.changelog.flight.connection import FlightConnection
+from strandline.changelog.flight.connection_target import ConnectionTarget
 from strandline.changelog.flight.requests import (ListTopics)
 from strandline.changelog.flight.serve import serve
 from strandline.changelog.location import is_served

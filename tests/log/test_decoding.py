@@ -21,7 +21,7 @@ WAYS = {
 IMPORTS = """
 from strandline.changelog.decoding import converter, json_decoder, msgpack_decoder
 from strandline.changelog.embedded import document
-from strandline.changelog.storage import MemoryStorage
+from strandline.changelog.memory_storage import MemoryStorage
 
 PACKED = msgspec.msgpack.encode(msgspec.json.decode(DATA))
 storage = MemoryStorage()

@@ -829,7 +829,9 @@ import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.records import Append
-from strandline.changelog.storage import Bytes, File, LocalStorage
+from strandline.changelog.local_file import Bytes
+from strandline.changelog.local_storage import LocalStorage
+from strandline.changelog.storage import File
 from tests.log.kit import columns
 owner = Owner(LocalStorage({str(tmp_path)!r}), background=False)
 owner.create_topic("t", 100)

@@ -127,7 +127,7 @@ SECOND = """
 import sys
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import LogLocked
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.local_storage import LocalStorage
 
 try:
     Owner(LocalStorage(sys.argv[1]), background=False)

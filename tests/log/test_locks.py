@@ -19,7 +19,7 @@ BOUND_S = 60
 
 FORKING = """
 import os, sys
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.local_storage import LocalStorage
 
 lock = LocalStorage(sys.argv[1]).lock("lock", "the parent")
 if os.fork() == 0:

@@ -303,7 +303,7 @@ def test_processes_that_start_and_end_take_no_folder_from_each_other(
 
 STOPPING = """
 import os, signal, sys
-from strandline.changelog.storage import LocalStorage
+from strandline.changelog.local_storage import LocalStorage
 from strandline.statestore.engine import StorePosition
 from strandline.statestore.engines.folders import open_when_free
 
