@@ -61,6 +61,10 @@ class LocatedFrame(NamedTuple):
         return header.length + unpacked_bytes(self.data[start : start + header.payload_size])
 
 
+NO_INDEX_BYTES = 1 << 62
+"""Bytes between index entries of a file without any: the next opening of the log makes its index."""
+
+
 class SegmentPiece(NamedTuple):
     """Consecutive whole frames in a segment's file, which are read together."""
 

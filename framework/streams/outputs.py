@@ -25,6 +25,7 @@ from strandline.framework.streams.schemas import (
     TIME,
     VALUE,
     arrow_schema,
+    not_a_schema,
     polars_schema,
     python_type,
     value_fields,
@@ -151,11 +152,7 @@ def _checked_kind(schema: Any, columns: Mapping[str, pl.DataType], operator: str
 
     kind = arrow_schema(schema, operator) if isinstance(schema, pl.Schema) else schema
     if not is_typed(kind):
-        raise refusal(
-            operator,
-            f"schema={schema!r:.200} is no schema; give a dataclass, a msgspec.Struct, a"
-            " pyarrow.Schema or a polars.Schema",
-        )
+        raise not_a_schema(schema, operator)
     rows = RowType(kind)
     optional = {field.name for field in rows.fields if field.nullable}
     _check_fields(polars_schema(rows.schema), optional, columns, f"{operator}: schema=")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from strandline.changelog.errors import InvalidConfig
 from strandline.framework.formats.schema import RowType, is_typed
 from strandline.framework.streams.places import refusal
 from strandline.framework.topic import Topic
@@ -114,6 +115,15 @@ def key_type(topic: Topic[Any, Any], operator: str) -> pl.DataType:
     return dtype
 
 
+def not_a_schema(schema: Any, operator: str) -> InvalidConfig:
+    """Return the error for an argument `schema=` that is none."""
+    return refusal(
+        operator,
+        f"schema={schema!r:.200} is no schema; give a dataclass, a msgspec.Struct, a"
+        " pyarrow.Schema or a polars.Schema",
+    )
+
+
 def declared_schema(schema: Any, operator: str) -> pl.Schema:
     """Return the columns that `schema=` declares.
 
@@ -132,11 +142,7 @@ def declared_schema(schema: Any, operator: str) -> pl.Schema:
     elif is_typed(schema):
         found = polars_schema(RowType(schema).schema)
     else:
-        raise refusal(
-            operator,
-            f"schema={schema!r:.200} is no schema; give a dataclass, a msgspec.Struct, a"
-            " pyarrow.Schema or a polars.Schema",
-        )
+        raise not_a_schema(schema, operator)
     check_names(found, operator)
     return found
 

@@ -27,7 +27,7 @@ from strandline.changelog.embedded.format import FrameHeader
 from strandline.changelog.embedded.manifest import STILL_OPEN, Manifest
 from strandline.changelog.embedded.recovery import holds_records
 from strandline.changelog.embedded.scanning import NO_LIMIT, WholeFrame
-from strandline.changelog.embedded.segment import Segment, SparseIndex
+from strandline.changelog.embedded.segment import NO_INDEX_BYTES, Segment, SparseIndex
 from strandline.changelog.embedded.topic import TopicMeta
 from strandline.changelog.errors import CorruptLog, FutureFormat, cause
 from strandline.changelog.history import LOST, REBUILT, Epochs, epoch_of, is_cut_short
@@ -247,7 +247,7 @@ class _FrameCheck:
             self._rules.skipped(self._end, header.base_offset)
         self._check_header(segment.path, header)
         self._rules.frame(found.frame)
-        segment.noted(header, _NO_INDEX)
+        segment.noted(header, NO_INDEX_BYTES)
         self._end = header.last_offset + 1
         self._durable_end = max(self._durable_end, header.durable_end)
         report.frames += 1
@@ -399,5 +399,4 @@ class _FrameCheck:
         )
 
 
-_NO_INDEX = 1 << 62
 _NOT_REPAIRABLE = "`strandline repair` cannot decide what is right and does not change it"

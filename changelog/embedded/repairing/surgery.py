@@ -27,7 +27,7 @@ from strandline.changelog.embedded.manifest import STILL_OPEN, SegmentEntry
 from strandline.changelog.embedded.partition import RESERVED_OFFSETS
 from strandline.changelog.embedded.repairing.plan import RepairPlan, remove
 from strandline.changelog.embedded.scanning import CHUNK_BYTES
-from strandline.changelog.embedded.segment import Segment
+from strandline.changelog.embedded.segment import NO_INDEX_BYTES, Segment
 from strandline.changelog.history import LOST, epoch_of, with_epoch
 from strandline.changelog.layout import MANIFEST, SegmentName, segment_of
 from strandline.changelog.records import ProducerIdentity
@@ -191,7 +191,7 @@ class _Operation:
                 while pending and pending[0][0] < header.base_offset:
                     self._write_marker(target, *pending.pop(0))
                 data = frame.data[frame.position : frame.position + header.length]
-                target.append(header, [data], _NO_INDEX)
+                target.append(header, [data], NO_INDEX_BYTES)
                 self._durable_end = header.durable_end
         for offset, marker in pending:
             self._write_marker(target, offset, marker)
@@ -215,7 +215,7 @@ class _Operation:
             durable_end=min(self._durable_end, offset),
             place=target.place,
         )
-        target.append(header, parts, _NO_INDEX)
+        target.append(header, parts, NO_INDEX_BYTES)
 
     def _with_new_active(self, entries: list[SegmentEntry]) -> list[SegmentEntry]:
         """Create a new active segment in a new leader epoch, with the markers and records."""
@@ -237,7 +237,7 @@ class _Operation:
         name, folder = entry.name, self._folder
         segment = Segment.open(self._storage, folder, name, entry.created_ms, writable=False)
         for frame in segment.frames(0, CHUNK_BYTES, end=segment.file.size()):
-            segment.noted(frame.header, _NO_INDEX)
+            segment.noted(frame.header, NO_INDEX_BYTES)
         if segment.size == 0:
             return []
         return [self._entry(segment, entry.generation, entry.created_ms, last=False)]
@@ -270,7 +270,3 @@ class _Operation:
         old = [name for name in names if segment_of(name) is not None]
         unlisted = [name for name in old if segment_of(name) not in listed]
         remove(self._storage, [f"{self._folder}/{name}" for name in unlisted])
-
-
-_NO_INDEX = 1 << 62
-"""Bytes between index entries: none, because opening the log creates the indexes of new files."""
