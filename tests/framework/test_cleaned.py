@@ -18,8 +18,7 @@ from strandline.framework.container import standbys as standbys_module
 from strandline.framework.container.folders import StoreFolders
 from strandline.framework.container.standbys import Standbys
 from strandline.framework.querying.folded import ReplayedSource
-from strandline.statestore import StoreSpec
-from strandline.statestore import restore as restore_module
+from strandline.statestore import StoreSpec, replay
 from strandline.statestore.engines.rocksdb import RocksEngine
 from strandline.statestore.reader import KeyRange
 from tests.cleaning import Segments, clean, close_segment
@@ -33,8 +32,8 @@ SPEC: StoreSpec[str, int] = StoreSpec("s", key=str, value=int)
 @pytest.fixture
 def changelog(monkeypatch: pytest.MonkeyPatch) -> Segments:
     """A changelog with some keys, one of them to be deleted. Records are fetched one by one."""
-    monkeypatch.setattr(restore_module, "FETCH_BYTES", 1)
-    monkeypatch.setattr(restore_module, "CHUNK_RECORDS", 1)
+    monkeypatch.setattr(replay, "FETCH_BYTES", 1)
+    monkeypatch.setattr(replay, "CHUNK_RECORDS", 1)
     made = Segments()
     for number, key in enumerate(["a", "zombie", "b", "c"]):
         made.change(key, number)

@@ -20,8 +20,8 @@ from strandline.statestore import (
     StoreSpec,
     open_store,
     plan_restore,
+    replay,
 )
-from strandline.statestore import restore as restore_module
 from strandline.statestore.engine import ENGINE_FORMAT
 from strandline.statestore.engines.rocksdb import RocksEngine
 from tests.cleaning import RETENTION_MS, CutShort, Segments, clean, ignore
@@ -35,8 +35,8 @@ LOG = PartitionOffsets(0, 100, 100, "t1", 0, purged_end=40, clean_end=60)
 @pytest.fixture
 def piecemeal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each fetch return one batch, which is written at once."""
-    monkeypatch.setattr(restore_module, "FETCH_BYTES", 1)
-    monkeypatch.setattr(restore_module, "CHUNK_RECORDS", 1)
+    monkeypatch.setattr(replay, "FETCH_BYTES", 1)
+    monkeypatch.setattr(replay, "CHUNK_RECORDS", 1)
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ def test_tombstones_not_settled_at_the_beginning_may_not_be_purged_meanwhile(
     """The tombstone existed when the restore began, and so did the value that it deletes."""
     if not guarded:
         monkeypatch.undo()  # the other side of the rule is left out here
-        monkeypatch.setattr(restore_module, "FETCH_BYTES", 1)
+        monkeypatch.setattr(replay, "FETCH_BYTES", 1)
         monkeypatch.setattr(PartitionOffsets, "settled_end", LOG.high_watermark)
     for key in ("zombie", "a", "b"):
         changelog.change(key, 1)

@@ -36,9 +36,9 @@ from strandline.statestore import (
     StoreSpec,
     open_store,
     plan_restore,
+    replay,
     restore_all,
 )
-from strandline.statestore import restore as restore_module
 from strandline.statestore.engines.memory import MemoryEngine
 from strandline.statestore.last_record import LastRecord
 from strandline.statestore.latest import latest_per_key
@@ -217,7 +217,7 @@ def test_commits_after_an_open_transaction_are_waited_for(
     dead = left_open(changelog)
     changelog.append([(b"Qa", b"\x02"), (b"Qb", b"\x02")])
     seen: list[ReplayProgress] = []
-    waits = restore_module.LOG_WAIT_AFTER_S
+    waits = replay.LOG_WAIT_AFTER_S
     end = Meanwhile(
         changelog.owner,
         *("fetch", waits + 3),
@@ -377,9 +377,9 @@ def test_a_stalled_process_does_not_block_the_next_one(
 def test_chunks_add_up_to_the_whole_changelog(
     changelog: Changelog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, engine: Any
 ) -> None:
-    monkeypatch.setattr(restore_module, "CHUNK_RECORDS", chunk)
-    monkeypatch.setattr(restore_module, "FETCH_BYTES", 1)
-    monkeypatch.setattr(restore_module, "PIECE_RECORDS", 3)
+    monkeypatch.setattr(replay, "CHUNK_RECORDS", chunk)
+    monkeypatch.setattr(replay, "FETCH_BYTES", 1)
+    monkeypatch.setattr(replay, "PIECE_RECORDS", 3)
     expected = filled(changelog, tmp_path / "a")
     seen: list[ReplayProgress] = []
     store: PartitionStore[str, int] = open_store(
@@ -413,10 +413,10 @@ def test_a_large_chunk_becomes_one_file(changelog: Changelog, tmp_path: Path) ->
 
 
 def test_a_column_is_read_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restore_module, "PIECE_RECORDS", 3)
+    monkeypatch.setattr(replay, "PIECE_RECORDS", 3)
     items = [None, b"", b"1", b"2", b"3", b"4", b"5"]
     for end in range(len(items) + 1):
-        column = restore_module.ArrowColumn[Any](pa.array(items[:end], pa.binary()))
+        column = replay.ArrowColumn[Any](pa.array(items[:end], pa.binary()))
         assert [*column] == items[:end]
         assert len(column) == end
 
@@ -424,8 +424,8 @@ def test_a_column_is_read_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_interrupted_restore_continues(
     changelog: Changelog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restore_module, "CHUNK_RECORDS", 1)
-    monkeypatch.setattr(restore_module, "FETCH_BYTES", 1)
+    monkeypatch.setattr(replay, "CHUNK_RECORDS", 1)
+    monkeypatch.setattr(replay, "FETCH_BYTES", 1)
     expected = filled(changelog, tmp_path / "a")
     store = open_store(SPEC, tmp_path / "b", clock=changelog.clock)
     engine = store._committed.engine
@@ -594,7 +594,7 @@ def test_a_failed_restore_leaves_no_thread_to_the_garbage_collector(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The collector would wait for the thread anywhere, even inside the start of another thread."""
-    monkeypatch.setattr(restore_module, "CHUNK_RECORDS", 1)
+    monkeypatch.setattr(replay, "CHUNK_RECORDS", 1)
     changelog = Changelog()
     for number in range(5):
         changelog.append([(b"Qk%d" % number, b"\x01")])
