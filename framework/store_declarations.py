@@ -81,6 +81,8 @@ class StoreDeclarations:
         """Changelogs without a recorded declaration whose values were all found readable."""
         self._replaced: dict[str, bytes | None] = {}
         """Declaration recorded before an incompatible one replaced it, by changelog."""
+        self._emptied: set[str] = set()
+        """Changelogs whose declaration was replaced because there is nothing in them."""
         self._added: dict[str, bytes | None] = {}
         """Removal of everything that `record` has added, if it is taken back."""
         self._tried: dict[str, Mapping[TopicPartition, PartitionOffsets]] = {}
@@ -124,15 +126,23 @@ class StoreDeclarations:
             if added := self._added:
                 self._log.change(lambda _: added)
             raise
+        # A worker that joined meanwhile may have read the old declaration, and may have left again
+        # after filling a store that was empty. Its declaration is restored, and this program fails.
         if self._replaced and (members := self._members()):
-            # A worker that joined meanwhile may have read the old declaration. That one continues;
-            # this one restores the old declaration and fails.
-            replaced = self._replaced
-            self._log.change(lambda _: replaced)
-            raise InvalidConfig(
-                f"app {self._app!r}: declarations of stores were changed while a worker of another "
-                f"program started ({members}); stop it first, then start this one again"
+            self._restore_replaced(
+                f"a worker of another program started ({members}); stop it first"
             )
+        if filled := [topic for topic in self._emptied if not self._is_empty(topic)]:
+            self._restore_replaced(f"another program filled {', '.join(filled)}")
+
+    def _restore_replaced(self, event: str) -> NoReturn:
+        """Record the replaced declarations again, and raise InvalidConfig because of an event."""
+        replaced = self._replaced
+        self._log.change(lambda _: replaced)
+        raise InvalidConfig(
+            f"app {self._app!r}: declarations of stores were changed while {event}; start this "
+            "program again"
+        )
 
     def confirm(self, topics: Collection[str]) -> dict[str, Expiry]:
         """Compare these changelogs again, before partitions of them are opened.
@@ -188,7 +198,7 @@ class StoreDeclarations:
     def _changes(self, recorded: RecordedDeclarations) -> dict[str, bytes | None]:
         new = [topic_key(topic) for topic in self._topics if topic not in recorded.topics]
         changes: dict[str, bytes | None] = dict.fromkeys(new, b"")
-        self._replaced = {}
+        self._replaced, self._emptied = {}, set()
         for topic in self._specs:
             stored = recorded.stores.get(topic)
             change = self._change(topic, recorded)
@@ -198,6 +208,8 @@ class StoreDeclarations:
                 if change.needs_upgrade:
                     self._check_tried(topic)
                 self._replaced[topic] = None if stored is None else stored.to_bytes()
+                if change.replaces:
+                    self._emptied.add(topic)
             elif becomes.before and not recorded.unfinished(topic, self._partitions[topic]):
                 becomes = _with_version(becomes, becomes.version)
                 done = (partition_key(tp) for tp in recorded.rewritten if tp.topic == topic)

@@ -150,6 +150,7 @@ class DeclarationLog:
             try:
                 if changes := decide(self.read()):
                     append_at_once(producer, [self.columns(changes)])
+                break  # so that the last call of `decide` is the one whose changes were written
             except (ProducerFenced, TransactionAborted):
                 if attempt == MAX_ATTEMPTS - 1:
                     raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from strandline.changelog import moving
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.log import Log
 from strandline.framework.cli.reset import carry_out, plan_for
+from strandline.framework.store_declarations import StoreDeclarations
 from strandline.statestore.recorded import DeclarationLog, declarations_topic
 from tests.systems import System
 from tests.workers.threads import InThread
@@ -181,3 +183,53 @@ def test_a_move_includes_the_declaration(system: System, log: Log, tmp_path: Any
         wrong = Shop(system, target, str)
         with pytest.raises(sl.InvalidConfig, match="totals"):
             wrong.app.run(until="idle", progress=False)
+
+
+def test_a_store_that_is_filled_during_a_change_of_its_declaration_keeps_it(
+    system: System, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker that fills it comes after the look at the group, and leaves before the next one."""
+    first, second = Shop(system, log, Small), Shop(system, log, Small, bytes)
+    assert first.app.run(until="idle", progress=False) == 0
+    first.sales.append([(f"k{n}", n) for n in range(8)])
+    look_at_members, looks, handled = StoreDeclarations._members, itertools.count(1), list[int]()
+
+    def members(self: StoreDeclarations) -> str:
+        found = look_at_members(self)
+        if next(looks) == 2:  # the last one before the change is written
+            handled.append(first.app.run(until="idle", progress=False))
+        return found
+
+    monkeypatch.setattr(StoreDeclarations, "_members", members)
+    with pytest.raises(sl.InvalidConfig, match="another program filled"):
+        second.app.run(until="idle", progress=False)
+    assert handled == [8]
+    [stored] = first.recorded().read().stores.values()
+    assert stored.key == "str"
+    assert len(first.app.query(first.totals).to_dict()) == 8
+
+
+@pytest.mark.long_on_kafka
+def test_a_worker_that_starts_during_a_change_of_declarations_keeps_its_own(
+    system: System, log: Log, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    first, second = Shop(system, log, Small), Shop(system, log, Small, bytes)
+    assert first.app.run(until="idle", progress=False) == 0
+    look_at_members, looks = StoreDeclarations._members, itertools.count(1)
+    workers: list[InThread] = []
+
+    def members(self: StoreDeclarations) -> str:
+        found = look_at_members(self)
+        if next(looks) == 2:  # the last one before the change is written
+            workers.append(InThread(first.app, "tally"))
+            eventually(lambda: len(workers[0].numbers) == 4, what="the first one's start")
+        return found
+
+    monkeypatch.setattr(StoreDeclarations, "_members", members)
+    with pytest.raises(sl.InvalidConfig, match="a worker of another program started"):
+        second.app.run(until="idle", progress=False)
+    [stored] = first.recorded().read().stores.values()
+    assert stored.key == "str"
+    first.sales.append([(f"k{n}", n) for n in range(8)])
+    eventually(lambda: len(dict(first.app.query(first.totals).all())) == 8, what="all handled")
+    workers[0].stop()
