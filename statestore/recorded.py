@@ -150,7 +150,8 @@ class DeclarationLog:
             try:
                 if changes := decide(self.read()):
                     append_at_once(producer, [self.columns(changes)])
-                break  # so that the last call of `decide` is the one whose changes were written
+                # No further call of `decide`: the last one is that whose changes were written.
+                break
             except (ProducerFenced, TransactionAborted):
                 if attempt == MAX_ATTEMPTS - 1:
                     raise
