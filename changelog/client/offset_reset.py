@@ -64,8 +64,10 @@ class StartingOffsets:
         for tp, ends in self._broker.offsets(partitions).items():
             cursor = cursors[tp]
             inside = ends.log_start <= cursor.fetch_position <= ends.high_watermark
-            if not inside or ends.topic_id != cursor.topic_id:
-                cursor.topic_id = ends.topic_id
+            if ends.topic_id != cursor.topic_id:
+                self._take_new_topic(tp, cursor, ends)
+                lost.append(tp)
+            elif not inside:
                 lost.append(tp)
         self._reset_to_policy(cursors, lost, "no longer has what this consumer was about to read")
         return bool(lost)
@@ -76,17 +78,26 @@ class StartingOffsets:
         Raises OffsetOutOfRange with the policy "none".
         """
         for tp, ends in self._broker.offsets(partitions).items() if partitions else ():
-            cursor = cursors[tp]
-            fields = {"partition": str(tp), "offset": cursor.fetch_position}
-            _log.warning(
-                "%s: the position belongs to %s; auto_offset_reset=%r applies",
-                *(tp, _OTHER_TOPIC if ends.topic_id != cursor.topic_id else _OTHER_HISTORY),
-                self._reset,
-                extra=fields,
-            )
-            cursor.topic_id = ends.topic_id
+            if ends.topic_id != cursors[tp].topic_id:
+                self._take_new_topic(tp, cursors[tp], ends)
+            else:
+                self._warn(tp, cursors[tp], _OTHER_HISTORY)
         self._reset_to_policy(
             cursors, partitions, "has another history than the one that this consumer has read"
+        )
+
+    def _take_new_topic(
+        self, tp: TopicPartition, cursor: FetchCursor, ends: PartitionOffsets
+    ) -> None:
+        """Log that a topic was created again, and let the cursor belong to the new one."""
+        self._warn(tp, cursor, _OTHER_TOPIC)
+        cursor.topic_id = ends.topic_id
+
+    def _warn(self, tp: TopicPartition, cursor: FetchCursor, owner: str) -> None:
+        _log.warning(
+            "%s: the position belongs to %s; auto_offset_reset=%r applies",
+            *(tp, owner, self._reset),
+            extra={"partition": str(tp), "offset": cursor.fetch_position},
         )
 
     def _diverged(
