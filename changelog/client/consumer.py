@@ -97,7 +97,7 @@ class Consumer:
     Examples:
         >>> from strandline.changelog.embedded.owner import Owner
         >>> from strandline.changelog.client.producer import Producer
-        >>> from strandline.changelog.storage import MemoryStorage
+        >>> from strandline.changelog.memory_storage import MemoryStorage
         >>> owner = Owner(MemoryStorage(), background=False)
         >>> info = owner.create_topic("greetings")
         >>> with Producer(owner) as producer, Consumer(owner) as consumer:

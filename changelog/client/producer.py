@@ -109,7 +109,7 @@ class Producer:
         InvalidConfig: An argument is out of range.
 
     >>> from strandline.changelog.embedded.owner import Owner
-    >>> from strandline.changelog.storage import MemoryStorage
+    >>> from strandline.changelog.memory_storage import MemoryStorage
     >>> owner = Owner(MemoryStorage(), background=False)
     >>> info = owner.create_topic("greetings")
     >>> with Producer(owner) as producer:
