@@ -181,10 +181,16 @@ class Fetched:
     epochs: Epochs = ()
     """Epochs that name the positions from the fetched one to `next_offset`; later epochs may
     follow. See `changelog.history.continues`. Empty if the log lists none (Kafka, a pin)."""
+    topic_id: str = ""
+    """Id of the topic; empty if the log does not tell it (Kafka, a pin)."""
 
     def is_continued_by(self, later: Fetched) -> bool:
         """Return True if a fetch at `next_offset` found the same history of the partition."""
-        return follows(self.epochs, self.next_offset, later.epochs)
+        return later.is_of(self.topic_id) and follows(self.epochs, self.next_offset, later.epochs)
+
+    def is_of(self, topic_id: str) -> bool:
+        """Return True if the records are of this topic, as far as both ids are known."""
+        return "" in (topic_id, self.topic_id) or topic_id == self.topic_id
 
     def joined(self, later: Fetched) -> Fetched:
         """Return the result of this fetch and of `later`, which continues it, as of one fetch.

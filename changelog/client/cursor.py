@@ -47,7 +47,9 @@ class FetchCursor:
 
     def follows(self, fetched: Fetched) -> bool:
         """Return True if a fetch at `fetch_position` continues the history read so far."""
-        return follows(self.epochs, self.fetch_position, fetched.epochs)
+        return fetched.is_of(self.topic_id) and follows(
+            self.epochs, self.fetch_position, fetched.epochs
+        )
 
     def committed(self) -> CommittedOffset:
         """Return the position with the epoch that names its history, for a commit."""

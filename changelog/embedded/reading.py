@@ -54,6 +54,7 @@ def view(partition: Partition, offset: int, *, max_bytes: int, isolation: Isolat
             ends.high_watermark,
             ends.last_stable_offset,
             epochs_within(ends.epochs, offset, limit),
+            ends.topic_id,
         )
 
 

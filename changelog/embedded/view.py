@@ -42,6 +42,8 @@ class RecordView:
     last_stable_offset: int
     epochs: Epochs = ()
     """Epochs that name the positions from `offset` to `limit`."""
+    topic_id: str = ""
+    """Id of the topic; empty for a pin."""
 
     def fetch(
         self, storage: Storage, max_bytes: int, selection: ReadSelection = EVERYTHING
@@ -79,6 +81,7 @@ class RecordView:
             self.high_watermark,
             self.last_stable_offset,
             self.epochs,
+            self.topic_id,
         )
 
     def records(self, storage: Storage) -> Iterator[ConsumerRecord]:

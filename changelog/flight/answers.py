@@ -138,6 +138,7 @@ class Answer:
                 ends[partition].log_start,
                 ends[partition].high_watermark,
                 ends[partition].last_stable_offset,
+                topic_id=ends[partition].topic_id,
             )
             for partition, offset in positions.items()
         }

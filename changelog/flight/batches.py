@@ -120,6 +120,7 @@ def fetched_rows(fetched: Mapping[TopicPartition, Fetched]) -> Iterator[StreamMe
             part.high_watermark,
             part.last_stable_offset,
             part.epochs,
+            part.topic_id,
         )
         for (topic, partition), part in fetched.items()
     ]
@@ -144,6 +145,7 @@ def read_fetched(rows: Iterable[StreamMessage]) -> dict[TopicPartition, Fetched]
             state.high_watermark,
             state.last_stable_offset,
             state.epochs,
+            state.topic_id,
         )
         for state in first.states
     }

@@ -167,6 +167,7 @@ class FetchedState(FlightMessage, frozen=True):
     high_watermark: int
     last_stable_offset: int
     epochs: Epochs = ()
+    topic_id: str = ""
 
 
 class FetchedHeader(FlightMessage, frozen=True):

@@ -81,12 +81,13 @@ class Input:
 
         Raises OffsetOutOfRange if it does not continue what was read before.
         """
+        is_known = fetched.epochs == self.epochs or follows(self.epochs, self.ahead, fetched.epochs)
+        if not (is_known and fetched.is_of(self.topic_id)):
+            raise OffsetOutOfRange(
+                f"{self.partition}: offset {self.ahead} {REPLACED}. Start the app again: it reads "
+                "a new topic from its start"
+            )
         if fetched.epochs != self.epochs:
-            if not follows(self.epochs, self.ahead, fetched.epochs):
-                raise OffsetOutOfRange(
-                    f"{self.partition}: offset {self.ahead} {REPLACED}. Start the app again: it "
-                    "reads a new topic from its start"
-                )
             self.epochs = joined_epochs(self.epochs, fetched.epochs)
         self.batches.extend(fetched.batches)
         self.ahead = fetched.next_offset

@@ -290,6 +290,10 @@ class Openings:
             passing=(CoordinatorLoading,),
         )
         ends = context.broker.offsets(opening.partitions)
+        # The topic may have been deleted and created again, also between these two calls.
+        opening.committed = {
+            tp: at for tp, at in opening.committed.items() if at.topic_id in ("", ends[tp].topic_id)
+        }
         check_history(opening.committed, ends)
         # Only after that: the last owner can no longer change what it recorded and wrote.
         expiry = self._declarations.confirm({changelog.topic for changelog in changelogs})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from strandline.changelog.broker import Broker
@@ -42,6 +42,8 @@ class FetchedRecords:
     """Number of records that were handed on."""
     epochs: Epochs = ()
     """Epochs that name the positions of the fetch; empty if the log lists none."""
+    topic_id: str = ""
+    """Id of the topic; empty if the log does not tell it."""
 
     def __bool__(self) -> bool:
         return self.taken < len(self.records)
@@ -74,6 +76,7 @@ def fetch_records(
             fetched.next_offset,
             fetched.last_stable_offset,
             epochs=fetched.epochs,
+            topic_id=fetched.topic_id,
         )
         for tp, fetched in found
     }
@@ -83,23 +86,29 @@ class ReadHistories:
     """Histories of the partitions that a consumer reads. Readable from any thread."""
 
     def __init__(self) -> None:
-        self._read: dict[TopicPartition, tuple[int, Epochs]] = {}
-        """Next offset after the last fetch, and the epochs of what was read before it."""
+        self._read: dict[TopicPartition, FetchedRecords] = {}
+        """Last fetch, without its records, and with the epochs of what was read before it."""
 
     def note(self, tp: TopicPartition, position: int, fetched: FetchedRecords) -> None:
         """Note the result of a fetch at `position`.
 
         Raises OffsetOutOfRange if it does not continue the last fetch, which ended there.
         """
-        end, epochs = self._read.get(tp, (-1, ()))
-        if end == position and not follows(epochs, position, fetched.epochs):
+        last = self._read.get(tp, _NOTHING)
+        goes_on = last.next_offset == position
+        is_same = "" in (last.topic_id, fetched.topic_id) or last.topic_id == fetched.topic_id
+        if goes_on and not (is_same and follows(last.epochs, position, fetched.epochs)):
             raise OffsetOutOfRange(
                 f"{tp}: offset {position} {REPLACED}. Start the worker again: it reads a new topic "
                 "as one without committed offsets"
             )
-        before = epochs if end == position else ()
-        self._read[tp] = fetched.next_offset, joined_epochs(before, fetched.epochs)
+        epochs = joined_epochs(last.epochs if goes_on else (), fetched.epochs)
+        self._read[tp] = replace(fetched, records=[], taken=0, epochs=epochs)
 
     def named(self, tp: TopicPartition, offset: int) -> CommittedOffset:
         """Return an offset of a partition with the history that it belongs to."""
-        return named_offset(offset, "", self._read.get(tp, (-1, ()))[1])
+        last = self._read.get(tp, _NOTHING)
+        return named_offset(offset, "", last.epochs)
+
+
+_NOTHING = FetchedRecords([], -1, -1)

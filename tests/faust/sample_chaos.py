@@ -12,7 +12,6 @@ import sys
 import faust
 
 from strandline.changelog.client.producer import Producer
-from strandline.changelog.records import CommittedOffset
 from strandline.framework.faust import commit
 from tests.chaos.worker import die_before
 from tests.faust.sample_chaos_terms import BUCKETS, WINDOW_S
@@ -70,8 +69,7 @@ def commit_offsets():
     """Commit the offsets that belong to outputs which are committed already."""
     while pending:
         producer, offsets, member = pending.pop()
-        found = {tp: CommittedOffset(offset) for tp, offset in offsets.items()}
-        producer._broker.commit_offsets(member.group, found, member_id=member.member_id)
+        producer._broker.commit_offsets(member.group, offsets, member_id=member.member_id)
 
 
 def commit_in_two_steps(producer):

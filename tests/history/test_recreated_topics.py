@@ -14,7 +14,7 @@ from strandline import changelog
 from strandline.changelog.client.consumer import Consumer
 from strandline.changelog.errors import OffsetOutOfRange, UnknownTopic
 from strandline.changelog.log import Log
-from strandline.changelog.records import TopicPartition
+from strandline.changelog.records import CommittedOffset, TopicPartition
 
 T0 = TopicPartition("t", 0)
 OLD = 100
@@ -148,3 +148,90 @@ def test_the_position_of_a_deleted_topic_is_none_of_the_next_one(log: Log) -> No
         replace(log, OLD + 50)
         consumer.commit()
     assert log.broker.committed("g", [T0]) == {}
+
+
+@pytest.mark.parametrize("look", ["poll", "lag", "position", "end"])
+def test_a_consumer_that_has_read_nothing_reads_the_new_topic(log: Log, look: str) -> None:
+    """Also from offset 0, and from a committed offset that was only looked up."""
+    log.create_topic("empty", partitions=1)
+    topic = "empty" if look == "poll" else "t"
+    tp = TopicPartition(topic, 0)
+    log.broker.commit_offsets("g", {T0: CommittedOffset(OLD)})
+    with log.consumer(group="g", auto_offset_reset="earliest") as consumer:
+        consumer.assign([tp])
+        if look == "poll":
+            assert consumer.poll(0.0) == []
+        elif look == "lag":
+            consumer.lag()
+        elif look == "position":
+            consumer.position(tp)
+        else:
+            consumer.seek_to_end()
+        log.delete_topic(topic)
+        log.create_topic(topic, partitions=1)
+        log.append(topic, [{"key": b"k", "value": b"%d" % n} for n in range(OLD + 50)])
+        assert len(values(consumer)) == OLD + 50
+        consumer.commit()
+        assert log.broker.committed("g", [tp])[tp].offset == OLD + 50
+
+
+def test_an_app_at_the_start_of_its_input_does_not_go_on_in_a_new_topic(tmp_path: Path) -> None:
+    """Its commits would count for the deleted topic, and the records be handled again."""
+    with changelog.open(tmp_path / "log") as log:
+        log.create_topic("t", partitions=1)
+        log.create_topic("other", partitions=1)
+        replaced = list[bool]()
+
+        def made() -> tuple[sl.App, sl.Topic[Any, Any]]:
+            app = sl.App("app", log=str(tmp_path / "log"), state_dir=tmp_path / "state")
+            out = app.topic("out", value=bytes)
+
+            @app.task(app.topic("t", value=bytes))
+            def copy(record: sl.Record[Any, bytes]) -> None:
+                out.send("k", record.value)
+
+            @app.task(app.topic("other", value=bytes))
+            def block(record: sl.Record[Any, bytes]) -> None:
+                if not replaced:
+                    replaced.append(True)
+                    replace(log, 50)
+
+            return app, out
+
+        log.append("other", [{"key": b"k", "value": b"x"}])
+        app, out = made()
+        with app, pytest.raises((OffsetOutOfRange, UnknownTopic)):
+            app.run(until="idle", progress=False)
+        for expected in (50, 50):
+            app, out = made()
+            with app:
+                app.run(until="idle", progress=False)
+                assert len(out.to_polars()) == expected
+
+
+def test_an_app_that_starts_while_its_topic_is_replaced_reads_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic is replaced after the look at the committed offset."""
+    with changelog.open(tmp_path / "log") as log:
+        create(log, "old", OLD)
+        app, _ = declared(tmp_path, "sync", lambda: None)
+        with app:
+            assert app.run(until="idle", progress=False) == OLD
+        app, out = declared(tmp_path, "sync", lambda: None)
+        with app:
+            broker, done = app.broker(), list[bool]()
+            committed = type(broker).committed
+
+            def committed_before(self: Any, *args: Any, **options: Any) -> Any:
+                found = committed(self, *args, **options)
+                if self is broker and not done and found:
+                    done.append(True)
+                    replace(log, OLD + 50)
+                return found
+
+            monkeypatch.setattr(type(broker), "committed", committed_before)
+            app.run(until="idle", progress=False)
+            new = [v for v in out.to_polars()["value"].to_list() if v.startswith(b"new")]
+        assert done
+        assert len(new) == OLD + 50
