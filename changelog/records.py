@@ -186,11 +186,18 @@ class Fetched:
 
     def is_continued_by(self, later: Fetched) -> bool:
         """Return True if a fetch at `next_offset` found the same history of the partition."""
-        return later.is_of(self.topic_id) and follows(self.epochs, self.next_offset, later.epochs)
+        return later.continues(self.topic_id, self.epochs, self.next_offset)
 
-    def is_of(self, topic_id: str) -> bool:
-        """Return True if the records are of this topic, as far as both ids are known."""
-        return "" in (topic_id, self.topic_id) or topic_id == self.topic_id
+    def continues(self, topic_id: str, epochs: Epochs, offset: int) -> bool:
+        """Return True if this fetch at `offset` found the topic and history read before it.
+
+        Args:
+            topic_id: Id of the topic read before; an id that is not known is not compared.
+            epochs: Epochs that name the positions read before; empty if there are none.
+            offset: Offset that was fetched.
+        """
+        is_same_topic = "" in (topic_id, self.topic_id) or topic_id == self.topic_id
+        return is_same_topic and follows(epochs, offset, self.epochs)
 
     def joined(self, later: Fetched) -> Fetched:
         """Return the result of this fetch and of `later`, which continues it, as of one fetch.
@@ -451,19 +458,18 @@ class CommittedOffset(NamedTuple):
     """Opening of the partition that wrote that record; filled in if empty. Unused on Kafka."""
 
 
-def named_offset(offset: int, topic_id: str, epochs: Epochs, metadata: str = "") -> CommittedOffset:
+def named_offset(offset: int, topic_id: str, epochs: Epochs) -> CommittedOffset:
     """Return an offset to commit, with the topic and the history that it belongs to.
 
     Args:
         offset: Next offset to read.
         topic_id: Id of the topic; empty if it is not known.
         epochs: Epochs that name the positions around `offset`; empty if the log lists none.
-        metadata: Text to be committed with it.
     """
     if not epochs:
-        return CommittedOffset(offset, metadata, topic_id)
+        return CommittedOffset(offset, "", topic_id)
     epoch = epoch_before(epochs, offset)
-    return CommittedOffset(offset, metadata, topic_id, epoch.number, epoch.incarnation)
+    return CommittedOffset(offset, "", topic_id, epoch.number, epoch.incarnation)
 
 
 class ProducerIdentity(NamedTuple):

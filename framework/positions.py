@@ -159,6 +159,14 @@ _NOTHING = _Metadata()
 _ENCODER = msgspec.json.Encoder()
 
 
+def of_present_topics(
+    committed: Mapping[TopicPartition, CommittedOffset],
+    ends: Mapping[TopicPartition, PartitionOffsets],
+) -> dict[TopicPartition, CommittedOffset]:
+    """Return the committed offsets without those of deleted topics of the same names."""
+    return {tp: at for tp, at in committed.items() if at.topic_id in ("", ends[tp].topic_id)}
+
+
 def check_history(
     committed: Mapping[TopicPartition, CommittedOffset],
     ends: Mapping[TopicPartition, PartitionOffsets],

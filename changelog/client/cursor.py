@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from strandline.changelog.history import Epochs, follows
+from strandline.changelog.history import Epochs
 from strandline.changelog.records import Batch, CommittedOffset, Fetched, named_offset
 
 
@@ -47,9 +47,7 @@ class FetchCursor:
 
     def follows(self, fetched: Fetched) -> bool:
         """Return True if a fetch at `fetch_position` continues the history read so far."""
-        return fetched.is_of(self.topic_id) and follows(
-            self.epochs, self.fetch_position, fetched.epochs
-        )
+        return fetched.continues(self.topic_id, self.epochs, self.fetch_position)
 
     def committed(self) -> CommittedOffset:
         """Return the position with the epoch that names its history, for a commit."""

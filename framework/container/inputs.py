@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from strandline.changelog.errors import OffsetOutOfRange, Retriable
-from strandline.changelog.history import Epochs, epochs_within, follows, joined_epochs
+from strandline.changelog.history import Epochs, epochs_within, joined_epochs
 from strandline.changelog.records import (
     Batch,
     CommittedOffset,
@@ -81,8 +81,7 @@ class Input:
 
         Raises OffsetOutOfRange if it does not continue what was read before.
         """
-        is_known = fetched.epochs == self.epochs or follows(self.epochs, self.ahead, fetched.epochs)
-        if not (is_known and fetched.is_of(self.topic_id)):
+        if not fetched.continues(self.topic_id, self.epochs, self.ahead):
             raise OffsetOutOfRange(
                 f"{self.partition}: offset {self.ahead} {REPLACED}. Start the app again: it reads "
                 "a new topic from its start"

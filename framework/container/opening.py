@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import CoordinatorLoading, Retriable, StrandlineError
+from strandline.changelog.history import epochs_within
 from strandline.changelog.records import CommittedOffset, PartitionOffsets, TopicPartition
 from strandline.changelog.settings import LONG_MAX
 from strandline.framework import patience
@@ -31,7 +32,7 @@ from strandline.framework.container.instance import InstanceParts, release_all
 from strandline.framework.container.outage import patiently
 from strandline.framework.container.restore import OnRestore, RestoreMonitor
 from strandline.framework.container.standbys import Standbys
-from strandline.framework.positions import check_history, starting_offset
+from strandline.framework.positions import check_history, of_present_topics, starting_offset
 from strandline.framework.store_declarations import StoreDeclarations
 from strandline.framework.task import TaskSpec
 from strandline.statestore.replay import (
@@ -291,9 +292,7 @@ class Openings:
         )
         ends = context.broker.offsets(opening.partitions)
         # The topic may have been deleted and created again, also between these two calls.
-        opening.committed = {
-            tp: at for tp, at in opening.committed.items() if at.topic_id in ("", ends[tp].topic_id)
-        }
+        opening.committed = of_present_topics(opening.committed, ends)
         check_history(opening.committed, ends)
         # Only after that: the last owner can no longer change what it recorded and wrote.
         expiry = self._declarations.confirm({changelog.topic for changelog in changelogs})
@@ -391,9 +390,8 @@ def _inputs(spec: TaskSpec, number: int, committed: Committed, ends: Ends) -> li
     for topic in spec.inputs:
         tp = TopicPartition(topic.name, number)
         start = starting_offset(spec.name, tp, committed, ends[tp].log_start)
-        epoch = ends[tp].epoch_before(start) if ends[tp].epochs else None
-        named = () if epoch is None else (epoch,)
-        inputs.append(Input(topic, tp, start, ends[tp].topic_id, named))
+        epochs = epochs_within(ends[tp].epochs, start, start)
+        inputs.append(Input(topic, tp, start, ends[tp].topic_id, epochs))
     return inputs
 
 

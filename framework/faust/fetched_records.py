@@ -8,7 +8,6 @@ from typing import Any
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.errors import OffsetOutOfRange
-from strandline.changelog.history import Epochs, follows, joined_epochs
 from strandline.changelog.records import (
     CommittedOffset,
     ConsumerRecord,
@@ -24,7 +23,7 @@ class FetchedRecords:
     """Records of one partition that were fetched, but not handed on yet.
 
     >>> rows = [ConsumerRecord("t", 0, offset, 0, None, b"") for offset in (4, 6)]
-    >>> some = FetchedRecords(rows, position=3, next_offset=9)
+    >>> some = FetchedRecords(rows, 3, Fetched([], 9, 0, 9, 9))
     >>> [row.offset for row in some.take(1)], some.position
     ([4], 6)
     >>> [row.offset for row in some.take(5)], some.position, bool(some)
@@ -34,16 +33,10 @@ class FetchedRecords:
     records: list[ConsumerRecord]
     position: int
     """Position of a reader that has everything taken so far."""
-    next_offset: int
-    """Position of a reader that has all records."""
-    last_stable_offset: int = 0
-    """Last stable offset of the partition when they were fetched."""
+    source: Fetched
+    """The fetch, without its batches."""
     taken: int = 0
     """Number of records that were handed on."""
-    epochs: Epochs = ()
-    """Epochs that name the positions of the fetch; empty if the log lists none."""
-    topic_id: str = ""
-    """Id of the topic; empty if the log does not tell it."""
 
     def __bool__(self) -> bool:
         return self.taken < len(self.records)
@@ -52,7 +45,7 @@ class FetchedRecords:
         """Return the next records, at most `most`."""
         found = self.records[self.taken : self.taken + most]
         self.taken += len(found)
-        self.position = self.records[self.taken].offset if self else self.next_offset
+        self.position = self.records[self.taken].offset if self else self.source.next_offset
         return found
 
 
@@ -73,10 +66,7 @@ def fetch_records(
         tp: FetchedRecords(
             [record for batch in fetched.batches for record in batch.records()],
             positions[tp],
-            fetched.next_offset,
-            fetched.last_stable_offset,
-            epochs=fetched.epochs,
-            topic_id=fetched.topic_id,
+            replace(fetched, batches=[]),
         )
         for tp, fetched in found
     }
@@ -86,29 +76,26 @@ class ReadHistories:
     """Histories of the partitions that a consumer reads. Readable from any thread."""
 
     def __init__(self) -> None:
-        self._read: dict[TopicPartition, FetchedRecords] = {}
-        """Last fetch, without its records, and with the epochs of what was read before it."""
+        self._read: dict[TopicPartition, Fetched] = {}
+        """Everything read without a seek, as of one fetch without its batches."""
 
-    def note(self, tp: TopicPartition, position: int, fetched: FetchedRecords) -> None:
+    def note(self, tp: TopicPartition, position: int, fetched: Fetched) -> None:
         """Note the result of a fetch at `position`.
 
         Raises OffsetOutOfRange if it does not continue the last fetch, which ended there.
         """
-        last = self._read.get(tp, _NOTHING)
-        goes_on = last.next_offset == position
-        is_same = "" in (last.topic_id, fetched.topic_id) or last.topic_id == fetched.topic_id
-        if goes_on and not (is_same and follows(last.epochs, position, fetched.epochs)):
+        before = self._read.get(tp)
+        if before is None or before.next_offset != position:
+            self._read[tp] = fetched
+            return
+        if not before.is_continued_by(fetched):
             raise OffsetOutOfRange(
                 f"{tp}: offset {position} {REPLACED}. Start the worker again: it reads a new topic "
                 "as one without committed offsets"
             )
-        epochs = joined_epochs(last.epochs if goes_on else (), fetched.epochs)
-        self._read[tp] = replace(fetched, records=[], taken=0, epochs=epochs)
+        self._read[tp] = before.joined(fetched)
 
     def named(self, tp: TopicPartition, offset: int) -> CommittedOffset:
         """Return an offset of a partition with the history that it belongs to."""
-        last = self._read.get(tp, _NOTHING)
-        return named_offset(offset, "", last.epochs)
-
-
-_NOTHING = FetchedRecords([], -1, -1)
+        read = self._read.get(tp)
+        return named_offset(offset, "", () if read is None else read.epochs)

@@ -236,12 +236,12 @@ class FetchingConsumer(CommittingConsumer):
             tp = TP(*partition)
             if self._positions.get(tp) != wanted[tp] or not self.flow_active:
                 continue  # moved meanwhile
-            self.link.histories.note(partition, wanted[tp], ahead)
-            self._ends[tp] = ahead.last_stable_offset
+            self.link.histories.note(partition, wanted[tp], ahead.source)
+            self._ends[tp] = ahead.source.last_stable_offset
             if ahead:
                 self._ahead[tp] = ahead
             else:
-                self._positions[tp] = ahead.next_offset
+                self._positions[tp] = ahead.source.next_offset
 
     def _has_reader(self, tp: TP) -> bool:
         """Return True if something iterates over the topic: replies must not come before that."""

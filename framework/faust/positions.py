@@ -10,7 +10,7 @@ from strandline.changelog.clock import Clock
 from strandline.changelog.errors import OffsetOutOfRange
 from strandline.changelog.records import PartitionOffsets, TopicPartition
 from strandline.changelog.scan import scan_batches
-from strandline.framework.positions import check_history, starting_offset
+from strandline.framework.positions import check_history, of_present_topics, starting_offset
 
 LOADING_S = 30.0
 """Maximum seconds to wait for transactions that are about to change committed offsets."""
@@ -39,7 +39,7 @@ def starting_offsets(
         return {tp: _by(reset, end) for tp, end in broker.offsets(partitions).items()}
     found = stable_offsets(broker, group, partitions, clock, within_s=LOADING_S)
     ends = broker.offsets(partitions)  # afterwards, because committed offsets follow the ends
-    committed = {tp: at for tp, at in found.items() if at.topic_id in ("", ends[tp].topic_id)}
+    committed = of_present_topics(found, ends)
     check_history(committed, ends)
     for tp, at in committed.items():
         if at.offset > ends[tp].high_watermark:

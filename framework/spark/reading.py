@@ -9,7 +9,6 @@ from dataclasses import replace
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import InvalidConfig, OffsetOutOfRange, UnknownPin
-from strandline.changelog.history import follows
 from strandline.changelog.pins import PinName, there
 from strandline.changelog.records import Batch, Fetched, PartitionOffsets, TopicInfo, TopicPartition
 from strandline.changelog.selection import EVERYTHING, ReadSelection
@@ -134,7 +133,7 @@ def _fetches(broker: Broker, range_: OffsetRange, fail: bool) -> Iterator[Fetche
             return
         fetched = broker.fetch({tp: position}, max_bytes=FETCH_BYTES)[tp]
         # The topic may have been created again since the look at its id.
-        if not follows(now.epochs, position, fetched.epochs):
+        if not fetched.continues(now.topic_id, now.epochs, position):
             continue
         yield fetched
         position = fetched.next_offset

@@ -101,9 +101,9 @@ def test_a_topic_that_was_created_again_does_not_continue_the_old_one(
     owner: Owner, count: int
 ) -> None:
     histories = ReadHistories()
-    histories.note(T0, 0, fetch_records(owner, {T0: 0})[T0])
+    histories.note(T0, 0, fetch_records(owner, {T0: 0})[T0].source)
     replace_topic(owner, count)
-    found = fetch_records(owner, {T0: 5})[T0]
+    found = fetch_records(owner, {T0: 5})[T0].source
     with pytest.raises(OffsetOutOfRange, match="deleted and created again"):
         histories.note(T0, 5, found)
     with pytest.raises(OffsetOutOfRange, match="cannot be committed"):
@@ -112,8 +112,8 @@ def test_a_topic_that_was_created_again_does_not_continue_the_old_one(
 
 def test_a_position_that_was_sought_is_compared_with_nothing(owner: Owner) -> None:
     histories = ReadHistories()
-    histories.note(T0, 0, fetch_records(owner, {T0: 0})[T0])
+    histories.note(T0, 0, fetch_records(owner, {T0: 0})[T0].source)
     replace_topic(owner, 9)
-    histories.note(T0, 0, fetch_records(owner, {T0: 0})[T0])
+    histories.note(T0, 0, fetch_records(owner, {T0: 0})[T0].source)
     owner.commit_offsets("g", {T0: histories.named(T0, 9)})
     assert start(owner) == 9
