@@ -211,6 +211,10 @@ class Broker(Protocol):
         Args:
             partition: Partition to delete from.
             before: New log start; -1 is the high watermark.
+
+        Raises:
+            InvalidTopic: The topic is only compacted.
+            OffsetOutOfRange: `before` is beyond the high watermark.
         """
         ...
 

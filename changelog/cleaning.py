@@ -24,6 +24,21 @@ def check_compacted(topic: str, config: TopicConfig) -> None:
         )
 
 
+def check_deletes_records(topic: str, config: TopicConfig) -> None:
+    """Raise InvalidTopic for a topic that is only compacted: it keeps the last record of each key.
+
+    Kafka refuses it as well (POLICY_VIOLATION). A changelog is such a topic, so its state would be
+    lost.
+    """
+    if not config.delete:
+        raise InvalidTopic(
+            f"topic {topic!r} is only compacted (cleanup.policy={config.cleanup_policy}): it keeps "
+            f"the last record of each key, so records before an offset cannot be deleted. Append a "
+            f"record without a value to delete a key. If no reader needs the records, "
+            f"cleanup.policy=compact,delete allows it; never set it on the changelog of a store"
+        )
+
+
 def dirty_ratio(clean_bytes: int, dirty_bytes: int) -> float:
     """Return dirty bytes / all bytes; 0 if there are none."""
     total = clean_bytes + dirty_bytes

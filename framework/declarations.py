@@ -330,7 +330,8 @@ class Declarations:
     ) -> None:
         """Warn if a store has no changelog but its task has committed offsets.
 
-        The store is either new or was deleted; nothing in the log distinguishes the two.
+        The store is new, was reset, or its changelog was deleted. In the last case the app does not
+        start, unless an earlier version has recorded the store's declaration.
         """
         inputs = {topic.name for topic in spec.inputs}
         if any(tp.topic in inputs for tp in broker.committed(self.app, require_stable=False)):

@@ -9,6 +9,9 @@ The first program that records a declaration wins: all others are compared with 
 declares less than is recorded is refused, at its start and before it opens a partition. In a
 rolling upgrade the workers of the older program therefore keep their partitions, but are assigned
 no more once the newer program has started.
+
+Each recorded declaration names the topic that is the store's changelog. All of these steps raise
+ChangelogLost if that topic was deleted although the app has committed offsets.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import msgspec
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
-from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.errors import InvalidConfig, UnknownTopic
 from strandline.changelog.records import PartitionOffsets, TopicInfo, TopicPartition
 from strandline.statestore.declaration import (
     Declaration,
@@ -29,6 +32,7 @@ from strandline.statestore.declaration import (
     declaration_of,
     undeclared,
 )
+from strandline.statestore.lost_changelog import changelog_lost
 from strandline.statestore.ownership import check_unowned
 from strandline.statestore.recorded import (
     DeclarationLog,
@@ -214,6 +218,7 @@ class StoreDeclarations:
                 becomes = _with_version(becomes, becomes.version)
                 done = (partition_key(tp) for tp in recorded.rewritten if tp.topic == topic)
                 changes |= dict.fromkeys(done)
+            becomes = msgspec.structs.replace(becomes, changelog_id=self._changelog_id(topic))
             if becomes != stored:
                 changes[topic] = becomes.to_bytes()
         known, own = recorded.keys(), [*map(topic_key, self._topics), *self._specs]
@@ -228,6 +233,7 @@ class StoreDeclarations:
             if self._is_empty(topic):
                 return DeclarationChange("wider", declared)
             stored = self._adopted(topic)
+        self._check_not_lost(topic, stored)
         change = compare(stored, declared, can_upgrade=spec.upgrade is not None)
         if change.kind == "refused" and not recorded.unfinished(topic, self._partitions[topic]):
             finished = _with_version(stored, stored.version)  # nothing has noted that yet
@@ -258,6 +264,25 @@ class StoreDeclarations:
     ) -> Expiry:
         stored = recorded.stores.get(topic)
         return change.becomes.expiry if stored is None else stored.expiry
+
+    def _check_not_lost(self, topic: str, stored: Declaration) -> None:
+        """Raise ChangelogLost if a changelog is not the recorded topic, but offsets need that."""
+        if stored.changelog_id is None:
+            return
+        found = self._changelog_id(topic)
+        is_replaced = found is None or (
+            found != stored.changelog_id and found[1] == stored.changelog_id[1]
+        )
+        if is_replaced and self._broker.committed(self._app, require_stable=False):
+            raise changelog_lost(self._app, topic)
+
+    def _changelog_id(self, topic: str) -> tuple[str, str] | None:
+        """Return the ids of a changelog and of the topic that records it; None if one is absent."""
+        try:
+            ids = [self._broker.topic(name).topic_id for name in (topic, self._log.topic)]
+        except UnknownTopic:
+            return None
+        return ids[0], ids[1]
 
     def _check_owned(self) -> None:
         """Refuse an app with an internal topic that another app has as well."""

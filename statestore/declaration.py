@@ -78,6 +78,9 @@ class Declaration(msgspec.Struct, kw_only=True, omit_defaults=True):
     """True if the values are counts, which readers add up over the partitions."""
     before: Declaration | None = None
     """Declaration of the values in partitions that are not rewritten to `version` yet."""
+    changelog_id: tuple[str, str] | None = None
+    """Id of the changelog's topic, and id of the topic in which this was recorded, so that a copy
+    of it in another log is recognised. None from earlier versions."""
 
     @property
     def is_messagepack(self) -> bool:
@@ -189,9 +192,8 @@ def compare(stored: Declaration, declared: Declaration, *, can_upgrade: bool) ->
         )
     reasons = list(_reasons(stored, declared))
     expiry = _expiry(stored, declared)
-    becomes = msgspec.structs.replace(
-        declared, version=stored.version, before=stored.before, expiry=expiry
-    )
+    kept = {name: getattr(stored, name) for name in ("version", "before", "changelog_id")}
+    becomes = msgspec.structs.replace(declared, expiry=expiry, **kept)
     if not reasons and (expiry == stored.expiry or declared.is_messagepack):
         return DeclarationChange("same" if becomes == stored else "wider", becomes)
     if reasons and not can_upgrade:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from strandline.changelog.cleaning import CleaningStatus
+from strandline.changelog.cleaning import CleaningStatus, check_deletes_records
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.embedded import reading, retention
 from strandline.changelog.embedded.admission import admitted, identity_of
@@ -306,10 +306,9 @@ class Owner:
     def delete_records(self, partition: TopicPartition, before: int) -> int:
         with self._log.admin():
             self._refuse_system(partition.topic, "delete records of")
-            log = self._log.partition(partition)
-            self._log.maintenance.schedule_delete(
-                self._log.catalog.get(partition.topic), retention.delete_records(log, before)
-            )
+            topic, log = self._log.catalog.get(partition.topic), self._log.partition(partition)
+            check_deletes_records(partition.topic, topic.config)
+            self._log.maintenance.schedule_delete(topic, retention.delete_records(log, before))
             return log.log_start
 
     def clean(self, topics: Collection[str] | None = None) -> None:

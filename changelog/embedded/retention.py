@@ -70,7 +70,7 @@ def retain(partition: Partition, now_ms: int) -> list[Segment]:
 
 
 def delete_records(partition: Partition, before: int) -> list[Segment]:
-    """Move the log's start up to offset `before` (-1: the high watermark), on any cleanup policy.
+    """Move the log's start up to offset `before` (-1: the high watermark).
 
     Below the present start it has no effect. Return the dropped segments, whose files still exist.
     Raises OffsetOutOfRange beyond the high watermark.

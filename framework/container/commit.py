@@ -40,6 +40,7 @@ from strandline.framework.container.instance import TaskInstance
 from strandline.framework.options import Guarantee
 from strandline.framework.outbox import columns_of
 from strandline.framework.positions import InputProgress, to_commit
+from strandline.statestore.lost_changelog import check_same_changelogs
 from strandline.statestore.store import AnyStore
 
 CHECKPOINT_S = 0.05
@@ -63,7 +64,7 @@ def exactly_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
     # 4 flush the outputs, append all batches
     outputs = _outputs(work, instances)
     work.producer.begin_transaction()
-    appended = _append(work, [*changes, *outputs])
+    appended = _append(work, [*changes, *outputs], instances)
     # 5 add the input offsets
     work.producer.send_offsets_to_transaction(offsets_of(instances), work.member)
     # 6 commit
@@ -75,7 +76,7 @@ def exactly_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
 def at_least_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
     """Commit outputs and changelog first; then commit the offsets."""
     batches = [*_changes(work, instances), *_outputs(work, instances)]
-    appended = _append_without_offsets(work, batches)
+    appended = _append_without_offsets(work, batches, instances)
     # After a crash the changelog may be ahead of these offsets, so their metadata cannot vouch for
     # the keys in the stores: no store is recorded as placed.
     _commit_offsets(work, instances, placed=False)
@@ -86,7 +87,7 @@ def at_most_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
     """Commit the offsets first; then commit outputs and changelog."""
     batches = [*_changes(work, instances), *_outputs(work, instances)]
     _commit_offsets(work, instances)
-    appended = _append_without_offsets(work, batches)
+    appended = _append_without_offsets(work, batches, instances)
     _apply(work, appended, instances)
 
 
@@ -121,16 +122,28 @@ def _outputs(work: Committing, instances: Sequence[TaskInstance]) -> list[Outgoi
     return batches
 
 
-def _append(work: Committing, batches: Sequence[Outgoing]) -> dict[TopicPartition, BatchMetadata]:
-    """Append the batches in the open transaction; return the last batch of each partition."""
+def _append(
+    work: Committing, batches: Sequence[Outgoing], instances: Sequence[TaskInstance]
+) -> dict[TopicPartition, BatchMetadata]:
+    """Append the batches in the open transaction; return the last batch of each partition.
+
+    Raises ChangelogLost if a changelog is no longer the topic from which its store was restored.
+    """
     if not batches:
         return {}
-    appended = work.producer.append_batches(batches)
-    return {TopicPartition(batch.topic, batch.partition): batch for batch in appended}
+    batches_appended = work.producer.append_batches(batches)
+    appended = {TopicPartition(batch.topic, batch.partition): batch for batch in batches_appended}
+    positions = {
+        _changelog(work, instance, store): store.position
+        for instance in instances
+        for store in instance.all_stores
+    }
+    check_same_changelogs(work.member.group, work.context.broker, appended, positions)
+    return appended
 
 
 def _append_without_offsets(
-    work: Committing, batches: Sequence[Outgoing]
+    work: Committing, batches: Sequence[Outgoing], instances: Sequence[TaskInstance]
 ) -> dict[TopicPartition, BatchMetadata]:
     """Append in a transaction of its own, without offsets.
 
@@ -139,7 +152,7 @@ def _append_without_offsets(
     if not batches:
         return {}
     work.producer.begin_transaction()
-    appended = _append(work, batches)
+    appended = _append(work, batches, instances)
     work.producer.send_offsets_to_transaction({}, work.member)
     commit_until_known(work.producer)
     return appended

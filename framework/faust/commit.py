@@ -20,6 +20,8 @@ from strandline.changelog.records import TopicPartition
 from strandline.framework.faust.ledger import Sent
 from strandline.framework.faust.log_link import FaustLink
 from strandline.statestore.changelogged import ChangelogBatch
+from strandline.statestore.engine import StorePosition
+from strandline.statestore.lost_changelog import check_same_changelogs
 
 Appends = list[tuple[TopicPartition, pa.RecordBatch, int]]
 
@@ -31,6 +33,8 @@ class FaustCommit(NamedTuple):
     sent: list[Sent]
     changes: Mapping[TopicPartition, ChangelogBatch]
     """Changes of each changelog partition."""
+    positions: Mapping[TopicPartition, StorePosition | None]
+    """Position of the state of each of these partitions."""
 
 
 def commit(
@@ -38,7 +42,8 @@ def commit(
 ) -> dict[TopicPartition, BatchMetadata]:
     """Commit in one transaction; return the last batch of each partition.
 
-    Raises the errors of the log; UnknownTopic if a topic was deleted to which an agent has sent.
+    Raises the errors of the log; UnknownTopic if a topic was deleted to which an agent has sent;
+    ChangelogLost if a table's changelog was.
     """
     producer.begin_transaction()
     now = link.clock.now_ms()
@@ -51,10 +56,12 @@ def commit(
         for topic in {one.topic for one in work.sent}:
             link.broker.topic(topic)
         raise
+    by_partition = {TopicPartition(one.topic, one.partition): one for one in appended}
+    check_same_changelogs(member.group, link.broker, by_partition, work.positions)
     offsets = {tp: link.histories.named(tp, offset) for tp, offset in work.offsets.items()}
     producer.send_offsets_to_transaction(offsets, member)
     commit_until_known(producer)
-    return {TopicPartition(one.topic, one.partition): one for one in appended}
+    return by_partition
 
 
 def _outputs(

@@ -62,7 +62,8 @@ class CommittingConsumer(PositionedConsumer):
             return False
         changes = self._changes(plan)
         batches = {part.changelog: batch for part, batch in changes.items()}
-        work = FaustCommit(plan.offsets or self._unchanged(), plan.sent, batches)
+        positions = {part.changelog: part.position for part in changes}
+        work = FaustCommit(plan.offsets or self._unchanged(), plan.sent, batches, positions)
         self._commit_patience.ask()
         try:
             appended = await self.link.call_in_turns(

@@ -65,10 +65,14 @@ class TablePartition:
         """The last committed value that was read, with its position and key."""
 
     @property
+    def position(self) -> StorePosition | None:
+        """Changelog position that the committed state has reached; None before a restore."""
+        return self._state.position
+
+    @property
     def end(self) -> int:
         """Changelog offset (exclusive) that the committed state reaches; 0 if it is empty."""
-        position = self._state.position
-        return 0 if position is None else position.offset
+        return 0 if self.position is None else self.position.offset
 
     def restore(self, broker: Broker, *, wait: bool = True) -> Restored | None:
         """Replay the changelog from the engine's position to its end; None after `close`.

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import (
+    ChangelogLost,
     FutureFormat,
     InvalidConfig,
     InvalidTopic,
@@ -51,6 +52,7 @@ FOR_GOOD = (
     Unauthenticated,
     InvalidConfig,
     InvalidTopic,
+    ChangelogLost,
     SchemaMismatch,
     MissingDependency,
     FutureFormat,

@@ -39,6 +39,10 @@ def world() -> PowerWorld:
     return world
 
 
+DELETING = {"cleanup.policy": "compact,delete", "retention.ms": "-1"}
+"""Settings with which records of a compacted topic can be deleted, and only on request."""
+
+
 def send(client: Client, *records: tuple[bytes | None, bytes | None]) -> Appended:
     """Append a batch of (key, value)."""
     keys, values = zip(*records, strict=True)
@@ -136,6 +140,7 @@ def test_records_of_an_open_transaction_across_the_log_start_stay_in_the_transac
     send(client, (b"a", b"1"), (b"b", b"1"))
     send(client, (b"c", b"1"))
     partition_of(world).roll()
+    world.owner.alter_topic("t", config=DELETING)
     world.owner.delete_records(T0, 1)
     assert partition_of(world).last_stable_offset == 1
     pass_of(world, 1 << 16)
@@ -155,6 +160,7 @@ def test_the_log_start_moves_to_the_requested_offset_even_if_its_records_are_gon
     world.owner.tick()  # the producer is forgotten, so that its batch need not stay
     world.owner.clean(["t"])
     assert partition_of(world).segments[0].end_offset == 1
+    world.owner.alter_topic("t", config=DELETING)
     assert [world.owner.delete_records(T0, to) for to in (1, 2, 3)] == [1, 2, 3]
 
 

@@ -32,6 +32,7 @@ from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.errors import (
     DiskFull,
     InvalidRecord,
+    InvalidTopic,
     OutOfOrderSequence,
     ProducerFenced,
     StorageFailed,
@@ -390,6 +391,10 @@ class CleaningMachine(RuleBasedStateMachine):
     def delete_records(self, partition: int, share: float) -> None:
         end = self._ends()[partition].high_watermark
         tp = TopicPartition("t", partition)
+        if self.policy == "compact":
+            with pytest.raises(InvalidTopic, match="only compacted"):
+                self.world.owner.delete_records(tp, int(end * share))
+            return
         start = self.world.owner.delete_records(tp, int(end * share))
         model = self.models[partition]
         assert start == max(model.log_start, int(end * share))

@@ -1,4 +1,4 @@
-"""A worker whose topic is deleted and created again while the worker is suspended."""
+"""A worker whose topic, or table, is deleted and created again while the worker is suspended."""
 
 from __future__ import annotations
 
@@ -30,3 +30,24 @@ def test_no_record_of_the_new_topic_is_skipped(tmp_path: Path) -> None:
         with worker("sample_word_count", system, tmp_path) as running:
             eventually(lambda: latest(log, TABLE) == {"old": OLD, "new": NEW})
             assert running.stop() == 0
+
+
+def test_a_worker_whose_table_was_replaced_ends_and_does_not_start(tmp_path: Path) -> None:
+    system = in_folder(tmp_path)
+    with changelog.open(tmp_path / "log") as log:
+        log.create_topic("posts", partitions=1)
+        append(log, "posts", ["old"] * OLD)
+        with worker("sample_word_count", system, tmp_path) as running:
+            eventually(lambda: latest(log, TABLE) == {"old": OLD})
+            running.freeze()
+            partitions = log.broker.topic(TABLE).partitions
+            log.delete_topic(TABLE)
+            log.create_topic(TABLE, partitions, config={"cleanup.policy": "compact"})
+            append(log, "posts", ["new"] * NEW)
+            running.thaw()
+            assert running.ended() != 0
+            assert "strandline reset wordcount" in running.text()
+        assert latest(log, TABLE) == {}
+        with worker("sample_word_count", system, tmp_path) as running:
+            assert running.ended() != 0
+            assert "strandline reset wordcount" in running.text()
