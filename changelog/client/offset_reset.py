@@ -7,12 +7,13 @@ history of the log, or that belongs to a topic that was deleted and created agai
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.cursor import FetchCursor
 from strandline.changelog.errors import OffsetOutOfRange
+from strandline.changelog.history import epochs_within
 from strandline.changelog.records import (
     CommittedOffset,
     Isolation,
@@ -46,7 +47,9 @@ class StartingOffsets:
         if not unknown:
             return
         committed = self._broker.committed(self._group, unknown) if self._group else {}
-        diverged = self._diverged({tp: at for tp, at in committed.items() if at.incarnation})
+        named = [tp for tp, at in committed.items() if at.incarnation]
+        ends = self._broker.offsets(named) if named else {}
+        diverged = [tp for tp in named if _has_diverged(committed[tp], ends[tp])]
         without = []
         for tp in unknown:
             cursor, offset = cursors[tp], committed.get(tp)
@@ -55,6 +58,8 @@ class StartingOffsets:
                 without.append(tp)
             elif tp not in diverged:
                 cursor.seek(offset.offset)
+                if tp in ends:  # compared with the first fetch, so that nothing changes in between
+                    cursor.epochs = epochs_within(ends[tp].epochs, offset.offset, offset.offset)
         self._reset_to_policy(cursors, without, "has no committed offset")
         self.reset_diverged(cursors, [tp for tp in diverged if tp not in without])
 
@@ -100,20 +105,6 @@ class StartingOffsets:
             extra={"partition": str(tp), "offset": cursor.fetch_position},
         )
 
-    def _diverged(
-        self, committed: Mapping[TopicPartition, CommittedOffset]
-    ) -> Collection[TopicPartition]:
-        """Return the partitions whose committed offset belongs to another history.
-
-        Offsets after the end are left out: `recover` handles them.
-        """
-        ends = self._broker.offsets(list(committed)) if committed else {}
-        return [
-            tp
-            for tp, at in committed.items()
-            if at.offset <= ends[tp].high_watermark and ends[tp].reading_divergence(at)
-        ]
-
     def end(self, ends: PartitionOffsets) -> int:
         """Return the end (exclusive) of a partition for the consumer's isolation."""
         committed = self._isolation == "read_committed"
@@ -133,3 +124,11 @@ class StartingOffsets:
                 )
             from_start = self._reset == "earliest" or cursor.appeared_later
             cursor.seek(ends.log_start if from_start else self.end(ends))
+
+
+def _has_diverged(at: CommittedOffset, ends: PartitionOffsets) -> bool:
+    """Return True if a committed offset belongs to another history of its partition.
+
+    An offset after the end does not count: `StartingOffsets.recover` handles it.
+    """
+    return at.offset <= ends.high_watermark and ends.reading_divergence(at) != ""

@@ -376,8 +376,9 @@ class SessionWindow(TimeWindow):
     A session begins with its first record, and ends `gap` after its last one. `sessions.py` merges
     records into sessions.
 
-    A record is late if it is older than the watermark less the grace. No other record can reach
-    into a session that is closed, so the same sessions result wherever batches are cut.
+    A record is late if it is older than the watermark less the grace, also if a session of its key
+    is open at that time. So no other record can reach into a session that is closed, and the same
+    sessions result wherever batches are cut. (Kafka Streams adds it to the open session.)
     """
 
     gap_ms: int

@@ -141,6 +141,20 @@ def test_a_position_of_another_history_is_not_committed(world: Restorable) -> No
     assert world.owner.committed("g")[T0].offset == 1
 
 
+def test_a_position_that_was_looked_up_but_not_read_names_its_history(world: Restorable) -> None:
+    world.write(b"a")
+    backup = world.kept()
+    world.write(b"b")
+    world.owner.commit_offsets("g", {T0: CommittedOffset(2)})
+    consumer = Consumer(world.attached(), group="g", auto_offset_reset="none")
+    consumer.assign([T0])
+    assert consumer.position(T0) == 2
+    world.restore(backup)
+    world.write(b"x", b"y")
+    with pytest.raises(OffsetOutOfRange, match="another history"):
+        values(consumer)
+
+
 def test_an_offset_committed_before_its_records_belongs_to_every_history(
     world: Restorable,
 ) -> None:
