@@ -80,6 +80,9 @@ def scan_by(
         asked = dict(list(left.items())[:MAX_PARTITIONS])
         # Records before the end come at once. Wait only after a fetch without progress.
         fetched = fetch(asked, 1.0 if stalled else 0.0)
+        for tp, got in fetched.items():
+            if tp in last and not last[tp].is_continued_by(got):
+                raise OffsetOutOfRange(f"{tp}: offset {asked[tp]} {REPLACED}; read it again")
         moved = {
             tp: _clipped(got, ends[tp])
             for tp, got in fetched.items()
@@ -87,14 +90,8 @@ def scan_by(
         }
         stalled = 0 if moved else stalled + 1
         if stalled > MAX_STALLED_FETCHES:
-            raise RequestTimedOut(
-                f"{', '.join(map(str, asked))}: no progress although the end is not reached; is the "
-                f"log's owner alive?"
-            )
-        for tp, got in moved.items():
-            if tp in last and not last[tp].is_continued_by(got):
-                raise OffsetOutOfRange(f"{tp}: offset {asked[tp]} {REPLACED}; read it again")
-            last[tp] = replace(got, batches=[])
+            raise _stalled(asked, ends, fetched)
+        last |= {tp: replace(got, batches=[]) for tp, got in moved.items()}
         if moved:
             yield moved
         left |= {tp: got.next_offset for tp, got in moved.items()}
@@ -106,6 +103,22 @@ def _fetch(
 ) -> Mapping[TopicPartition, Fetched]:
     size = max(MIN_PARTITION_BYTES, max_bytes // len(positions))
     return broker.fetch(positions, max_bytes=size, isolation=isolation, timeout=timeout)
+
+
+def _stalled(
+    asked: Offsets, ends: Offsets, fetched: Mapping[TopicPartition, Fetched]
+) -> OffsetOutOfRange | RequestTimedOut:
+    """Return the error of a scan whose last fetches have read nothing."""
+    for tp, got in fetched.items():
+        if got.high_watermark < ends[tp]:
+            return OffsetOutOfRange(
+                f"{tp}: the partition ends at offset {got.high_watermark}, and reached to {ends[tp]} "
+                f"before, so what it has {REPLACED}; read it again"
+            )
+    return RequestTimedOut(
+        f"{', '.join(map(str, asked))}: no progress although the end is not reached; is the log's "
+        f"owner alive?"
+    )
 
 
 def _clipped(fetched: Fetched, end: int) -> Fetched:

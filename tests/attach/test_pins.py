@@ -105,6 +105,7 @@ def test_a_pin_outlives_the_owner_that_made_it(start, tmp_path, columns):
         process.kill()
         assert with_log.pins.use(PIN) == span
         assert with_log.owning
+        with_log.alter_topic("t", {"cleanup.policy": "delete", "retention.ms": "-1"})
         with_log.delete_records(T0, -1)
         assert pinned(with_log) == list(range(200))
         with_log.pins.release("query", "b")

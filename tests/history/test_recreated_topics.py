@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from strandline.changelog.client.consumer import Consumer
 from strandline.changelog.errors import OffsetOutOfRange, UnknownTopic
 from strandline.changelog.log import Log
 from strandline.changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.scan import scan_by
 
 T0 = TopicPartition("t", 0)
 OLD = 100
@@ -235,3 +237,22 @@ def test_an_app_that_starts_while_its_topic_is_replaced_reads_the_new_one(
             new = [v for v in out.to_polars()["value"].to_list() if v.startswith(b"new")]
         assert done
         assert len(new) == OLD + 50
+
+
+@pytest.mark.parametrize("count", [0, OLD // 2, OLD, OLD + 50])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_scan_of_a_topic_that_became_shorter_says_so(log: Log, count: int, begun: bool) -> None:
+    """Also a scan that has read nothing of the old topic but its end."""
+
+    def fetch(positions: Mapping[TopicPartition, int], _timeout: float) -> Any:
+        return log.broker.fetch(positions, max_bytes=1)
+
+    log.append("t", [{"key": b"k", "value": b"old"}] * OLD)
+    scanning = scan_by(fetch, {T0: 0 if begun else OLD}, {T0: 2 * OLD})
+    if begun:
+        assert next(scanning)[T0].next_offset == OLD
+    replace(log, count)
+    is_before_its_position = count < OLD
+    found = None if is_before_its_position else "deleted and created again"
+    with pytest.raises(OffsetOutOfRange, match=found):
+        list(scanning)

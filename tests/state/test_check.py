@@ -163,6 +163,9 @@ def test_a_store_that_reaches_further_than_its_changelog_shows_that_the_log_lost
 
 
 def test_a_changelog_without_its_beginning_is_compared_from_its_start(shop: Shop) -> None:
+    shop.owner.alter_topic(
+        shop.partition.topic, config={"cleanup.policy": "compact,delete", "retention.ms": "-1"}
+    )
     shop.owner.delete_records(shop.partition, 5)
     assert shop.report().findings == []
     shop.change([encode_str("k9")], [b"\x63"])

@@ -61,6 +61,13 @@ def entries(store: PartitionStore[Any, Any]) -> dict[Any, Any]:
     return dict(store.all())
 
 
+def delete_records(changelog: Changelog, before: int) -> None:
+    """Delete the records before an offset, from a changelog whose values expire."""
+    config = {"cleanup.policy": "compact,delete", "retention.ms": "-1"}
+    changelog.owner.alter_topic(changelog.partition.topic, config=config)
+    changelog.owner.delete_records(changelog.partition, before)
+
+
 def filled(changelog: Changelog, folder: Path, keys: int = 20) -> dict[str, int]:
     """Create a folder whose engine is half-way through the changelog."""
     store = changelog.open(SPEC, folder)
@@ -305,7 +312,7 @@ def test_a_log_that_begins_after_the_engine_rebuilds_it(
 ) -> None:
     filled(changelog, tmp_path)
     end = changelog.append([(b"Qz", b"\x01")])
-    changelog.owner.delete_records(changelog.partition, end - 1)
+    delete_records(changelog, end - 1)
     store = open_store(SPEC, tmp_path, clock=changelog.clock)
     assert changelog.restore(store).plan.action == "rebuild"
     assert entries(store) == {"z": 1}
@@ -456,7 +463,7 @@ def test_a_replay_overtaken_by_deletion_starts_over(changelog: Changelog, tmp_pa
         changelog.owner,
         "fetch",
         1,
-        lambda: changelog.owner.delete_records(changelog.partition, end - 1),
+        lambda: delete_records(changelog, end - 1),
     )
     store = open_store(SPEC, tmp_path, clock=changelog.clock)
     restored = store.restore(broker, changelog.partition)
