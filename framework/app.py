@@ -156,7 +156,7 @@ class App(StreamDeclarations):
         schemas = registry_of(os.environ.get("STRANDLINE_SCHEMA_REGISTRY") or registry)
         settings = AppSettings(options, clock or SystemClock(), schemas, state_dir, durability)
         where = os.environ.get("STRANDLINE_LOG") or (DEFAULT_LOG if log is None else log)
-        self.session = Session(name, where, settings, self.declared.prepare)
+        self.session = Session(name, where, settings, self.declared)
         self.runner = Runner(self.session, self.declared)
         self.declared.is_running = self.runner.is_running
         self._connection: Connection | None = None

@@ -215,6 +215,15 @@ class Declarations:
                 infos[name] = self._changelog(broker, name, partitions, spec, store)
         return infos
 
+    def prepare_topic(self, broker: Broker, name: str) -> None:
+        """Check a topic that exists, or create all topics. Raises InvalidConfig, SchemaMismatch."""
+        try:
+            broker.topic(name)
+        except UnknownTopic:
+            self.prepare(broker)
+        else:
+            self._topic(broker, self.topics[name], {}, {})
+
     def _check_not_internal(self) -> None:
         """Refuse a declared topic that is an internal one of the app: its records would be state."""
         internal = {name for name in self.internal_topics() if name in self.topics}

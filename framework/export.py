@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def topic_to_polars(topic: TopicDeclaration, *, tombstones: bool) -> pl.DataFrame:
     """Return the committed records of a topic as a Polars DataFrame; see `Topic.to_polars`."""
-    topic.session.prepare()
+    topic.session.prepare_topic(topic.name)
     broker = topic.session.broker()
     with Consumer(broker) as consumer:
         stored = topic_table(consumer, broker.topic(topic.name), topic.values.arrow)

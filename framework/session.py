@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from strandline.changelog import location
 from strandline.changelog.broker import Broker
@@ -40,6 +40,18 @@ class AppSettings:
     durability: Durability = "fsync"
 
 
+class DeclaredTopics(Protocol):
+    """Declared topics of an app, as its session needs them."""
+
+    def prepare(self, broker: Broker) -> object:
+        """Create the topics that do not exist, and check those that do."""
+        ...
+
+    def prepare_topic(self, broker: Broker, name: str) -> None:
+        """Check a topic that exists, or create all topics."""
+        ...
+
+
 class Session:
     """An app's use of its log, which is opened when it is first needed.
 
@@ -49,7 +61,7 @@ class Session:
         app: Name of the app.
         log: A folder, a URL, or an open log.
         settings: Settings of the app.
-        prepare: Function that creates the declared topics that do not exist.
+        declared: Declared topics of the app.
     """
 
     def __init__(
@@ -57,7 +69,7 @@ class Session:
         app: str,
         log: LogPlace,
         settings: AppSettings,
-        prepare: Callable[[Broker], object],
+        declared: DeclaredTopics,
     ) -> None:
         self.app = app
         self.log: LogPlace
@@ -66,7 +78,7 @@ class Session:
         self.registry = settings.registry
         self.state_dir = settings.state_dir
         self.durability = settings.durability
-        self._prepare = prepare
+        self._declared = declared
         self._opening = threading.RLock()
         self._opened: _OpenLog | None = None
         self._working_folder = Path()
@@ -96,7 +108,15 @@ class Session:
 
     def prepare(self) -> None:
         """Create the declared topics that do not exist. Raises InvalidConfig."""
-        self._prepare(self.broker())
+        self._declared.prepare(self.broker())
+
+    def prepare_topic(self, name: str) -> None:
+        """Compare a topic with its declaration; if it does not exist, create all declared topics.
+
+        Other topics are not compared, because a reader of this one does not need them.
+        Raises InvalidConfig, SchemaMismatch.
+        """
+        self._declared.prepare_topic(self.broker(), name)
 
     def producer(self, transactional_id: str | None = None) -> Producer:
         """Return a producer of bytes and columns; the declared topics exist then."""

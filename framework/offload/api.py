@@ -247,7 +247,7 @@ def _broker_of(
     if not isinstance(topic, str):
         if log is not None:
             raise InvalidConfig(f"{topic!r} has the log of its app; leave out log=")
-        topic.session.prepare()
+        topic.session.prepare_topic(topic.name)
         yield topic.session.broker()
     elif isinstance(log, Log):
         yield log.broker

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -73,3 +75,22 @@ def test_values_without_a_column_type_are_shown_as_stored(app: sl.App, value: st
     seen = prices.to_polars()["value"].to_list()
     assert prices.values.decode(pa.array(seen))[0] == Decimal("1.5")
     assert all(isinstance(item, bytes) for item in seen)
+
+
+def test_a_topic_can_be_read_after_another_one_has_got_more_partitions(tmp_path: Path) -> None:
+    def declared() -> tuple[sl.App, sl.Topic[Any, Any], sl.Topic[Any, Any]]:
+        app = sl.App("app", log=tmp_path / "log")
+        given = app.topic("given", key=str, value=int, partitions=2)
+        return app, given, app.topic("other", key=str, value=int, partitions=2)
+
+    app, given, _ = declared()
+    with app:
+        given.append([("a", 1)])
+        app.broker().alter_topic("other", partitions=4)
+    app, given, other = declared()
+    with app:
+        assert given.to_polars()["value"].to_list() == [1]
+        with pytest.raises(
+            sl.InvalidConfig, match="'other' has 4 partitions, but is declared with 2"
+        ):
+            other.to_polars()
