@@ -12,7 +12,7 @@ from strandline.framework.context import current_task
 from strandline.framework.given_columns import as_frame
 from strandline.framework.parts import Merge
 from strandline.framework.session import Session
-from strandline.framework.store import Store
+from strandline.framework.store import Store, columns_of
 from strandline.statestore.aggregates import Aggregates, counter_spec
 from strandline.statestore.aggregates.group import TIMESTAMP
 from strandline.statestore.aggregates.stored_states import stored_type
@@ -73,7 +73,7 @@ class Counter(Store[K, int]):
                 Nothing is changed then.
         """
         numbers = by if isinstance(by, int) else self._value_column(by)
-        return self.columns().add_batch(self._key_column(keys), numbers)
+        return columns_of(self).add_batch(self._key_column(keys), numbers)
 
     @property
     def merge(self) -> Merge[int]:
@@ -136,7 +136,7 @@ class Grouped(Store[K, Any]):
         """
         import polars as pl
 
-        store, keyed = self.columns(), as_frame(rows)
+        store, keyed = columns_of(self), as_frame(rows)
         given = pl.Series(_KEY, pl.from_arrow(self._key_column(keys)))
         keyed = keyed.with_columns(given)
         aggregates = self.aggregates
@@ -168,7 +168,7 @@ class Grouped(Store[K, Any]):
         """
         import polars as pl
 
-        states = self.columns().get_batch(self._key_column(keys))
+        states = columns_of(self).get_batch(self._key_column(keys))
         if isinstance(states, list):
             found = [msgspec.structs.asdict(self.aggregates.result(state)) for state in states]
             return pl.DataFrame(found, infer_schema_length=None)

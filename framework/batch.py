@@ -135,14 +135,15 @@ class TaskBatch:
         times: npt.NDArray[np.int64] = self.timestamps.to_numpy()
         return times
 
-    def stored_rows(self, numbers: pa.Array) -> pa.RecordBatch:
-        """Return records of the batch, by number, in the form in which the log holds them."""
-        return self._columns.take(numbers)
-
     @cached_property
     def _columns(self) -> pa.RecordBatch:
         """Stored columns in the topic's latest schema."""
         return upgrade(self._stored.columns, self._declared.values.arrow)
+
+
+def stored_rows(batch: TaskBatch, numbers: pa.Array) -> pa.RecordBatch:
+    """Return records of a batch, by number, in the form in which the log holds them."""
+    return batch._columns.take(numbers)
 
 
 def _decoded(topic: TopicDeclaration, part: str, codec: Codec, stored: pa.Array) -> pa.Array:

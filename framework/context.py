@@ -76,23 +76,6 @@ class TaskContext:
         self.step_to_cut: float | None = None
         """`step_begun` of a step that is to end with the running row, set by another thread."""
 
-    def note_row(self, rows: int) -> None:
-        """Note, while `step_to_cut` is set, for how many rows the running step has called a function.
-
-        Raises StepCutShort if that is the step to cut. The first row is never cut off.
-        """
-        if rows and self.step_to_cut == self.step_begun:
-            raise StepCutShort(rows)
-
-    @contextlib.contextmanager
-    def at_end(self, ending: bool) -> Iterator[None]:
-        """Set `ending` for the calls within this block, because the input is over."""
-        self.ending = ending
-        try:
-            yield
-        finally:
-            self.ending = False
-
 
 class StepCutShort(BaseException):
     """The running step is to be undone and repeated with fewer rows, because functions are slow.
@@ -104,6 +87,25 @@ class StepCutShort(BaseException):
         super().__init__(rows)
         self.rows = rows
         """Number of rows for which the slow function was called."""
+
+
+def note_row(context: TaskContext, rows: int) -> None:
+    """Note, while `step_to_cut` is set, for how many rows the running step has called a function.
+
+    Raises StepCutShort if that is the step to cut. The first row is never cut off.
+    """
+    if rows and context.step_to_cut == context.step_begun:
+        raise StepCutShort(rows)
+
+
+@contextlib.contextmanager
+def at_end(context: TaskContext, ending: bool) -> Iterator[None]:
+    """Set `ending` for the calls within this block, because the input is over."""
+    context.ending = ending
+    try:
+        yield
+    finally:
+        context.ending = False
 
 
 def _never(_error: Exception) -> bool:

@@ -244,7 +244,7 @@ class Store(NoLen, Generic[K, V]):
             InvalidRequest: The task handles single records.
             InvalidRecord: A key is null or not of the declared type.
         """
-        return self.columns().get_batch(self._key_column(keys))
+        return columns_of(self).get_batch(self._key_column(keys))
 
     def put_batch(self, keys: Any, values: Any) -> None:
         """Set the values of a column of keys, in a task with `batch=True`.
@@ -262,7 +262,7 @@ class Store(NoLen, Generic[K, V]):
         """
         is_column = not isinstance(values, list) or self.spec.value in SCALARS
         column = self._value_column(values) if is_column else values
-        self.columns().put_batch(self._key_column(keys), column)
+        columns_of(self).put_batch(self._key_column(keys), column)
 
     def delete_batch(self, keys: Any) -> None:
         """Remove a column of keys, as far as they exist, in a task with `batch=True`.
@@ -275,7 +275,7 @@ class Store(NoLen, Generic[K, V]):
             InvalidRequest: The task handles single records.
             InvalidRecord: A key is null or not of the declared type. Nothing is changed then.
         """
-        self.columns().delete_batch(self._key_column(keys))
+        columns_of(self).delete_batch(self._key_column(keys))
 
     def edit(self, key: K) -> Edit[K, V]:
         """Return a context manager for changing a mutable value in place.
@@ -367,27 +367,6 @@ class Store(NoLen, Generic[K, V]):
         """Function that merges the values of one key in several partitions, or None."""
         return None
 
-    def bind(self, store: TypedStore[Any, Any] | None) -> None:
-        """Let the handle use `store` in this thread or asyncio task; None unbinds it."""
-        self._bound.set(store)
-
-    def columns(self) -> ColumnStore[K, V]:
-        """Return the store of the running handler's partition, whose values are columns.
-
-        Raises:
-            NotInTask: No handler of the store's task is running.
-            InvalidRequest: The task handles single records.
-        """
-        from strandline.statestore.column_store import ColumnStore
-
-        store = self._partition()
-        if not isinstance(store, ColumnStore):
-            raise InvalidRequest(
-                f"store {self.name!r}: task {self.task!r} handles single records, and columns are "
-                "for tasks with batch=True; use get_many, or declare the task with batch=True"
-            )
-        return store
-
     def _key_column(self, keys: Any) -> pa.Array:
         from strandline.framework.given_columns import key_column
 
@@ -414,3 +393,27 @@ class Store(NoLen, Generic[K, V]):
             " there is no partition and no transaction. To read what is committed, from"
             f" anywhere, use app.query({self.name})"
         )
+
+
+# For the framework ----------------------------------------------------------------------
+
+
+def bind_store(handle: Store[Any, Any], store: TypedStore[Any, Any] | None) -> None:
+    """Let a handle use `store` in this thread or asyncio task; None unbinds it."""
+    handle._bound.set(store)
+
+
+def columns_of(handle: Store[K, V]) -> ColumnStore[K, V]:
+    """Return the store of the running handler's partition, whose values are columns.
+
+    Raises NotInTask, and InvalidRequest if the task handles single records.
+    """
+    from strandline.statestore.column_store import ColumnStore
+
+    store = handle._partition()
+    if not isinstance(store, ColumnStore):
+        raise InvalidRequest(
+            f"store {handle.name!r}: task {handle.task!r} handles single records, and columns are "
+            "for tasks with batch=True; use get_many, or declare the task with batch=True"
+        )
+    return store

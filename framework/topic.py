@@ -133,28 +133,6 @@ class Topic(TopicDeclaration, Generic[K, V]):
         now = now if timestamp is None else to_ms(timestamp, now)
         return self._send_table(box, data, now, None)
 
-    def send_stored(self, columns: pa.RecordBatch) -> None:
-        """Send records in the form of the log, as another topic of the same types has them."""
-        self._box().put_columns(self, columns)
-
-    def send_rows(
-        self, data: pa.Table, keys: pa.Array | None = None, *, to_all: bool = False
-    ) -> None:
-        """Send the rows of a table, as `send_batch` does.
-
-        Args:
-            data: Columns of the value, and `timestamp`.
-            keys: Keys in the form of the log; None takes them from a column of the table.
-            to_all: True to send each row to every partition, and not to that of its key.
-        """
-        box = self._box()
-        self._send_table(box, data, box.context.record.timestamp, keys, to_all=to_all)
-
-    def sending(self) -> Callable[[], None]:
-        """Return a function that takes back what is sent as columns from now on in this step."""
-        box = self._box()
-        return partial(box.cut_columns, len(box.columns))
-
     def append(
         self,
         data: Iterable[Any] | pa.Table | pa.RecordBatch | pl.DataFrame,
@@ -210,12 +188,6 @@ class Topic(TopicDeclaration, Generic[K, V]):
 
         return topic_to_polars(self, tombstones=tombstones)
 
-    # For the framework ------------------------------------------------------------------
-
-    def bind(self, box: Outbox | None) -> None:
-        """Let `send` write to `box` in this thread or asyncio task; None unbinds it."""
-        self._bound.set(box)
-
     def _box(self) -> Outbox:
         box = self._bound.get(None)
         if box is None:
@@ -260,3 +232,37 @@ class Topic(TopicDeclaration, Generic[K, V]):
             f" transaction. From outside use topic.append(...) for many records, or"
             " app.producer(); to read state there, use app.query(store)"
         )
+
+
+# For the framework ----------------------------------------------------------------------
+
+
+def bind_topic(topic: Topic[Any, Any], box: Outbox | None) -> None:
+    """Let `send` write to `box` in this thread or asyncio task; None unbinds it."""
+    topic._bound.set(box)
+
+
+def send_stored(topic: Topic[Any, Any], columns: pa.RecordBatch) -> None:
+    """Send records in the form of the log, as another topic of the same types has them."""
+    topic._box().put_columns(topic, columns)
+
+
+def send_rows(
+    topic: Topic[Any, Any], data: pa.Table, keys: pa.Array | None = None, *, to_all: bool = False
+) -> None:
+    """Send the rows of a table, as `Topic.send_batch` does.
+
+    Args:
+        topic: Topic to which the rows are sent.
+        data: Columns of the value, and `timestamp`.
+        keys: Keys in the form of the log; None takes them from a column of the table.
+        to_all: True to send each row to every partition, and not to that of its key.
+    """
+    box = topic._box()
+    topic._send_table(box, data, box.context.record.timestamp, keys, to_all=to_all)
+
+
+def undo_of_sends(topic: Topic[Any, Any]) -> Callable[[], None]:
+    """Return a function that takes back what is sent as columns from now on in this step."""
+    box = topic._box()
+    return partial(box.cut_columns, len(box.columns))

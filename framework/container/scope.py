@@ -14,9 +14,9 @@ from strandline.framework import context
 from strandline.framework.context import TaskContext
 from strandline.framework.outbox import Outbox
 from strandline.framework.record import Record
-from strandline.framework.store import Store
+from strandline.framework.store import Store, bind_store
 from strandline.framework.timers import Timers
-from strandline.framework.topic import Topic
+from strandline.framework.topic import Topic, bind_topic
 from strandline.statestore.step_store import StepStore
 from strandline.statestore.store import AnyStore
 from strandline.statestore.typed_store import TypedStore
@@ -46,16 +46,16 @@ class Scope:
         """Bind the handles to this scope, in this thread or asyncio task."""
         context.enter(self.context)
         for handle, store in zip(self.handles, self.stores, strict=True):
-            handle.bind(store)
+            bind_store(handle, store)
         for topic, box in self.outboxes.items():
-            topic.bind(box)
+            bind_topic(topic, box)
 
     def unbind(self) -> None:
         """Unbind the handles."""
         for handle in self.handles:
-            handle.bind(None)
+            bind_store(handle, None)
         for topic in self.outboxes:
-            topic.bind(None)
+            bind_topic(topic, None)
         context.leave()
 
 

@@ -30,6 +30,7 @@ from strandline.framework.container.outage import patiently
 from strandline.framework.container.scheduler import SliceScheduler
 from strandline.framework.container.session import WorkerSession
 from strandline.framework.container.status import WorkerStatus, positions_of, state_of
+from strandline.framework.context import at_end
 
 MAX_REST_S = 5.0
 """Maximum seconds for which an idle worker only waits for records."""
@@ -173,7 +174,7 @@ class Worker:
             return False
         steps = self._completion.last_steps(until)
         for instance, of_instance in steps:
-            with instance.context.at_end(until == "end"):
+            with at_end(instance.context, until == "end"):
                 self._turns.drive(instance, of_instance)
         return not steps and not self._completion.others_are_busy
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 
 from strandline.changelog.errors import InvalidRecord
-from strandline.framework.context import TaskContext, running
+from strandline.framework.context import TaskContext, note_row, running
 from strandline.framework.formats.schema import Row, RowType
 from strandline.framework.handlers import check_finished
 
@@ -84,7 +84,7 @@ def rows_of(frame: pl.DataFrame, visible: Sequence[str]) -> Iterator[StreamRow]:
 def _until_cut(rows: Iterator[StreamRow], context: TaskContext) -> Iterator[StreamRow]:
     for count, row in enumerate(rows):
         if context.step_to_cut is not None:
-            context.note_row(count)
+            note_row(context, count)
         yield row
 
 

@@ -28,7 +28,7 @@ from strandline.framework.streams.schemas import (
     arrow_schema,
 )
 from strandline.framework.streams.stateful import OutputNode, Repartition, Through
-from strandline.framework.topic import Topic
+from strandline.framework.topic import Topic, send_rows
 from strandline.statestore.frames import (
     arranged,
     arrow_columns,
@@ -129,7 +129,7 @@ class InternalTopic:
 
         keys = self._keys.encoded(rows)
         unmarked = with_series(rows, nulls(SOURCE, pl.String(), len(rows)))
-        self.topic.send_rows(self._table(unmarked), keys)
+        send_rows(self.topic, self._table(unmarked), keys)
 
     def send_mark(self, source: str, watermark: int | None, time: int) -> None:
         """Tell each partition how far a source has come; None says that it is idle."""
@@ -143,7 +143,7 @@ class InternalTopic:
             pl.lit(watermark, pl.Int64).alias(WATERMARK),
             pl.lit(max(0, time), pl.Int64).alias(TIME),
         )
-        self.topic.send_rows(self._table(mark), pa.nulls(1, pa.binary()), to_all=True)
+        send_rows(self.topic, self._table(mark), pa.nulls(1, pa.binary()), to_all=True)
 
     def frame(self, batch: Batch) -> pl.DataFrame:
         """Return the records of a batch as rows and marks, with a column for the key's absence."""
@@ -191,7 +191,7 @@ def write(node: OutputNode, rows: pl.DataFrame) -> None:
     table = pa.table(columns, names=[*fields])
     if topic.timestamp_column is None:
         table = table.append_column(TIME, rows[TIME].to_arrow()) if TIME not in fields else table
-    topic.send_rows(table, None if topic.key_column else _keys(topic, node.key, rows))
+    send_rows(topic, table, None if topic.key_column else _keys(topic, node.key, rows))
 
 
 def _keys(topic: Topic[Any, Any], columns: tuple[str, ...], rows: pl.DataFrame) -> pa.Array:

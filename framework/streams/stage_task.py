@@ -26,9 +26,10 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.changelog.errors import InvalidRecord
-from strandline.framework.batch import Batch, BatchHandler
+from strandline.framework.batch import Batch, BatchHandler, stored_rows
 from strandline.framework.context import TaskContext, current_task, running
 from strandline.framework.panics import as_exception, first_row
+from strandline.framework.store import columns_of
 from strandline.framework.streams.executor import Ends, Executor
 from strandline.framework.streams.nodes import Emit
 from strandline.framework.streams.operators.group_keys import PANE
@@ -39,6 +40,7 @@ from strandline.framework.streams.stage_rows import SOURCE, InternalTopic, Topic
 from strandline.framework.streams.stage_time import StageTime
 from strandline.framework.streams.stateful import WINDOW_START, OutputNode, Repartition
 from strandline.framework.streams.watermark import NO_WATERMARK
+from strandline.framework.topic import send_stored, undo_of_sends
 
 if TYPE_CHECKING:
     import polars as pl
@@ -217,7 +219,7 @@ class StageTask(BatchHandler):
         numbers = [number for number in found if number not in self._kept]
         self._kept.update(numbers)
         if numbers:
-            topic.send_stored(self._batch.stored_rows(pa.array(numbers)))
+            send_stored(topic, stored_rows(self._batch, pa.array(numbers)))
 
     def _write(self, ends: Ends) -> None:
         """Send the rows that reach the ends of the stage."""
@@ -277,8 +279,8 @@ class StageTask(BatchHandler):
 
     def _undoing(self) -> Callable[[], None]:
         """Return a function that takes back what the operators do and send from now on."""
-        sends = [topic.sending() for topic in self.plan.written]
-        stores = [store.columns() for store in self.plan.stores.values()]
+        sends = [undo_of_sends(topic) for topic in self.plan.written]
+        stores = [columns_of(store) for store in self.plan.stores.values()]
         marks, late, kept_rows = [store.mark() for store in stores], self._late, {*self._kept}
         in_memory = [(operator, operator.mark()) for operator in self._operators.values()]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from strandline.framework.store import Store
+from strandline.framework.store import Store, columns_of
 from strandline.framework.streams.watermark import (
     NO_WATERMARK,
     SourceWatermarks,
@@ -128,7 +128,7 @@ class StageTime:
         if changed:
             keys, marks_of_keys = pa.array([*changed]), pa.array([*changed.values()], pa.int64())
             for store in self._stores:
-                store.columns().put_batch(keys, marks_of_keys)
+                columns_of(store).put_batch(keys, marks_of_keys)
             self._written |= changed
 
     def _last(self, key: str) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from strandline.framework.context import current_task
-from strandline.framework.store import Store
+from strandline.framework.store import Store, columns_of
 from strandline.framework.streams.operators.group_keys import PANE, GroupKeys, state_keys
 from strandline.framework.streams.operators.groups import GroupState, as_results
 from strandline.framework.streams.operators.merging import window_columns
@@ -45,11 +45,11 @@ class CountOperator(StageOperator):
         import polars as pl
 
         keys = self._groups.keys(frame)
-        counted = pl.Series("counted", self._counts.columns().get_batch(keys)).fill_null(0)
+        counted = pl.Series("counted", columns_of(self._counts).get_batch(keys)).fill_null(0)
         positions = self._window.positions(frame.select(self._node.keys), counted)
         rows = frame.with_columns(self._window.assign(positions).alias(PANE))
         fresh = self._state.add(rows)
-        self._counts.columns().add_batch(keys)
+        columns_of(self._counts).add_batch(keys)
         is_last = (positions + 1) % self._window.n == 0
         if is_last.any():
             full = self._taken(rows.filter(is_last))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from strandline.framework.store import Store
+from strandline.framework.store import Store, columns_of
 from strandline.framework.streams.lateness import on_time
 from strandline.framework.streams.operators.group_keys import GroupKeys
 from strandline.framework.streams.operators.operator import LateRows, StageOperator
@@ -54,7 +54,7 @@ class DuplicatesOperator(StageOperator):
         kept = rows.filter(self._is_kept(rows))
         if kept.is_empty():
             return None
-        self._store.columns().put_batch(self._keys.keys(kept), kept[TIME].to_arrow())
+        columns_of(self._store).put_batch(self._keys.keys(kept), kept[TIME].to_arrow())
         return kept.drop(UNIT)
 
     def advance(self, watermark: int) -> pl.DataFrame | None:
@@ -64,7 +64,7 @@ class DuplicatesOperator(StageOperator):
         # A row that is not late is at watermark - within or later, and looks one unit back.
         upper = (watermark - within) // within - 1
         if watermark > NO_WATERMARK and upper > (before - within) // within - 1:
-            self._store.columns().delete_range(None, (upper,))
+            columns_of(self._store).delete_range(None, (upper,))
         return None
 
     def forget(self) -> None:
@@ -97,6 +97,6 @@ class DuplicatesOperator(StageOperator):
         """Return the time at which an equal row was kept in the same unit; null if none was."""
         import polars as pl
 
-        found = pl.from_arrow(self._store.columns().get_batch(self._keys.keys(rows)))
+        found = pl.from_arrow(columns_of(self._store).get_batch(self._keys.keys(rows)))
         assert isinstance(found, pl.Series)
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from strandline.framework.store import Store
+from strandline.framework.store import Store, columns_of
 
 
 class FirstTime:
@@ -17,7 +17,7 @@ class FirstTime:
     def get(self) -> int | None:
         """Return a time in ms that no key is before; None if there are no keys."""
         if self._value is None:
-            first = next(iter(self._store.columns().all()), None)
+            first = next(iter(columns_of(self._store).all()), None)
             self._value = None if first is None else first[0][0]
         return self._value
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from strandline.framework.context import current_task
-from strandline.framework.store import Store
+from strandline.framework.store import Store, columns_of
 from strandline.framework.streams.operators.group_keys import GroupKeys
 from strandline.framework.streams.operators.operator import StageOperator
 from strandline.framework.streams.schemas import TIME, WATERMARK
@@ -35,7 +35,7 @@ class GroupState:
     @property
     def columns(self) -> ColumnStore[Any, Any]:
         """Store of the running partition."""
-        return self._store.columns()
+        return columns_of(self._store)
 
     def add(self, rows: pl.DataFrame) -> int:
         """Add rows, which have the columns of the key, to the states of their groups.

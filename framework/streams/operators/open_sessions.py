@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from strandline.framework.store import Store
+from strandline.framework.store import Store, columns_of
 from strandline.framework.streams.operators.first_time import FirstTime
 from strandline.framework.streams.operators.group_keys import PLACE, GroupKeys, state_keys
 from strandline.framework.streams.operators.groups import GroupState
@@ -123,13 +123,13 @@ class OpenSessions:
         first = self._first.get()
         if first is None or first > time:
             return None
-        keys, _ = self._deadlines.columns().take_batch(None, (time + 1,))
+        keys, _ = columns_of(self._deadlines).take_batch(None, (time + 1,))
         self._first.removed_before(time + 1)
         groups = self._deadline_keys.frame(keys).drop(DEADLINE)
         return None if groups.is_empty() else groups.unique(maintain_order=True)
 
     def __bool__(self) -> bool:
-        return next(iter(self._deadlines.columns().all()), None) is not None
+        return next(iter(columns_of(self._deadlines).all()), None) is not None
 
     def count(self) -> int:
         """Return the number of sessions. It reads all."""
@@ -156,7 +156,7 @@ class OpenSessions:
         if needed.any():
             times = pl.Series(DEADLINE, ends[needed])
             keys = self._deadline_keys.keys(groups.filter(needed).with_columns(times))
-            self._deadlines.columns().put_batch(keys, pa.array(np.zeros(len(times), np.int64)))
+            columns_of(self._deadlines).put_batch(keys, pa.array(np.zeros(len(times), np.int64)))
             self._first.added(times.min())
 
 
