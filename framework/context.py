@@ -12,6 +12,7 @@ import contextlib
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 from strandline.changelog.errors import InvalidRecord, InvalidRequest, NotInTask
@@ -19,6 +20,26 @@ from strandline.changelog.records import TopicInfo
 from strandline.changelog.times import to_ms
 from strandline.framework.record import Record
 from strandline.framework.timers import LATEST_TIME_MS, ClockName, Timers
+
+
+@dataclass(slots=True)
+class RunningStep:
+    """State of the step that an instance runs, as the framework and stages of streams keep it."""
+
+    late: int = 0
+    """Number of rows of streams since the last commit that came after their windows."""
+    open_windows: dict[str, int] = field(default_factory=dict)
+    """Number of rows of open windows, by operator of a stage of streams."""
+    infos: Mapping[str, TopicInfo] = field(default_factory=dict)
+    """Descriptions of the app's topics, by name."""
+    refuses: Callable[[Exception], bool] = lambda _error: False
+    """Returns True if a result may be left out for an error, by the task's `on_error`."""
+    refused: list[Exception] = field(default_factory=list)
+    """Errors of the results that the running step has left out."""
+    begun: float | None = None
+    """Time of `perf_counter` at which a step of many rows has begun; None if none runs."""
+    to_cut: float | None = None
+    """`begun` of a step that is to end with the running row, set by another thread."""
 
 
 class TaskContext:
@@ -36,11 +57,18 @@ class TaskContext:
     """
 
     __slots__ = (
-        *("app", "ending", "infos", "late", "partition", "record", "stream_time", "task"),
-        *("open_windows", "refused", "refuses", "step_begun", "step_to_cut", "timers", "watermark"),
+        *("app", "ending", "partition", "record", "step", "stream_time", "task"),
+        *("timers", "watermark"),
     )
 
-    def __init__(self, app: str, task: str, partition: int, timers: Timers | None = None) -> None:
+    def __init__(
+        self,
+        app: str,
+        task: str,
+        partition: int,
+        timers: Timers | None = None,
+        step: RunningStep | None = None,
+    ) -> None:
         self.app = app
         """Name of the app."""
         self.task = task
@@ -59,22 +87,10 @@ class TaskContext:
         """Timers of the instance; None if the task has no timer handler."""
         self.ending = False
         """True while a timer or window is called because `run(until="end")` ends the input."""
-        self.late = 0
-        """Number of rows of streams since the last commit that came after their windows."""
-        self.open_windows: dict[str, int] = {}
-        """Number of rows of open windows, by operator of a stage of streams."""
         self.watermark: int | None = None
         """Watermark of a stage of streams, in ms since the epoch; None if there is none."""
-        self.infos: Mapping[str, TopicInfo] = {}
-        """Descriptions of the app's topics, by name."""
-        self.refuses: Callable[[Exception], bool] = _never
-        """Returns True if a result may be left out for an error, by the task's `on_error`."""
-        self.refused: list[Exception] = []
-        """Errors of the results that the running step has left out."""
-        self.step_begun: float | None = None
-        """Time of `perf_counter` at which a step of many rows has begun; None if none runs."""
-        self.step_to_cut: float | None = None
-        """`step_begun` of a step that is to end with the running row, set by another thread."""
+        self.step = step or RunningStep()
+        """State of the running step, for the framework."""
 
 
 class StepCutShort(BaseException):
@@ -90,11 +106,11 @@ class StepCutShort(BaseException):
 
 
 def note_row(context: TaskContext, rows: int) -> None:
-    """Note, while `step_to_cut` is set, for how many rows the running step has called a function.
+    """Note, while `RunningStep.to_cut` is set, for how many rows the running step has called a function.
 
     Raises StepCutShort if that is the step to cut. The first row is never cut off.
     """
-    if rows and context.step_to_cut == context.step_begun:
+    if rows and context.step.to_cut == context.step.begun:
         raise StepCutShort(rows)
 
 
@@ -106,10 +122,6 @@ def at_end(context: TaskContext, ending: bool) -> Iterator[None]:
         yield
     finally:
         context.ending = False
-
-
-def _never(_error: Exception) -> bool:
-    return False
 
 
 _NOTHING: Record[Any, Any] = Record(None, None)

@@ -47,7 +47,7 @@ class BatchInstance(TaskInstance):
         self._late_log = RateLimitedLog(_log, container.clock, LATE_LOG_S)
         self._size = BatchSize(self.spec.first_batch)
         self._commit_size = CommitSize(self.spec.first_batch)
-        self.context.refuses = self._policy.may_leave_out
+        self.context.step.refuses = self._policy.may_leave_out
 
     @property
     def has_input(self) -> bool:
@@ -71,9 +71,9 @@ class BatchInstance(TaskInstance):
         See `TaskInstance.cut`. A step is cut only if it takes much longer than was expected.
         """
         super().cut()
-        begun = self.context.step_begun
+        begun = self.context.step.begun
         if begun is not None and time.perf_counter() - begun > MAX_ROUND_S:
-            self.context.step_to_cut = begun
+            self.context.step.to_cut = begun
 
     def run(self, limit: int) -> int:
         """Handle at most `limit` of the records fed; return the number handled."""
@@ -86,13 +86,13 @@ class BatchInstance(TaskInstance):
 
     def rewind(self) -> None:
         """Undo everything since the last commit; see `TaskInstance.rewind`."""
-        self.context.late = 0
+        self.context.step.late = 0
         super().rewind()
 
     def after_commit(self) -> None:
         """Count late rows; see `TaskInstance.after_commit`."""
         super().after_commit()
-        late, self.context.late = self.context.late, 0
+        late, self.context.step.late = self.context.step.late, 0
         if late:
             self.counters.late += late
             self._late_log.note(
@@ -223,17 +223,17 @@ class BatchInstance(TaskInstance):
             is_handled = not self.has_failed()
         else:
             if self.has_event_time:  # a handler of batches is not cut inside of its queries
-                self.context.step_begun = time.perf_counter()
+                self.context.step.begun = time.perf_counter()
             try:
                 is_handled = self._runner.try_all(record, chunk, self._process, batch)
             finally:
-                self.context.step_begun = self.context.step_to_cut = None
+                self.context.step.begun = self.context.step.to_cut = None
         self._note_left_out()
         return is_handled
 
     def _note_left_out(self) -> None:
         """Apply the policy to the results that the last step has left out."""
-        errors, self.context.refused = self.context.refused, []
+        errors, self.context.step.refused = self.context.step.refused, []
         for error in errors:
             self._policy.left_out(self._clock_record(), error)
 

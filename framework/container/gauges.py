@@ -153,7 +153,7 @@ def gauges(app: str, tasks: TaskManager, ends: StableEnds) -> Iterator[MetricRea
         if (watermark := instance.context.watermark) is not None:
             labels = (app, instance.spec.name, str(instance.partition))
             yield MetricReading(WATERMARK, labels, watermark / 1_000)
-        for name, number in dict(instance.context.open_windows).items():
+        for name, number in dict(instance.context.step.open_windows).items():
             yield MetricReading(OPEN_WINDOWS, (app, name, str(instance.partition)), number)
 
 

@@ -87,7 +87,7 @@ class TaskInstance:
         """All stores of the instance, including the one that holds its timers."""
         self.timers = None if parts.timer_store is None else Timers(parts.timer_store)
         self.context = TaskContext(container.app, spec.name, parts.number, self.timers)
-        self.context.infos = container.infos
+        self.context.step.infos = container.infos
         self.outboxes = {topic: Outbox(self.context, trial) for topic in container.topics}
         self.is_started = False
         """True once `init` has run; its effects are committed, or are part of the next commit."""

@@ -83,7 +83,7 @@ class StepScope(Scope):
         self._base = base
         self._step_stores = [StepStore(store) for store in stores]
         timers = None if of.timers is None else Timers(self._step_stores[-1])
-        own = TaskContext(of.app, of.task, of.partition, timers)
+        own = TaskContext(of.app, of.task, of.partition, timers, of.step)
         own.record, own.stream_time, own.ending = record, stream_time, of.ending
         outboxes = {topic: box.of_step(own) for topic, box in base.outboxes.items()}
         super().__init__(own, base.handles, self._step_stores[: len(base.handles)], outboxes)

@@ -83,7 +83,7 @@ def rows_of(frame: pl.DataFrame, visible: Sequence[str]) -> Iterator[StreamRow]:
 
 def _until_cut(rows: Iterator[StreamRow], context: TaskContext) -> Iterator[StreamRow]:
     for count, row in enumerate(rows):
-        if context.step_to_cut is not None:
+        if context.step.to_cut is not None:
             note_row(context, count)
         yield row
 

@@ -130,7 +130,7 @@ class StageTask(BatchHandler):
     def restored(self) -> None:
         """Forget what is in memory."""
         if (context := running()) is not None:
-            context.refused = []
+            context.step.refused = []
         if self._time is not None:
             self._time.forget()
         self._sent_marks = {}
@@ -167,7 +167,7 @@ class StageTask(BatchHandler):
             rows = {name: number for name, number in found.items() if number is not None}
             self.time.write(rows)
             self._note_time()
-            current_task().open_windows = rows
+            current_task().step.open_windows = rows
         except BaseException:
             self.restored()
             raise
@@ -203,7 +203,7 @@ class StageTask(BatchHandler):
     def _note_time(self) -> None:
         """Let the task instance know the watermark and the number of late rows, for metrics."""
         context, watermark = current_task(), self.time.watermark
-        context.late += self._late
+        context.step.late += self._late
         context.watermark = watermark if watermark > NO_WATERMARK else None
 
     def _note_late(self, rows: pl.DataFrame) -> None:
@@ -247,11 +247,11 @@ class StageTask(BatchHandler):
             return
         context = current_task()
         # Fewer records would have as many results, so their time says nothing about the batch.
-        begun, context.step_begun = context.step_begun, None
+        begun, context.step.begun = context.step.begun, None
         try:
             self._write(self._executor.emit(name, results, emit))
         finally:
-            context.step_begun = begun
+            context.step.begun = begun
 
     def _emit_each(self, name: str, results: pl.DataFrame | None, emit: Emit | None) -> None:
         """Pass final results on, without those that what follows raises an error for.
@@ -301,9 +301,9 @@ class StageTask(BatchHandler):
             f"{name}: there is no result for {_shown(result)}: {type(error).__name__}: {error}"
         )
         named.__cause__ = error
-        if not current_task().refuses(error):
+        if not current_task().step.refuses(error):
             raise error
-        current_task().refused.append(named)
+        current_task().step.refused.append(named)
 
     # Time --------------------------------------------------------------------------------------
 
@@ -356,7 +356,7 @@ class StageTask(BatchHandler):
         internal.send_mark(source, watermark, time)
 
     def _new_time(self, context: TaskContext) -> StageTime:
-        return StageTime(self.plan.times, self.plan.sources(context.partition, context.infos))
+        return StageTime(self.plan.times, self.plan.sources(context.partition, context.step.infos))
 
     def _look_for_idle(self, now: int) -> None:
         """Let sources that were silent for long hold nothing back; see `App.stream`."""
