@@ -29,6 +29,7 @@ from uuid import UUID
 
 import msgspec
 
+from strandline.changelog.client.keys import with_same_floats
 from strandline.changelog.decoding import unchecked_msgpack_decoder
 from strandline.changelog.depth import MAX_DEPTH, check_msgpack
 from strandline.changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
@@ -222,6 +223,31 @@ class Double:
         return float(_unpack(_DOUBLE, "a double (8 bytes)", data))
 
 
+class DoubleKey(Double):
+    """Floats as keys of a topic: equal ones have the same bytes, so -0.0 is encoded as 0.0."""
+
+    def dumps(self, value: float, /) -> bytes:
+        return super().dumps(with_same_floats(value))
+
+
+class MessagePackKey(MessagePack):
+    """MessagePack of keys of a topic, in which equal floats have the same bytes."""
+
+    @staticmethod
+    def dumps(value: Any, /) -> bytes:
+        return _packed(with_same_floats(value))
+
+
+class TypedMessagePackKey(TypedMessagePack[T]):
+    """MessagePack of keys of a declared type, in which equal floats have the same bytes.
+
+    An int in the place of a float is encoded as that float, because readers decode it so.
+    """
+
+    def dumps(self, value: Any, /) -> bytes:
+        return _packed(with_same_floats(self.loads(_packed(value))))
+
+
 def value_serde(declared: Any = None) -> Serde[Any]:
     """Return the serde of a declared type of values. Raises InvalidConfig for an unusable type.
 
@@ -241,16 +267,34 @@ def topic_key_serde(declared: Any = None) -> Serde[Any]:
     """Return the serde of a topic's keys, which writes the same bytes as Kafka's Java client.
 
     A key therefore goes to the same partition as with that client. str: UTF-8. bytes: unchanged.
-    int: 8 bytes, big-endian. float: a big-endian double. Any other type: as `value_serde`.
+    int: 8 bytes, big-endian. float: a big-endian double. Any other type: as `value_serde`. Equal
+    floats have the same bytes: -0.0 is encoded as 0.0, where Java's client keeps it.
 
     >>> topic_key_serde(int).dumps(258)
     b'\\x00\\x00\\x00\\x00\\x00\\x00\\x01\\x02'
     """
-    simple: dict[Any, Serde[Any]] = {str: Utf8(), int: Long(), float: Double()}
+    simple: dict[Any, Serde[Any]] = {str: Utf8(), int: Long(), float: DoubleKey()}
     try:
-        return simple.get(declared) or value_serde(declared)
+        serde = simple.get(declared) or value_serde(declared)
     except TypeError:  # an unhashable object with dumps and loads
-        return value_serde(declared)
+        serde = value_serde(declared)
+    if type(serde) is MessagePack:
+        return MessagePackKey()
+    return TypedMessagePackKey(declared) if _is_typed_with_floats(serde) else serde
+
+
+def _is_typed_with_floats(serde: Serde[Any]) -> bool:
+    """Return True if a declared type of MessagePack has floats, or may have."""
+    if type(serde) is not TypedMessagePack:
+        return False
+    waiting, plain = [serde.declared], (int, str, bytes, bool, type(None), None, Ellipsis)
+    while waiting:
+        declared = waiting.pop()
+        if get_args(declared):
+            waiting += get_args(declared)
+        elif declared not in plain:
+            return True
+    return False
 
 
 def is_immutable(declared: Any) -> bool:

@@ -6,11 +6,15 @@
     float    8 bytes, big-endian, IEEE 754          DoubleSerializer
     else     MessagePack
 
+Equal floats have the same bytes, because a record is placed by them: -0.0 is encoded as 0.0, also
+in a tuple, and every NaN alike (Java's doubleToLongBits). Java's DoubleSerializer keeps -0.0.
+
 `encode_key` encodes one key, `encode_keys` an Arrow column.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import Any
 
@@ -29,6 +33,8 @@ def encode_key(key: object) -> bytes | None:
 
     >>> encode_key("a"), encode_key(1), encode_key(b"x"), encode_key(None)
     (b'a', b'\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x01', b'x', None)
+    >>> encode_key(-0.0) == encode_key(0.0)
+    True
     """
     if key is None or type(key) is bytes:
         return key
@@ -54,7 +60,7 @@ def encode_keys(column: pa.Array) -> pa.BinaryArray:
         if pa.types.is_integer(kind):
             return _big_endian(pc.cast(column, pa.int64()), ">i8")
         if pa.types.is_floating(kind):
-            return _big_endian(pc.cast(column, pa.float64()), ">f8")
+            return _big_endian(_same_floats(pc.cast(column, pa.float64())), ">f8")
     except pa.ArrowInvalid as error:
         raise InvalidRecord(f"keys of type {kind} cannot be encoded: {error}") from error
     return pa.array([encode_key(key) for key in column.to_pylist()], pa.binary())
@@ -84,9 +90,26 @@ def _encoded(key: Any) -> bytes:
         return bytes(key)
     if isinstance(key, int) and not isinstance(key, bool):
         return key.to_bytes(8, "big", signed=True)
+    key = with_same_floats(key)
+    return _double.pack(key) if isinstance(key, float) else msgspec.msgpack.encode(key)
+
+
+def with_same_floats(key: Any) -> Any:
+    """Return a key with equal floats made the same, also in tuples.
+
+    >>> with_same_floats(("a", -0.0))
+    ('a', 0.0)
+    """
     if isinstance(key, float):
-        return _double.pack(key)
-    return msgspec.msgpack.encode(key)
+        return key + 0.0 if key == key else math.nan  # noqa: PLR0124 - only NaN is not itself
+    return tuple(map(with_same_floats, key)) if isinstance(key, tuple) else key
+
+
+def _same_floats(column: pa.Array) -> pa.Array:
+    """Return a float64 column with equal values made the same."""
+    column = pc.add(column, 0.0)
+    is_nan = pc.is_nan(column)
+    return pc.if_else(is_nan, math.nan, column) if pc.any(is_nan).as_py() else column
 
 
 def _big_endian(numbers: pa.Array, layout: str) -> pa.BinaryArray:

@@ -20,7 +20,7 @@ from strandline.framework.formats.msgpack import PackForm, untyped
 from strandline.framework.formats.numbers import NumberCodec
 from strandline.framework.formats.schema import RowType, is_typed
 from strandline.framework.formats.wire import ObjectCodec, SerdeForm, SerdeUse
-from strandline.statestore.serdes import Bytes, Double, Long, Serde, topic_key_serde
+from strandline.statestore.serdes import Bytes, Double, DoubleKey, Long, Serde, topic_key_serde
 
 Name = Literal["json", "avro", "protobuf", "msgpack", "bytes"]
 AnySerde = Serde[Any] | SerdeForm | Name
@@ -67,7 +67,8 @@ def _codec(kind: Any, serde: AnySerde, place: SerdeUse) -> Codec:
 
 
 def _by_value(serde: Serde[Any], exact: type | None = None) -> Codec:
-    if type(serde) is Long or type(serde) is Double:  # a subclass may write another format
+    is_own = type(serde) in (Long, Double, DoubleKey)  # another subclass may write another format
+    if is_own and isinstance(serde, Long | Double):
         return NumberCodec(serde)
     return SerdeCodec(serde, exact)
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from strandline.framework.formats.binary import binary, flat
 from strandline.framework.formats.codecs import SerdeCodec
-from strandline.statestore.serdes import Double, Long
+from strandline.statestore.serdes import Double, DoubleKey, Long
 
 NUMBER_BYTES = 8
 """Bytes of a number."""
@@ -29,15 +29,19 @@ class NumberCodec(SerdeCodec):
         is_long = isinstance(serde, Long)
         super().__init__(serde, int if is_long else float)
         self._layout = np.dtype(">i8" if is_long else ">f8")
+        self._is_key = isinstance(serde, DoubleKey)
 
     def encode(self, items: Sequence[Any]) -> pa.Array:
         if None in items:
             return super().encode(items)
         try:
-            data = np.array(items, self._layout).view(np.uint8)
+            numbers = np.array(items, self._layout)
         except OverflowError:
             return super().encode(items)  # its error names the value
-        return binary(np.arange(len(items) + 1) * NUMBER_BYTES, data)
+        if self._is_key:
+            numbers += 0.0  # -0.0 becomes the equal 0.0
+            numbers[np.isnan(numbers)] = np.nan
+        return binary(np.arange(len(items) + 1) * NUMBER_BYTES, numbers.view(np.uint8))
 
     def decode(self, column: pa.Array) -> list[Any]:
         if column.null_count or column.type != pa.binary():

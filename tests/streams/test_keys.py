@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import datetime as dt
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
 
 import strandline as sl
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.memory_storage import MemoryStorage
 from strandline.framework.testing import TestDriver
 
 BASE = 1_000_000
+NOON, PARIS = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC), ZoneInfo("Europe/Paris")
 DAY = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 VALUES: list[tuple[pa.DataType, list[Any]]] = [
     (pa.int8(), [5, -5]),
@@ -63,6 +67,43 @@ def test_zeros_of_both_signs_are_one_key(window: Any) -> None:
         return [(row["k"], row["n"]) for row in rows[-1:]]
 
     assert results([0.0, -0.0]) == results([-0.0], [0.0]) == [(0.0, 2)]
+
+
+EQUAL_KEYS: list[tuple[Any, list[Any]]] = [
+    (float, [0.0, -0.0, 0]),
+    (tuple[str, float], [("a", 0.0), ("a", -0.0), ("a", 0)]),
+    (tuple[float, ...], [(1.0, 0.0), (1.0, -0.0), (1, 0)]),
+    (Any, [0.0, -0.0]),
+    (dt.datetime, [NOON, NOON.astimezone(PARIS)]),
+    (tuple[str, dt.datetime], [("a", NOON), ("a", NOON.astimezone(PARIS))]),
+]
+
+
+@pytest.mark.parametrize(("kind", "keys"), EQUAL_KEYS)
+def test_records_with_equal_keys_are_in_one_partition(kind: Any, keys: list[Any]) -> None:
+    app = sl.App("app", log=Owner(MemoryStorage(), background=False))
+    given = app.topic("given", key=kind, value=int, partitions=64)
+    given.append([(key, 1) for key in keys])
+    for key in keys:
+        given.append([(key, 1)])
+    partitions = given.to_polars()["partition"]
+    assert (len(partitions), partitions.n_unique()) == (2 * len(keys), 1)
+
+
+@pytest.mark.parametrize("type_", [pa.float32(), pa.float64()])
+def test_a_group_of_zeros_of_both_signs_has_one_result(type_: pa.DataType) -> None:
+    """The key of the topic places the rows, so there is no topic in between."""
+    app = sl.App("app", log=Owner(MemoryStorage(), background=False))
+    schema = pa.schema([("k", type_), ("v", pa.int64())])
+    given = app.topic("given", value=schema, key="k", partitions=64)
+    stream = app.stream(given)
+    out = stream.group_by("k").window(sl.tumbling("1h")).agg(s=sl.sum("v"), name="agg").to("out")
+    once = stream.drop_duplicates(on="k", within="1h", name="once").to("once")
+    given.append([{"k": 0.0, "v": 1}, {"k": -0.0, "v": 10}, {"k": 0.0, "v": 100}])
+    given.append(pa.table({"k": pa.array([-0.0, 0.0], type_), "v": [1_000, 10_000]}))
+    app.run(until="end", progress=False)
+    assert out.to_polars()["s"].to_list() == [11_111]
+    assert once.to_polars().height == 1
 
 
 @pytest.mark.parametrize("dtype", [pa.timestamp("us"), pa.timestamp("ns", "UTC")])
