@@ -14,7 +14,7 @@
     │   ├── UnknownPin                the pin was released or expired
     │   ├── InvalidTxnState           the call does not fit the transaction's state
     │   ├── KeyInSeveralPartitions    several partitions of a store have the key
-    │   ├── ChangelogLost             a store's changelog was deleted; reset the app
+    │   ├── InternalTopicLost         an app's changelog or repartition topic was deleted; reset it
     │   ├── NotInTask                 a store or topic used outside a running handler
     │   ├── Unauthenticated           a remote log requires a (different) token
     │   ├── NotAuthorized             the token lacks a right; use another one
@@ -134,8 +134,11 @@ class KeyInSeveralPartitions(InvalidRequest):
     """Several partitions of a store have the key, and their values cannot be merged."""
 
 
-class ChangelogLost(InvalidRequest):
-    """The changelog of a store was deleted, although the app has committed offsets that need it."""
+class InternalTopicLost(InvalidRequest):
+    """A changelog or repartition topic was deleted that the app's committed offsets need.
+
+    Kafka Streams: MissingInternalTopicsException.
+    """
 
 
 class NotInTask(InvalidRequest):

@@ -242,7 +242,7 @@ class Declarations:
         specs = [*(store.spec for store in self.stores.values()), *timers]
         changelogs = [spec.changelog_topic(self.app) for spec in specs]
         recorded = [declarations_topic(self.app)] if changelogs or self.derived_topics() else []
-        return [*changelogs, *self._repartition_topics(), *recorded]
+        return [*changelogs, *self.repartition_topics(), *recorded]
 
     def derived_topics(self) -> list[str]:
         """Return the internal topics that are no changelogs: for repartitioning, and dead letters.
@@ -250,9 +250,10 @@ class Declarations:
         Their names begin with that of the app, so another app could arrive at the same name.
         """
         letters = [spec.dead_letter.name for spec in self.tasks.values() if spec.dead_letter]
-        return [*self._repartition_topics(), *letters]
+        return [*self.repartition_topics(), *letters]
 
-    def _repartition_topics(self) -> list[str]:
+    def repartition_topics(self) -> list[str]:
+        """Return the topics that have rows between two tasks of the app."""
         return [name for name, topic in self.topics.items() if topic.is_internal]
 
     def described(self, options: Options) -> dict[str, Any]:

@@ -10,8 +10,8 @@ declares less than is recorded is refused, at its start and before it opens a pa
 rolling upgrade the workers of the older program therefore keep their partitions, but are assigned
 no more once the newer program has started.
 
-Each recorded declaration names the topic that is the store's changelog. All of these steps raise
-ChangelogLost if that topic was deleted although the app has committed offsets.
+The ids of changelogs and repartition topics are recorded too. These steps raise InternalTopicLost
+if such a topic was deleted although the app has committed offsets.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ from strandline.changelog.records import PartitionOffsets, TopicInfo, TopicParti
 from strandline.statestore.declaration import (
     Declaration,
     DeclarationChange,
+    TopicIds,
     compare,
     declaration_of,
     undeclared,
 )
-from strandline.statestore.lost_changelog import changelog_lost
+from strandline.statestore.lost_topics import topic_lost
 from strandline.statestore.ownership import check_unowned
 from strandline.statestore.recorded import (
     DeclarationLog,
     RecordedDeclarations,
+    ids_to_bytes,
     partition_key,
     topic_key,
 )
@@ -59,6 +61,7 @@ class StoreDeclarations:
         clock: Clock,
         *,
         topics: Collection[str] = (),
+        repartition_topics: Collection[str] = (),
         can_upgrade: bool = True,
     ) -> None:
         """Prepare the comparison, which reads nothing yet.
@@ -70,11 +73,13 @@ class StoreDeclarations:
             broker: The log.
             clock: Source of time.
             topics: Its other internal topics, which are recorded as well.
+            repartition_topics: Those of `topics` that have rows between two tasks.
             can_upgrade: Whether the program can declare an `upgrade` of stored values.
         """
         self._app = app
         self._can_upgrade = can_upgrade
         self._topics = topics
+        self._repartition_topics = repartition_topics
         self._specs = {spec.changelog_topic(app): spec for spec in specs}
         self._declared = {topic: declaration_of(spec) for topic, spec in self._specs.items()}
         self._partitions = {topic: infos[topic].partitions for topic in self._specs}
@@ -91,6 +96,8 @@ class StoreDeclarations:
         """Removal of everything that `record` has added, if it is taken back."""
         self._tried: dict[str, Mapping[TopicPartition, PartitionOffsets]] = {}
         """Offsets of changelogs whose values `upgrade` has converted in a trial."""
+        self._recorded_in = ""
+        """Id of the topic of recorded declarations, once it is known."""
         self._unfinished: set[str] = set()
         """Changelogs with a partition still to be rewritten when one of them was last opened."""
 
@@ -200,8 +207,7 @@ class StoreDeclarations:
             )
 
     def _changes(self, recorded: RecordedDeclarations) -> dict[str, bytes | None]:
-        new = [topic_key(topic) for topic in self._topics if topic not in recorded.topics]
-        changes: dict[str, bytes | None] = dict.fromkeys(new, b"")
+        changes = self._changes_of_topics(recorded)
         self._replaced, self._emptied = {}, set()
         for topic in self._specs:
             stored = recorded.stores.get(topic)
@@ -218,11 +224,22 @@ class StoreDeclarations:
                 becomes = _with_version(becomes, becomes.version)
                 done = (partition_key(tp) for tp in recorded.rewritten if tp.topic == topic)
                 changes |= dict.fromkeys(done)
-            becomes = msgspec.structs.replace(becomes, changelog_id=self._changelog_id(topic))
+            becomes = msgspec.structs.replace(becomes, changelog_id=self._ids_of(topic))
             if becomes != stored:
                 changes[topic] = becomes.to_bytes()
         known, own = recorded.keys(), [*map(topic_key, self._topics), *self._specs]
         self._added |= dict.fromkeys(key for key in own if key not in known)
+        return changes
+
+    def _changes_of_topics(self, recorded: RecordedDeclarations) -> dict[str, bytes | None]:
+        """Return the changes for internal topics that are no changelogs."""
+        changes: dict[str, bytes | None] = {}
+        for topic in self._topics:
+            stored = recorded.topics.get(topic)
+            self._check_not_lost(topic, stored)
+            ids = self._ids_of(topic) if topic in self._repartition_topics else None
+            if topic not in recorded.topics or ids != stored:
+                changes[topic_key(topic)] = ids_to_bytes(ids)
         return changes
 
     def _change(self, topic: str, recorded: RecordedDeclarations) -> DeclarationChange:
@@ -233,7 +250,7 @@ class StoreDeclarations:
             if self._is_empty(topic):
                 return DeclarationChange("wider", declared)
             stored = self._adopted(topic)
-        self._check_not_lost(topic, stored)
+        self._check_not_lost(topic, stored.changelog_id)
         change = compare(stored, declared, can_upgrade=spec.upgrade is not None)
         if change.kind == "refused" and not recorded.unfinished(topic, self._partitions[topic]):
             finished = _with_version(stored, stored.version)  # nothing has noted that yet
@@ -265,24 +282,25 @@ class StoreDeclarations:
         stored = recorded.stores.get(topic)
         return change.becomes.expiry if stored is None else stored.expiry
 
-    def _check_not_lost(self, topic: str, stored: Declaration) -> None:
-        """Raise ChangelogLost if a changelog is not the recorded topic, but offsets need that."""
-        if stored.changelog_id is None:
+    def _check_not_lost(self, topic: str, recorded: TopicIds | None) -> None:
+        """Raise InternalTopicLost if a topic is not the recorded one, but offsets need that."""
+        if recorded is None:
             return
-        found = self._changelog_id(topic)
+        found = self._ids_of(topic)
         is_replaced = found is None or (
-            found != stored.changelog_id and found[1] == stored.changelog_id[1]
+            found != recorded and found.recorded_in == recorded.recorded_in
         )
         if is_replaced and self._broker.committed(self._app, require_stable=False):
-            raise changelog_lost(self._app, topic)
+            raise topic_lost(self._app, topic)
 
-    def _changelog_id(self, topic: str) -> tuple[str, str] | None:
-        """Return the ids of a changelog and of the topic that records it; None if one is absent."""
+    def _ids_of(self, topic: str) -> TopicIds | None:
+        """Return the ids of an internal topic; None if it or the one that records it is absent."""
         try:
-            ids = [self._broker.topic(name).topic_id for name in (topic, self._log.topic)]
+            if not self._recorded_in:
+                self._recorded_in = self._broker.topic(self._log.topic).topic_id
+            return TopicIds(self._broker.topic(topic).topic_id, self._recorded_in)
         except UnknownTopic:
             return None
-        return ids[0], ids[1]
 
     def _check_owned(self) -> None:
         """Refuse an app with an internal topic that another app has as well."""

@@ -50,6 +50,14 @@ Form = Literal["messagepack", "typed", "bytes", "json", "serde"]
 Figures = dict[str, tuple[str, str | None]]
 
 
+class TopicIds(NamedTuple):
+    """Identity of an internal topic in one log. A copy of it in another log has other ids."""
+
+    topic_id: str
+    recorded_in: str
+    """Id of the topic of recorded declarations."""
+
+
 class Declaration(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Declaration of a store: the current one, or the one with which values were written."""
 
@@ -78,9 +86,8 @@ class Declaration(msgspec.Struct, kw_only=True, omit_defaults=True):
     """True if the values are counts, which readers add up over the partitions."""
     before: Declaration | None = None
     """Declaration of the values in partitions that are not rewritten to `version` yet."""
-    changelog_id: tuple[str, str] | None = None
-    """Id of the changelog's topic, and id of the topic in which this was recorded, so that a copy
-    of it in another log is recognised. None from earlier versions."""
+    changelog_id: TopicIds | None = None
+    """Ids of the changelog when this was recorded; None from earlier versions."""
 
     @property
     def is_messagepack(self) -> bool:

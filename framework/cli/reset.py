@@ -21,8 +21,8 @@ from strandline.changelog.records import TopicPartition
 from strandline.framework.cli import output
 from strandline.framework.cli.loading import location, opened
 from strandline.framework.cli.options import JsonOption, LogOption, YesOption, confirmed
-from strandline.framework.container.running import check_at_rest
 from strandline.framework.declarations import check_app_name
+from strandline.framework.reset import check_at_rest, delete_all
 from strandline.statestore.ownership import InternalTopics
 
 if TYPE_CHECKING:
@@ -150,21 +150,10 @@ def carry_out(broker: Broker, plan: ResetPlan, *, yes: bool, json: bool) -> None
     if agreed:
         if not yes:
             check_at_rest(broker, plan.app)  # the app may have started before the answer
-        _do(broker, plan)
+        delete_all(broker, plan.app, plan.state, plan.topics, plan.offsets)
     if json:
         output.document({"app": plan.app, "done": agreed, "steps": plan.steps})
     elif not agreed:
         output.note("nothing was changed; --yes does it")
     if not agreed:
         raise typer.Exit(1)
-
-
-def _do(broker: Broker, plan: ResetPlan) -> None:
-    from strandline.statestore.engines.folders import remove_all  # it imports RocksDB
-
-    if plan.state is not None:
-        remove_all(plan.state)  # first, because it may be refused
-    if plan.offsets:
-        broker.commit_offsets(plan.app, dict.fromkeys(plan.offsets))
-    for topic in plan.topics:
-        broker.delete_topic(topic)

@@ -40,7 +40,7 @@ from strandline.framework.container.instance import TaskInstance
 from strandline.framework.options import Guarantee
 from strandline.framework.outbox import columns_of
 from strandline.framework.positions import InputProgress, to_commit
-from strandline.statestore.lost_changelog import check_same_changelogs
+from strandline.statestore.lost_topics import check_same_changelogs
 from strandline.statestore.store import AnyStore
 
 CHECKPOINT_S = 0.05
@@ -127,7 +127,7 @@ def _append(
 ) -> dict[TopicPartition, BatchMetadata]:
     """Append the batches in the open transaction; return the last batch of each partition.
 
-    Raises ChangelogLost if a changelog is no longer the topic from which its store was restored.
+    Raises InternalTopicLost if a changelog is no longer the topic from which its store was restored.
     """
     if not batches:
         return {}

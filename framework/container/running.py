@@ -19,7 +19,6 @@ from strandline.changelog.errors import (
     InvalidConfig,
     InvalidRequest,
     StrandlineError,
-    UnknownTopic,
     out_of_memory,
 )
 from strandline.changelog.metrics import MetricReading
@@ -40,7 +39,6 @@ from strandline.framework.querying.endpoint import QueryEndpoint
 from strandline.framework.session import Session
 from strandline.framework.store_declarations import StoreDeclarations
 from strandline.statestore.memory import MemoryBudget
-from strandline.statestore.ownership import InternalTopics
 
 T = TypeVar("T")
 
@@ -201,8 +199,11 @@ def worker_on(
     counters = WorkerCounters(declared.app, folders.counters)
     context = ContainerContext(declared, infos, broker, clock, options, counters)
     stores = [store for spec in context.tasks for store in spec.all_stores]
-    topics = declared.derived_topics()
-    declarations = StoreDeclarations(declared.app, stores, infos, broker, clock, topics=topics)
+    declarations = StoreDeclarations(
+        *(declared.app, stores, infos, broker, clock),
+        topics=declared.derived_topics(),
+        repartition_topics=declared.repartition_topics(),
+    )
     patiently(declarations.record)
     tasks = TaskManager(
         *(context, folders, declarations),
@@ -231,45 +232,6 @@ def raise_failures(worker: Worker) -> None:
         for other in failures[1:]:
             failures[0].add_note(f"and: {other}")
         raise failures[0]
-
-
-def reset(session: Session, declared: Declarations) -> None:
-    """Delete the stores' files, the internal topics and the committed offsets of an app.
-
-    Raises:
-        InvalidRequest: The app has running workers; nothing is deleted.
-        LogLocked: A store is open; nothing is deleted.
-    """
-    from strandline.statestore.engines.folders import remove_all  # it imports RocksDB
-
-    broker = session.broker()
-    check_at_rest(broker, session.app)
-    root = session.state_folder()
-    if root is not None and root.exists():
-        remove_all(root)  # first, because it fails if a store is open
-    internal = InternalTopics(broker, session.clock)
-    for name in declared.internal_topics():
-        if internal.is_of_another(name, session.app):
-            continue
-        try:
-            broker.delete_topic(name)
-        except UnknownTopic:
-            continue
-    committed = broker.committed(session.app)
-    if committed:
-        broker.commit_offsets(session.app, dict.fromkeys(committed))
-
-
-def check_at_rest(broker: Broker, app: str) -> None:
-    """Raise InvalidRequest if the app has workers on this or another machine."""
-    members = broker.describe_group(app).members
-    if members:
-        who = ", ".join(sorted(member.client or member.member_id for member in members))
-        raise InvalidRequest(
-            f"app {app!r} is running ({who}); stop it first. A worker that was killed leaves the "
-            "group at once if the log is a folder; on Kafka, or with STRANDLINE_INSTANCE set, it "
-            "leaves after its session timeout"
-        )
 
 
 def inside_event_loop() -> bool:

@@ -21,7 +21,7 @@ from strandline.framework.faust.ledger import Sent
 from strandline.framework.faust.log_link import FaustLink
 from strandline.statestore.changelogged import ChangelogBatch
 from strandline.statestore.engine import StorePosition
-from strandline.statestore.lost_changelog import check_same_changelogs
+from strandline.statestore.lost_topics import check_same_changelogs
 
 Appends = list[tuple[TopicPartition, pa.RecordBatch, int]]
 
@@ -43,7 +43,7 @@ def commit(
     """Commit in one transaction; return the last batch of each partition.
 
     Raises the errors of the log; UnknownTopic if a topic was deleted to which an agent has sent;
-    ChangelogLost if a table's changelog was.
+    InternalTopicLost if a table's changelog was.
     """
     producer.begin_transaction()
     now = link.clock.now_ms()

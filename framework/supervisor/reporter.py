@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import (
-    ChangelogLost,
     FutureFormat,
+    InternalTopicLost,
     InvalidConfig,
     InvalidTopic,
     MissingDependency,
@@ -52,7 +52,7 @@ FOR_GOOD = (
     Unauthenticated,
     InvalidConfig,
     InvalidTopic,
-    ChangelogLost,
+    InternalTopicLost,
     SchemaMismatch,
     MissingDependency,
     FutureFormat,

@@ -1,10 +1,11 @@
-"""Changelogs that were deleted, or deleted and created again, below the state made from them.
+"""Internal topics that were deleted, or deleted and created again: changelogs and repartition topics.
 
-The state is lost then, but the app's committed offsets are past the records that made it. So an app
-that continued would give wrong results. It is refused instead, in two places:
+A changelog had the state, and a repartition topic had rows between two tasks. The app's committed
+offsets are past the records that made them, so an app that continued would give wrong results. It
+is refused instead, in two places:
 
-    at a commit             by the topic to which the changes were appended
-    before a store opens    by the topic id that is recorded with the store's declaration
+    at a commit              by the topic to which the changes of a store were appended
+    before a store opens     by the topic ids that are recorded with the declarations
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from collections.abc import Mapping
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.producer import BatchMetadata
-from strandline.changelog.errors import ChangelogLost
+from strandline.changelog.errors import InternalTopicLost
 from strandline.changelog.records import TopicPartition
 from strandline.statestore.engine import StorePosition
 
 
-def changelog_lost(app: str, topic: str) -> ChangelogLost:
-    """Return the error for an app with committed offsets whose changelog `topic` was deleted."""
-    return ChangelogLost(
-        f"changelog {topic!r} was deleted, so it no longer has the state that belongs to the "
-        f"committed offsets of app {app!r}. Nothing was changed. Restore the log from a backup; or "
-        f"run `strandline reset {app}`, and the app starts again from the first record; or "
-        f"`strandline reset {app} --changelogs`, and it continues with empty stores"
+def topic_lost(app: str, topic: str) -> InternalTopicLost:
+    """Return the error for an app with committed offsets whose internal topic was deleted."""
+    return InternalTopicLost(
+        f"topic {topic!r} was deleted, and with it the state, or the rows between two tasks, that "
+        f"belong to the committed offsets of app {app!r}. Nothing was changed. Restore the log from "
+        f"a backup; or run `strandline reset {app}`, and the app starts again from the first record; "
+        f"or `strandline reset {app} --changelogs`, and it continues with empty stores"
     )
 
 
@@ -34,7 +35,7 @@ def check_same_changelogs(
     appended: Mapping[TopicPartition, BatchMetadata],
     positions: Mapping[TopicPartition, StorePosition | None],
 ) -> None:
-    """Raise ChangelogLost if changes were appended to another topic than a store was made from.
+    """Raise InternalTopicLost if changes were appended to another topic than a store was made from.
 
     Call it before the transaction is committed. The log is asked only for partitions with a new
     incarnation, so once after each opening of the log. Kafka reports no incarnation: there a topic
@@ -52,9 +53,9 @@ def check_same_changelogs(
         if batch is None or position is None:
             continue
         if batch.last_offset < position.offset:
-            raise changelog_lost(app, tp.topic)
+            raise topic_lost(app, tp.topic)
         if batch.incarnation not in ("", position.incarnation):
             unknown[tp] = position
     for tp, ends in (broker.offsets(unknown) if unknown else {}).items():
         if ends.topic_id != unknown[tp].topic_id:
-            raise changelog_lost(app, tp.topic)
+            raise topic_lost(app, tp.topic)

@@ -1,4 +1,4 @@
-"""An app whose changelog was deleted does not continue at its committed offsets without the state."""
+"""An app whose internal topic was deleted does not continue at its committed offsets without it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import strandline as sl
 from strandline import changelog
 from strandline.changelog import moving
 from strandline.changelog.clock import SystemClock
-from strandline.changelog.errors import ChangelogLost, UnknownTopic
+from strandline.changelog.errors import InternalTopicLost, UnknownTopic
 from strandline.changelog.log import Log
 from strandline.framework.cli.reset import carry_out, chosen, plan_for
+from strandline.statestore.declaration import TopicIds
 from strandline.statestore.recorded import DeclarationLog, declarations_topic
 from tests.systems import System
 
@@ -68,11 +69,11 @@ def test_an_app_whose_changelog_was_deleted_does_not_start(system: System, again
         shop.sales.append([("k0", 1)])
         kept = files(system.state)
         assert kept
-        with pytest.raises(ChangelogLost, match=f"strandline reset {system.prefix}shop"):
+        with pytest.raises(InternalTopicLost, match=f"strandline reset {system.prefix}shop"):
             shop.run()
-        with pytest.raises(ChangelogLost):
+        with pytest.raises(InternalTopicLost):
             shop.app.query(shop.totals).to_dict()
-        with sl.connect(log) as client, pytest.raises(ChangelogLost):
+        with sl.connect(log) as client, pytest.raises(InternalTopicLost):
             client.store(shop.totals).to_dict()
         assert files(system.state) == kept, "the last copy of the state"
 
@@ -95,7 +96,7 @@ def test_an_app_without_committed_offsets_makes_its_state_again(tmp_path: Path) 
         log.broker.commit_offsets("shop", dict.fromkeys(log.broker.committed("shop")))
         assert Counting(log, tmp_path / "state").run() == {"a": 2, "b": 1}
         delete(log, CHANGELOG, again=True)
-        with pytest.raises(ChangelogLost):
+        with pytest.raises(InternalTopicLost):
             Counting(log, tmp_path / "state").run()
 
 
@@ -107,7 +108,7 @@ def test_a_log_of_an_earlier_version_records_the_topic_at_the_next_start(tmp_pat
         recorded = DeclarationLog(log.broker, "shop", SystemClock())
         now = recorded.read().stores[CHANGELOG]
         ids = [log.broker.topic(name).topic_id for name in (CHANGELOG, declarations_topic("shop"))]
-        assert now.changelog_id == tuple(ids)
+        assert now.changelog_id == TopicIds(*ids)
         before = msgspec.structs.replace(now, changelog_id=None)
         recorded.change(lambda _: {CHANGELOG: before.to_bytes()})
         assert Counting(log, tmp_path / "state").run() == {"a": 1}
@@ -125,7 +126,7 @@ def test_the_topic_that_is_recorded_in_another_log_means_nothing(tmp_path: Path)
         moving.move(here, there, moving.Selection(names, ["shop"]), progress=lambda *_: None)
         assert Counting(copy, tmp_path / "copied state").run() == {"a": 1}
         delete(copy, CHANGELOG, again=True)
-        with pytest.raises(ChangelogLost):
+        with pytest.raises(InternalTopicLost):
             Counting(copy, tmp_path / "copied state").run()
 
 
@@ -190,14 +191,14 @@ def test_a_running_app_ends_before_it_commits_to_another_changelog(
         sales.append([("k", n) for n in range(50)])
         app.run(until="idle", progress=False)
         sales.append([("k", n) for n in range(50, 100)])
-        with pytest.raises(ChangelogLost):
+        with pytest.raises(InternalTopicLost):
             app.run(until="idle", progress=False)
         committed, outputs = before
         assert outputs_of(log) == outputs
         if guarantee != "at_most_once":
             assert log.broker.committed("shop") == committed
         app, sales = declared(kind, log, tmp_path / "state", replace, **how)
-        with pytest.raises(ChangelogLost):
+        with pytest.raises(InternalTopicLost):
             app.run(until="idle", progress=False)
 
 
@@ -216,7 +217,7 @@ def test_a_running_app_whose_changelog_is_deleted_ends(tmp_path: Path, kind: str
         with pytest.raises(UnknownTopic, match="totals-changelog"):
             app.run(until="idle", progress=False)
         app, _ = declared(kind, log, tmp_path / "state", delete_once)
-        with pytest.raises(ChangelogLost):
+        with pytest.raises(InternalTopicLost):
             app.run(until="idle", progress=False)
 
 
