@@ -148,7 +148,15 @@ def _append_records(topic: TopicDeclaration, records: Any, now: int) -> int:
 def _items(topic: TopicDeclaration, record: Any, now: int) -> tuple[Any, Any, int]:
     if isinstance(record, tuple) and len(record) in (2, 3):
         key, value, *rest = record
-        return topic.checked_item(key, value, rest[0] if rest else None, now)
+        try:
+            return topic.checked_item(key, value, rest[0] if rest else None, now)
+        except InvalidRecord as error:
+            if topic.key_column is None:
+                raise
+            raise type(error)(
+                f"{error}; a tuple is (key, value) or (key, value, timestamp), and its key may be "
+                f"None, because the column {topic.key_column!r} has it"
+            ) from None
     if topic.key_column is not None:
         return topic.checked_item(None, record, None, now)
     raise InvalidRecord(

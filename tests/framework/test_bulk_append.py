@@ -117,3 +117,12 @@ def test_many_appends_need_few_producers(data: Any) -> None:
     delays.append(data)
     assert len(delays.to_polars()) == 22 * 2 + 4
     app.close()
+
+
+def test_a_tuple_without_the_key_that_a_column_has_is_explained() -> None:
+    app = sl.App("app", log=Owner(MemoryStorage(), background=False))
+    topic = app.topic("t", value=pa.schema([("k", pa.string()), ("n", pa.int64())]), key="k")
+    row = {"k": "a", "n": 1}
+    with pytest.raises(sl.InvalidRecord, match="its key may be None, because the column 'k' has"):
+        topic.append([(row, 1_760_000_399_983)])
+    assert topic.append([(None, row, 1_760_000_399_983)]) == 1
