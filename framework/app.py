@@ -17,6 +17,7 @@ from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.errors import MissingDependency
 from strandline.changelog.storage import Durability
 from strandline.framework.aggregates import Counter, Grouped
+from strandline.framework.container.reset import reset
 from strandline.framework.container.running import RunLimits, Runner
 from strandline.framework.declarations import Declarations
 from strandline.framework.formats.choice import AnySerde, Name
@@ -25,7 +26,6 @@ from strandline.framework.formats.wire import SerdeForm
 from strandline.framework.handlers import check_reducers
 from strandline.framework.options import Guarantee, Options, Until
 from strandline.framework.record import Record
-from strandline.framework.reset import reset
 from strandline.framework.session import AppSettings, LogPlace, Session
 from strandline.framework.store import Store, StoreSettings
 from strandline.framework.streams.stream_declarations import StreamDeclarations

@@ -244,13 +244,14 @@ class Declarations:
         recorded = [declarations_topic(self.app)] if changelogs or self.derived_topics() else []
         return [*changelogs, *self.repartition_topics(), *recorded]
 
-    def derived_topics(self) -> list[str]:
+    def derived_topics(self) -> dict[str, bool]:
         """Return the internal topics that are no changelogs: for repartitioning, and dead letters.
 
-        Their names begin with that of the app, so another app could arrive at the same name.
+        Those for repartitioning are True: they have rows between two tasks. Their names begin with
+        that of the app, so another app could arrive at the same name.
         """
         letters = [spec.dead_letter.name for spec in self.tasks.values() if spec.dead_letter]
-        return [*self.repartition_topics(), *letters]
+        return dict.fromkeys(letters, False) | dict.fromkeys(self.repartition_topics(), True)
 
     def repartition_topics(self) -> list[str]:
         """Return the topics that have rows between two tasks of the app."""

@@ -17,6 +17,7 @@ if such a topic was deleted although the app has committed offsets.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import NoReturn
 
 import msgspec
@@ -48,6 +49,8 @@ from strandline.statestore.store import AnyStore
 from strandline.statestore.undeclared import is_empty, misfits
 from strandline.statestore.values import Expiry
 
+NO_TOPICS: Mapping[str, bool] = MappingProxyType({})
+
 
 class StoreDeclarations:
     """Compares the stores of one app with their records. Thread-safe once `record` has returned."""
@@ -60,8 +63,7 @@ class StoreDeclarations:
         broker: Broker,
         clock: Clock,
         *,
-        topics: Collection[str] = (),
-        repartition_topics: Collection[str] = (),
+        topics: Mapping[str, bool] = NO_TOPICS,
         can_upgrade: bool = True,
     ) -> None:
         """Prepare the comparison, which reads nothing yet.
@@ -72,14 +74,13 @@ class StoreDeclarations:
             infos: Descriptions of their changelog topics.
             broker: The log.
             clock: Source of time.
-            topics: Its other internal topics, which are recorded as well.
-            repartition_topics: Those of `topics` that have rows between two tasks.
+            topics: Its other internal topics, which are recorded as well; True for those for
+                repartitioning, which have rows between two tasks.
             can_upgrade: Whether the program can declare an `upgrade` of stored values.
         """
         self._app = app
         self._can_upgrade = can_upgrade
         self._topics = topics
-        self._repartition_topics = repartition_topics
         self._specs = {spec.changelog_topic(app): spec for spec in specs}
         self._declared = {topic: declaration_of(spec) for topic, spec in self._specs.items()}
         self._partitions = {topic: infos[topic].partitions for topic in self._specs}
@@ -234,10 +235,10 @@ class StoreDeclarations:
     def _changes_of_topics(self, recorded: RecordedDeclarations) -> dict[str, bytes | None]:
         """Return the changes for internal topics that are no changelogs."""
         changes: dict[str, bytes | None] = {}
-        for topic in self._topics:
+        for topic, has_rows in self._topics.items():
             stored = recorded.topics.get(topic)
             self._check_not_lost(topic, stored)
-            ids = self._ids_of(topic) if topic in self._repartition_topics else None
+            ids = self._ids_of(topic) if has_rows else None
             if topic not in recorded.topics or ids != stored:
                 changes[topic_key(topic)] = ids_to_bytes(ids)
         return changes

@@ -21,7 +21,7 @@ from strandline.changelog.clock import SystemClock
 from strandline.framework.cli import output
 from strandline.framework.cli.loading import load_app, opened
 from strandline.framework.cli.options import JsonOption, LogOption, YesOption, confirmed
-from strandline.framework.reset import check_at_rest
+from strandline.framework.container.reset import check_at_rest
 from strandline.statestore.declaration import Declaration, compare, declaration_of
 from strandline.statestore.ownership import InternalTopics
 from strandline.statestore.recorded import DeclarationLog, declarations_topic, topic_key

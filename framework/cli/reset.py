@@ -21,8 +21,8 @@ from strandline.changelog.records import TopicPartition
 from strandline.framework.cli import output
 from strandline.framework.cli.loading import location, opened
 from strandline.framework.cli.options import JsonOption, LogOption, YesOption, confirmed
+from strandline.framework.container.reset import check_at_rest, delete_all
 from strandline.framework.declarations import check_app_name
-from strandline.framework.reset import check_at_rest, delete_all
 from strandline.statestore.ownership import InternalTopics
 
 if TYPE_CHECKING:

@@ -202,7 +202,6 @@ def worker_on(
     declarations = StoreDeclarations(
         *(declared.app, stores, infos, broker, clock),
         topics=declared.derived_topics(),
-        repartition_topics=declared.repartition_topics(),
     )
     patiently(declarations.record)
     tasks = TaskManager(
