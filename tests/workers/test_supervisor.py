@@ -390,9 +390,9 @@ def test_the_last_line_of_a_worker_that_ends_is_quoted() -> None:
 def test_a_running_worker_keeps_the_others_from_being_abandoned() -> None:
     outcome, told = supervise(
         "import os, sys, time",
-        "time.sleep(3) if os.environ['NUMBER'] == '0' else sys.exit(3)",
+        "time.sleep(30) if os.environ['NUMBER'] == '0' else sys.exit(3)",
         backoff=Backoff(first=0.01, longest=0.01),
-        timeout=1.0,
+        timeout=3.0,
     )
     # A worker may be about to die when the time is over, and is reported then.
     assert outcome.failure == "" or outcome.failure.endswith("ended with status 3")
