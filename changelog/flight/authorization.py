@@ -20,6 +20,11 @@ from strandline.changelog.flight.sink_rights import SinkRights, StagingTargets
 from strandline.changelog.pins import PinName
 from strandline.changelog.records import Append
 
+MAX_PARTITIONS_CREATED = 1_024
+"""Maximum number of partitions of a topic that is created without the right `admin`.
+
+Each takes 3 KiB of the owner's memory."""
+
 Need = Callable[[AuthorizedToken, Any], None]
 
 
@@ -128,6 +133,8 @@ def _topic_itself(topic: Callable[[Any], str]) -> Need:
 
 
 def _create_topic(holder: AuthorizedToken, message: r.CreateTopic) -> None:
+    if message.partitions > MAX_PARTITIONS_CREATED:
+        holder.need_admin()
     if isinstance(holder.own, SinkRights) and holder.own.may_create(message):
         return
     holder.need_named_topic("produce", message.name)

@@ -179,6 +179,7 @@ REFUSED: dict[str, tuple[str, Callable[[Broker], object]]] = {
     "add partitions": ("admin", lambda b: b.alter_topic("mine", partitions=9)),
     "create a reserved topic": ("produce:__x", lambda b: b.create_topic("__x", internal=True)),
     "create an internal topic": ("admin", lambda b: b.create_topic("mine-x", internal=True)),
+    "create many partitions": ("admin", lambda b: b.create_topic("mine-x", 1_025)),
     "delete records": ("admin", lambda b: b.delete_records(MINE, 2)),
     "clean": ("admin", lambda b: b.clean(["mine"])),
     "see settings": ("admin", lambda b: b.describe_config()),
