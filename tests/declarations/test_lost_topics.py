@@ -221,6 +221,25 @@ def test_a_running_app_whose_changelog_is_deleted_ends(tmp_path: Path, kind: str
             app.run(until="idle", progress=False)
 
 
+def test_a_worker_that_joins_again_opens_no_store_of_another_changelog(tmp_path: Path) -> None:
+    """Its files would be wiped to begin with the new topic."""
+    with changelog.open(tmp_path / "log") as log:
+
+        def replace_and_fence() -> None:
+            delete(log, CHANGELOG, again=True)
+            log.broker.init_producer("shop-0")  # so that the commit is refused
+
+        app, sales = declared("task", log, tmp_path / "state", replace_and_fence)
+        sales.append([("k", n) for n in range(50)])
+        app.run(until="idle", progress=False)
+        kept = files(tmp_path / "state")
+        sales.append([("k", n) for n in range(50, 100)])
+        with pytest.raises(InternalTopicLost):
+            app.run(until="idle", progress=False, timeout=30)
+        assert kept
+        assert files(tmp_path / "state") >= kept
+
+
 def outputs_of(log: Log) -> list[Any]:
     """Return the committed records of the output topic."""
     name = next((t.name for t in log.broker.topics() if t.name in ("out", "late")), None)
