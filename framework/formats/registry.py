@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
@@ -26,6 +27,8 @@ from strandline.changelog.secret import Secret, is_secret, masked
 
 T = TypeVar("T")
 
+MAX_ABANDONED = 4
+"""Maximum number of calls of a registry that go on after their deadline."""
 MAX_ANSWER_BYTES = 16 << 20
 """Maximum number of bytes of one response of a registry. Confluent's accepts schemas of 1 MB."""
 
@@ -42,7 +45,8 @@ class SchemaRegistry:
     """A schema registry by its URL. Thread-safe; it connects at the first use.
 
     A schema is registered under `<topic>-value` (or `-key`) when the first value is written. A
-    response may have at most 16 MiB, and must be complete within the timeout.
+    response may have at most 16 MiB. A call takes at most three times the timeout: to connect,
+    until the response begins, and until it is complete.
 
     >>> SchemaRegistry("http://127.0.0.1:8081", timeout=5)
     SchemaRegistry('http://127.0.0.1:8081')
@@ -81,6 +85,7 @@ class SchemaRegistry:
         self._client: Any = None
         self._ids: dict[tuple[str, str], int] = {}
         self._schemas: dict[int, RegisteredSchema] = {}
+        self._calls = _BoundedCalls(self.url)
 
     def __repr__(self) -> str:
         return f"SchemaRegistry({self.url!r})"
@@ -152,7 +157,7 @@ class SchemaRegistry:
         from confluent_kafka.schema_registry.error import SchemaRegistryError
 
         try:
-            return call(client)
+            return self._calls.run(lambda: call(client), self._deadline_s())
         except SchemaRegistryError as error:
             raise self._refusal(error, what) from error
         except ModuleNotFoundError as error:
@@ -164,6 +169,12 @@ class SchemaRegistry:
             raise RegistryUnavailable(
                 f"{self.url} does not answer, and {what} is not known yet: {said}"
             ) from None
+
+    def _deadline_s(self) -> float:
+        """Return the maximum seconds of a call. The client has accepted the properties before."""
+        timeout: Any = self._properties["timeout"]
+        retries: Any = self._properties["max.retries"]
+        return 3 * float(timeout) * (1 + int(retries))
 
     def _request_id(self, subject: str, schema: RegisteredSchema) -> int:
         def ask(client: Any) -> int:
@@ -256,6 +267,46 @@ def _connected(address: Secret, properties: dict[str, Any], secrets: Sequence[Se
     except (ValueError, TypeError, OSError) as error:
         said = masked(str(error), secrets)
         raise InvalidConfig(f"schema registry {masked(url)}: {said}") from None
+
+
+class _BoundedCalls:
+    """Calls with a total deadline. Thread-safe.
+
+    The HTTP client has no deadline for the head of a response, which may come byte by byte. So each
+    call has a thread of its own, which is abandoned after the deadline.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._abandoned: list[threading.Thread] = []
+        """Threads whose calls were not over in time; at most `MAX_ABANDONED` of them run."""
+        self._lock = threading.Lock()
+
+    def run(self, call: Callable[[], T], seconds: float) -> T:
+        """Return the result of a call, or raise its error. Raises RegistryUnavailable if it is late."""
+        with self._lock:
+            self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
+            if len(self._abandoned) >= MAX_ABANDONED:
+                raise RegistryUnavailable(
+                    f"{self._url} has begun {MAX_ABANDONED} responses that do not end; is the URL that "
+                    "of a registry?"
+                )
+        outcome: Future[T] = Future()
+        thread = threading.Thread(target=_run, args=(call, outcome), daemon=True)
+        thread.start()
+        wait([outcome], seconds)
+        if not outcome.done():
+            with self._lock:
+                self._abandoned.append(thread)
+            raise RegistryUnavailable(f"{self._url} has not answered within {seconds:g} s")
+        return outcome.result()
+
+
+def _run(call: Callable[[], T], outcome: Future[T]) -> None:
+    try:
+        outcome.set_result(call())
+    except BaseException as error:
+        outcome.set_exception(error)
 
 
 def _bound(client: Any, timeout_s: float) -> None:

@@ -27,13 +27,16 @@ def serve() -> Iterator[Serve]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def start(answer: Callable[[socket.socket], None]) -> str:
+            def answered(peer: socket.socket) -> None:
+                with closing(peer), suppress(OSError):
+                    peer.recv(65536)
+                    answer(peer)
+
             def run() -> None:
                 with suppress(OSError):
                     while True:
                         peer, _ = listener.accept()
-                        with closing(peer), suppress(OSError):
-                            peer.recv(65536)
-                            answer(peer)
+                        threading.Thread(target=answered, args=(peer,), daemon=True).start()
 
             threading.Thread(target=run, daemon=True).start()
             return f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -79,6 +82,24 @@ def test_an_answer_that_arrives_too_slowly_is_cut_off(serve: Serve) -> None:
 
     with pytest.raises(RegistryUnavailable, match="within 0.5 s"):
         SchemaRegistry(serve(drips), timeout=0.5).schema(1)
+    stop.set()
+
+
+def test_a_head_that_arrives_byte_by_byte_is_cut_off(serve: Serve) -> None:
+    """And a registry that does so at each call is not called for ever."""
+    stop = threading.Event()
+
+    def drips(peer: socket.socket) -> None:
+        peer.sendall(b"HTTP/1.1 200 OK\r\n")
+        while not stop.wait(0.01):
+            peer.sendall(b"x")
+
+    registered = SchemaRegistry(serve(drips), timeout=0.2)
+    for _ in range(registry.MAX_ABANDONED):
+        with pytest.raises(RegistryUnavailable, match="within 0.6 s"):
+            registered.schema(1)
+    with pytest.raises(RegistryUnavailable, match="responses that do not end"):
+        registered.schema(1)
     stop.set()
 
 
