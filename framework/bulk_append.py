@@ -39,7 +39,7 @@ def append_to(topic: TopicDeclaration, data: Any, timestamp: int | dt.datetime |
 
 def _append_table(topic: TopicDeclaration, data: Any, now: int) -> int:
     total = 0
-    with topic.session.appending() as producer:
+    with topic.session.appending(topic.name) as producer:
         info = topic.session.broker().topic(topic.name)
         # Columns that were added to the topic since the app was written may be given too.
         schema = topic.schema if topic.stored_schema is None else info.schema
@@ -136,7 +136,7 @@ def _stored(topic: TopicDeclaration, name: str, codec: Codec, column: Any) -> pa
 
 def _append_records(topic: TopicDeclaration, records: Any, now: int) -> int:
     total = 0
-    with topic.session.appending() as producer:
+    with topic.session.appending(topic.name) as producer:
         info = topic.session.broker().topic(topic.name)
         while piece := [_items(topic, record, now) for record in islice(records, APPEND_RECORDS)]:
             columns = _columns(topic, piece)

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from strandline.changelog.broker import Broker
+from strandline.changelog.clock import SystemClock
 from strandline.changelog.config import check_topic_name
 from strandline.changelog.errors import (
     InvalidConfig,
@@ -23,6 +24,7 @@ from strandline.framework.options import Options
 from strandline.framework.store import Store
 from strandline.framework.task import TaskSpec, dead_letter_topic, timer_store
 from strandline.framework.topic import Topic
+from strandline.statestore.lost_topics import check_recorded
 from strandline.statestore.recorded import declarations_topic
 from strandline.statestore.spec import StoreSpec
 
@@ -193,7 +195,7 @@ class Declarations:
     def prepare(self, broker: Broker) -> dict[str, TopicInfo]:
         """Create the topics that do not exist, check those that do, and return all of them.
 
-        Raises InvalidConfig, SchemaMismatch.
+        Raises InvalidConfig, SchemaMismatch, InternalTopicLost.
         """
         self._check_not_internal()
         letters = {spec.dead_letter.name: spec for spec in self.tasks.values() if spec.dead_letter}
@@ -292,6 +294,8 @@ class Declarations:
         try:
             info = broker.topic(topic.name)
         except UnknownTopic:
+            if topic.is_internal:
+                self._check_not_lost(broker, topic.name)
             return _created(broker, topic, config, infos)
         if topic.partitions not in (None, info.partitions):
             raise InvalidConfig(
@@ -322,6 +326,7 @@ class Declarations:
         try:
             info = broker.topic(name)
         except UnknownTopic:
+            self._check_not_lost(broker, name)
             self._warn_if_state_lost(broker, name, spec, store)
             try:
                 return broker.create_topic(name, partitions, config=changelog_config(store))
@@ -336,13 +341,16 @@ class Declarations:
         changes = _keeping_more(info.config, changelog_config(store))
         return broker.alter_topic(name, config=changes) if changes else info
 
+    def _check_not_lost(self, broker: Broker, name: str) -> None:
+        """Raise InternalTopicLost if a topic was deleted, so that it is not created again, empty."""
+        check_recorded(self.app, broker, SystemClock(), [name])
+
     def _warn_if_state_lost(
         self, broker: Broker, name: str, spec: TaskSpec, store: StoreSpec[Any, Any]
     ) -> None:
         """Warn if a store has no changelog but its task has committed offsets.
 
-        The store is new, was reset, or its changelog was deleted. In the last case the app does not
-        start, unless an earlier version has recorded the store's declaration.
+        The store is new, was reset, or the recorded declarations were deleted together with it.
         """
         inputs = {topic.name for topic in spec.inputs}
         if any(tp.topic in inputs for tp in broker.committed(self.app, require_stable=False)):

@@ -120,24 +120,22 @@ class Session:
 
     def producer(self, transactional_id: str | None = None) -> Producer:
         """Return a producer of bytes and columns; the declared topics exist then."""
-        from strandline.changelog.client.producer import Producer
-
         self.prepare()
-        return Producer(self.broker(), transactional_id=transactional_id, clock=self.clock)
+        return self._producer(transactional_id)
 
     @contextmanager
-    def appending(self) -> Iterator[Producer]:
-        """Yield a producer for appends; the declared topics exist then.
+    def appending(self, topic: str) -> Iterator[Producer]:
+        """Yield a producer for appends to a declared topic, which exists then.
 
         It is used again by later appends, because the log remembers each producer for a day.
         Appends of several threads have a producer each.
         """
-        self.prepare()
+        self.prepare_topic(topic)
         with self._opening:
             self.broker()
             opened = self._opened
             assert opened is not None
-            producer = opened.idle_producers.pop() if opened.idle_producers else self.producer()
+            producer = opened.idle_producers.pop() if opened.idle_producers else self._producer()
         try:
             yield producer
         except BaseException:
@@ -145,6 +143,11 @@ class Session:
             raise
         producer.end_batches()  # as if each append had a producer of its own
         opened.idle_producers.append(producer)
+
+    def _producer(self, transactional_id: str | None = None) -> Producer:
+        from strandline.changelog.client.producer import Producer
+
+        return Producer(self.broker(), transactional_id=transactional_id, clock=self.clock)
 
     def metrics(self) -> list[MetricReading]:
         """Return the metrics of the log if it is open and this process owns it."""

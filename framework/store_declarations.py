@@ -24,7 +24,7 @@ import msgspec
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
-from strandline.changelog.errors import InvalidConfig, UnknownTopic
+from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.records import PartitionOffsets, TopicInfo, TopicPartition
 from strandline.statestore.declaration import (
     Declaration,
@@ -34,7 +34,7 @@ from strandline.statestore.declaration import (
     declaration_of,
     undeclared,
 )
-from strandline.statestore.lost_topics import topic_lost
+from strandline.statestore.lost_topics import ids_of, is_lost, topic_lost
 from strandline.statestore.ownership import check_unowned
 from strandline.statestore.recorded import (
     DeclarationLog,
@@ -97,8 +97,6 @@ class StoreDeclarations:
         """Removal of everything that `record` has added, if it is taken back."""
         self._tried: dict[str, Mapping[TopicPartition, PartitionOffsets]] = {}
         """Offsets of changelogs whose values `upgrade` has converted in a trial."""
-        self._recorded_in = ""
-        """Id of the topic of recorded declarations, once it is known."""
         self._unfinished: set[str] = set()
         """Changelogs with a partition still to be rewritten when one of them was last opened."""
 
@@ -285,23 +283,12 @@ class StoreDeclarations:
 
     def _check_not_lost(self, topic: str, recorded: TopicIds | None) -> None:
         """Raise InternalTopicLost if a topic is not the recorded one, but offsets need that."""
-        if recorded is None:
-            return
-        found = self._ids_of(topic)
-        is_replaced = found is None or (
-            found != recorded and found.recorded_in == recorded.recorded_in
-        )
-        if is_replaced and self._broker.committed(self._app, require_stable=False):
+        lost = recorded is not None and is_lost(recorded, self._ids_of(topic))
+        if lost and self._broker.committed(self._app, require_stable=False):
             raise topic_lost(self._app, topic)
 
     def _ids_of(self, topic: str) -> TopicIds | None:
-        """Return the ids of an internal topic; None if it or the one that records it is absent."""
-        try:
-            if not self._recorded_in:
-                self._recorded_in = self._broker.topic(self._log.topic).topic_id
-            return TopicIds(self._broker.topic(topic).topic_id, self._recorded_in)
-        except UnknownTopic:
-            return None
+        return ids_of(self._broker, topic, self._log.topic)
 
     def _check_owned(self) -> None:
         """Refuse an app with an internal topic that another app has as well."""

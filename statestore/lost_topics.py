@@ -4,19 +4,22 @@ A changelog had the state, and a repartition topic had rows between two tasks. T
 offsets are past the records that made them, so an app that continued would give wrong results. It
 is refused instead, in two places:
 
-    at a commit              by the topic to which the changes of a store were appended
-    before a store opens     by the topic ids that are recorded with the declarations
+    at a commit                  by the topic to which the changes of a store were appended
+    before a store is opened     by the topic ids that are recorded with the declarations
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.producer import BatchMetadata
-from strandline.changelog.errors import InternalTopicLost
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import InternalTopicLost, UnknownTopic
 from strandline.changelog.records import TopicPartition
+from strandline.statestore.declaration import TopicIds
 from strandline.statestore.engine import StorePosition
+from strandline.statestore.recorded import DeclarationLog
 
 
 def topic_lost(app: str, topic: str) -> InternalTopicLost:
@@ -27,6 +30,45 @@ def topic_lost(app: str, topic: str) -> InternalTopicLost:
         f"a backup; or run `strandline reset {app}`, and the app starts again from the first record; "
         f"or `strandline reset {app} --changelogs`, and it continues with empty stores"
     )
+
+
+def check_recorded(
+    app: str, broker: Broker, clock: Clock, topics: Collection[str] | None = None
+) -> None:
+    """Raise InternalTopicLost if a recorded topic is lost, and the app has committed offsets.
+
+    Call it before topics are created. In a log with a copy of the records, as after a move, the ids
+    mean nothing, but a changelog that is absent is lost there too.
+
+    Args:
+        app: Name of the app.
+        broker: The log.
+        clock: Source of time.
+        topics: Topics to look at; by default all recorded ones.
+    """
+    log = DeclarationLog(broker, app, clock)
+    recorded = log.read()
+    known = {topic: one.changelog_id for topic, one in recorded.stores.items()}
+    known |= {topic: ids for topic, ids in recorded.topics.items() if ids is not None}
+    wanted = known if topics is None else known.keys() & set(topics)
+    lost = [one for one in sorted(wanted) if is_lost(known[one], ids_of(broker, one, log.topic))]
+    if lost and broker.committed(app, require_stable=False):
+        raise topic_lost(app, lost[0])
+
+
+def is_lost(recorded: TopicIds | None, found: TopicIds | None) -> bool:
+    """Return True if a recorded topic does not exist, or is another topic in the same log."""
+    if found is None or recorded is None:
+        return found is None
+    return found != recorded and found.recorded_in == recorded.recorded_in
+
+
+def ids_of(broker: Broker, topic: str, recorded_in: str) -> TopicIds | None:
+    """Return the ids of a topic and of the one named `recorded_in`; None if one is absent."""
+    try:
+        return TopicIds(*(broker.topic(name).topic_id for name in (topic, recorded_in)))
+    except UnknownTopic:
+        return None
 
 
 def check_same_changelogs(

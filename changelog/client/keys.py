@@ -95,14 +95,20 @@ def _encoded(key: Any) -> bytes:
 
 
 def with_same_floats(key: Any) -> Any:
-    """Return a key with equal floats made the same, also in tuples.
+    """Return a key with equal floats made the same, also in tuples, lists and dicts.
 
     >>> with_same_floats(("a", -0.0))
     ('a', 0.0)
     """
     if isinstance(key, float):
         return key + 0.0 if key == key else math.nan  # noqa: PLR0124 - only NaN is not itself
-    return tuple(map(with_same_floats, key)) if isinstance(key, tuple) else key
+    if isinstance(key, (tuple, list)):
+        return (
+            [*map(with_same_floats, key)]
+            if isinstance(key, list)
+            else (*map(with_same_floats, key),)
+        )
+    return {n: with_same_floats(v) for n, v in key.items()} if isinstance(key, dict) else key
 
 
 def _same_floats(column: pa.Array) -> pa.Array:

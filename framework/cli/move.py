@@ -23,7 +23,9 @@ from strandline.framework.cli.offline import ReadingBar
 from strandline.framework.cli.options import JsonOption
 from strandline.framework.declarations import check_app_name
 from strandline.framework.positions import translated
+from strandline.statestore.lost_topics import check_recorded
 from strandline.statestore.ownership import InternalTopics
+from strandline.statestore.recorded import SUFFIX
 
 if TYPE_CHECKING:
     from strandline.framework.app import App
@@ -72,6 +74,7 @@ def move(
     named = [name for text in topics or () for name in text.split(",") if name]
     with _opened(source, target) as (here, there):
         selection = _selection(here, named, app)
+        _check_not_lost(here, selection)
         work = moving.verify_only if verify_only else moving.move
         with _Bars() as bars:
             report = work(here, there, selection, progress=bars)
@@ -122,6 +125,14 @@ def _wanted_by(source: MovedLog, app: str, loaded: App | None) -> tuple[str, set
     if loaded is not None:
         wanted |= set(loaded.declared.topics)
     return name, wanted
+
+
+def _check_not_lost(source: MovedLog, selection: Selection) -> None:
+    """Raise InternalTopicLost if an app to be moved has lost state: the target would not show it."""
+    for info in source.topics():
+        app = info.name.removesuffix(SUFFIX)
+        if app != info.name and (selection.topics is None or info.name in selection.topics):
+            check_recorded(app, source.broker, SystemClock())
 
 
 class _Bars:

@@ -140,9 +140,10 @@ def _drop(app: App, broker: Broker, lines: list[PlanLine], *, yes: bool) -> None
     check_at_rest(broker, app.name)
     if not confirmed(f"delete {', '.join(orphans)} for good?", yes=yes):
         return
-    for topic in orphans:
-        broker.delete_topic(topic)
+    # The records go first: a recorded topic that does not exist counts as lost.
     log = DeclarationLog(broker, app.name, SystemClock())
     keys = {key for topic in orphans for key in (topic, topic_key(topic))}
     log.change(lambda recorded: dict.fromkeys(keys.intersection(recorded.keys())))
+    for topic in orphans:
+        broker.delete_topic(topic)
     output.line(f"deleted {len(orphans)} topics")

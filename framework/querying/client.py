@@ -31,6 +31,7 @@ from strandline.framework.querying.workers import Fleet
 from strandline.framework.session import Session
 from strandline.framework.store import Store
 from strandline.framework.store_declarations import StoreDeclarations
+from strandline.statestore.lost_topics import check_recorded
 from strandline.statestore.ownership import check_named
 from strandline.statestore.spec import UNSET, changelog_topic
 from strandline.statestore.values import Expiry
@@ -213,12 +214,13 @@ class Connection:
         return CommittedSource(short, fleet, replayed, placement, partitions)
 
     def _changelog(self, name: str) -> TopicInfo:
-        """Return the changelog of the store "app/store". Raises InvalidRequest."""
+        """Return the changelog of the store "app/store". Raises InvalidRequest, InternalTopicLost."""
         app, slash, short = name.partition("/")
         try:
             if slash:
                 found = self.broker.topic(changelog_topic(app, short))
                 check_named(app, found.name, self.broker, self._clock)
+                check_recorded(app, self.broker, self._clock, [found.name])
                 return found
         except UnknownTopic:
             pass

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import strandline as sl
 from strandline import changelog
 from strandline.changelog.log import Log
 from strandline.changelog.records import CommittedOffset, TopicPartition
@@ -61,6 +62,27 @@ def test_an_app_is_moved_with_its_topics_and_groups(
     assert (loaded.code, topics_in(declared)) == (0, ["orders", "shop-totals-changelog", "sums"])
     with changelog.open(there) as log:
         assert log.broker.groups() == ["shop"]
+
+
+@pytest.mark.parametrize("chosen", [[], ["--app", "counting"]])
+def test_an_app_that_has_lost_its_state_is_not_moved(
+    log: Log, strandline: Command, folder: Path, tmp_path: Path, chosen: list[str]
+) -> None:
+    """The target would have other topic ids, and would not show it."""
+    app = sl.App("counting", log=log, state_dir=tmp_path / "state")
+    given = app.topic("given", key=str, value=int)
+    seen = app.counter("seen", key=str)
+
+    @app.task(given, stores=[seen])
+    def count(record: sl.Record[str, int]) -> None:
+        seen.add(record.key)
+
+    given.append([("a", 1)])
+    app.run(until="idle", progress=False)
+    log.delete_topic("counting-seen-changelog")
+    outcome = strandline("move", str(folder), str(tmp_path / "there"), *chosen)
+    assert outcome.code != 0
+    assert "topic 'counting-seen-changelog' was deleted" in outcome.err
 
 
 def test_chosen_topics_are_moved(

@@ -64,17 +64,23 @@ def test_an_app_whose_changelog_was_deleted_does_not_start(system: System, again
     assert shop.run() == expected
     delete(log, topic, again=again)
 
-    for _ in range(2):  # the first start may create the topic
-        shop = Counting(log, system.state, system.prefix)
+    for _ in range(2):  # the second start finds what the first one has left
         shop.sales.append([("k0", 1)])
+        shop = Counting(log, system.state, system.prefix)
         kept = files(system.state)
         assert kept
         with pytest.raises(InternalTopicLost, match=f"strandline reset {system.prefix}shop"):
             shop.run()
         with pytest.raises(InternalTopicLost):
             shop.app.query(shop.totals).to_dict()
-        with sl.connect(log) as client, pytest.raises(InternalTopicLost):
-            client.store(shop.totals).to_dict()
+        named = {info.name for info in log.broker.topics()}
+        assert (topic in named) == again, "a refused start creates no empty topic"
+        with sl.connect(log) as client:
+            lost = InternalTopicLost if again else sl.InvalidRequest
+            with pytest.raises(lost):
+                client.store(shop.totals).to_dict()
+            with pytest.raises(lost):
+                client.store(f"{shop.app.name}/totals").to_dict()
         assert files(system.state) == kept, "the last copy of the state"
 
     plan = plan_for(log.broker, shop.app.name, "unused")
@@ -124,6 +130,10 @@ def test_the_topic_that_is_recorded_in_another_log_means_nothing(tmp_path: Path)
         names = ["sales", CHANGELOG, declarations_topic("shop")]
         here, there = moving.MovedLog("log", log.broker), moving.MovedLog("copy", copy.broker)
         moving.move(here, there, moving.Selection(names, ["shop"]), progress=lambda *_: None)
+        delete(copy, CHANGELOG, again=False)
+        with pytest.raises(InternalTopicLost):
+            Counting(copy, tmp_path / "copied state").run()
+        moving.move(here, there, moving.Selection([CHANGELOG], []), progress=lambda *_: None)
         assert Counting(copy, tmp_path / "copied state").run() == {"a": 1}
         delete(copy, CHANGELOG, again=True)
         with pytest.raises(InternalTopicLost):
@@ -227,7 +237,7 @@ def test_a_worker_that_joins_again_opens_no_store_of_another_changelog(tmp_path:
 
         def replace_and_fence() -> None:
             delete(log, CHANGELOG, again=True)
-            log.broker.init_producer("shop-0")  # so that the commit is refused
+            log.broker.init_producer("shop-0")  # fences the worker
 
         app, sales = declared("task", log, tmp_path / "state", replace_and_fence)
         sales.append([("k", n) for n in range(50)])

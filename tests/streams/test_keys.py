@@ -74,6 +74,8 @@ EQUAL_KEYS: list[tuple[Any, list[Any]]] = [
     (tuple[str, float], [("a", 0.0), ("a", -0.0), ("a", 0)]),
     (tuple[float, ...], [(1.0, 0.0), (1.0, -0.0), (1, 0)]),
     (Any, [0.0, -0.0]),
+    (Any, [[0.0], [-0.0]]),
+    (Any, [{"a": 0.0}, {"a": -0.0}]),
     (dt.datetime, [NOON, NOON.astimezone(PARIS)]),
     (tuple[str, dt.datetime], [("a", NOON), ("a", NOON.astimezone(PARIS))]),
 ]
