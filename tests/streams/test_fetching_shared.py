@@ -80,6 +80,7 @@ def test_windows_are_as_of_one_moment_while_workers_run(
     second, _ = made(system, log)
     one, two = InThread(first, "hops"), InThread(second, "hops")
     eventually(lambda: one.error or len(one.numbers) == len(two.numbers) == 2, what="sharing")
+    assert one.error is None, repr(one.error)
     with sl.connect(log, deadline=60) as connection:
         hops = connection.store(f"{first.name}/hops")
         plain = connection.store(f"{first.name}/plain")
