@@ -150,7 +150,7 @@ async def test_a_commit_without_an_answer_names_the_deleted_topic(link: FaustLin
     for topic in ("kept", "deleted"):
         link.ensure(topic, 1)
     sent = [Sent(0, topic, 0, b"a", b"b", 1_700_000_000_000, ()) for topic in ("kept", "deleted")]
-    work, member = FaustCommit({}, sent, {}), GroupMember("g", "m", 0)
+    work, member = FaustCommit({}, sent, {}, {}), GroupMember("g", "m", 0)
     with pytest.raises(RequestTimedOut):
         commit(work, link, silent, member)
     link.broker.delete_topic("deleted")
