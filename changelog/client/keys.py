@@ -103,11 +103,8 @@ def with_same_floats(key: Any) -> Any:
     if isinstance(key, float):
         return key + 0.0 if key == key else math.nan  # noqa: PLR0124 - only NaN is not itself
     if isinstance(key, (tuple, list)):
-        return (
-            [*map(with_same_floats, key)]
-            if isinstance(key, list)
-            else (*map(with_same_floats, key),)
-        )
+        items = map(with_same_floats, key)
+        return list(items) if isinstance(key, list) else tuple(items)
     return {n: with_same_floats(v) for n, v in key.items()} if isinstance(key, dict) else key
 
 

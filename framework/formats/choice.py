@@ -67,8 +67,8 @@ def _codec(kind: Any, serde: AnySerde, place: SerdeUse) -> Codec:
 
 
 def _by_value(serde: Serde[Any], exact: type | None = None) -> Codec:
-    is_own = type(serde) in (Long, Double, DoubleKey)  # another subclass may write another format
-    if is_own and isinstance(serde, Long | Double):
+    # Compared exactly, because another subclass may write another format.
+    if type(serde) is Long or type(serde) is Double or type(serde) is DoubleKey:
         return NumberCodec(serde)
     return SerdeCodec(serde, exact)
 

@@ -185,8 +185,11 @@ class Connection:
 
         Raises:
             InvalidRequest: The store does not exist.
+            InternalTopicLost: Its changelog was deleted and created again.
         """
-        return self._source(name, self._changelog(name), "marked")
+        changelog = self._changelog(name)
+        check_recorded(name.partition("/")[0], self.broker, self._clock, [changelog.name])
+        return self._source(name, changelog, "marked")
 
     def close(self) -> None:
         """Close the connections to all workers, and the log if `connect` opened it. Idempotent."""
@@ -214,13 +217,12 @@ class Connection:
         return CommittedSource(short, fleet, replayed, placement, partitions)
 
     def _changelog(self, name: str) -> TopicInfo:
-        """Return the changelog of the store "app/store". Raises InvalidRequest, InternalTopicLost."""
+        """Return the changelog of the store "app/store". Raises InvalidRequest."""
         app, slash, short = name.partition("/")
         try:
             if slash:
                 found = self.broker.topic(changelog_topic(app, short))
                 check_named(app, found.name, self.broker, self._clock)
-                check_recorded(app, self.broker, self._clock, [found.name])
                 return found
         except UnknownTopic:
             pass
