@@ -99,6 +99,15 @@ class AsyncInstance(TaskInstance):
         return len(self._flights)
 
     @property
+    def records_uncounted(self) -> int:
+        """Number of records that were handed out and that `end` has not counted.
+
+        The asyncio loop also runs between slices, for the first steps of other instances, so some
+        of them can have taken effect.
+        """
+        return len(self._flights) + self._uncounted
+
+    @property
     def has_work(self) -> bool:
         """True if a slice would do something."""
         has_steps = self.is_busy or self.has_input or self._is_tick_due()

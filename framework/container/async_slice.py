@@ -34,7 +34,11 @@ class AsyncSlice:
         self._has_need.set()
 
     async def over(self, mains: Collection[asyncio.Task[int]]) -> None:
-        """Wait until the slice is over or none of the tasks is running. Raises a task's error."""
+        """Wait until the slice is over or none of the tasks is running. Raises a task's error.
+
+        Afterwards no record is handed out before the next slice. Tasks that still run keep this one
+        until then, and the next one counts only those that were handed out before it.
+        """
         try:
             async with asyncio.timeout(max(0, self.until - time.perf_counter())):
                 await self._has_need.wait()
@@ -42,6 +46,7 @@ class AsyncSlice:
             pass
         else:
             await asyncio.wait(mains, timeout=self._gather_s)
+        self.left = 0
         for main in mains:
             if main.done():
                 main.result()

@@ -98,8 +98,8 @@ class SliceScheduler:
             return handled
         working = [instance for instance in _async(instances) if instance.has_work]
         left = math.inf if limit is None else limit - handled
-        running = sum(instance.records_in_flight for instance in working)
-        return handled + self._handle_async(working, AsyncSlice(SLICE_SECONDS, left - running))
+        left -= sum(instance.records_uncounted for instance in working)
+        return handled + self._handle_async(working, AsyncSlice(SLICE_SECONDS, left))
 
     def settle(self, instances: Sequence[TaskInstance]) -> int:
         """Wait until no async handler runs, because the worker stops or gives up partitions.

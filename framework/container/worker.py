@@ -142,7 +142,7 @@ class Worker:
             left = None if until_handled is None else until_handled - self.handled
             seconds = seconds_left()
             is_over = seconds is not None and seconds <= 0
-            if left == 0 or is_over or self._all_failed:
+            if (left is not None and left <= 0) or is_over or self._all_failed:
                 self._settle(self.instances)
                 if self.commit() or is_over:
                     return

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import strandline as sl
 from strandline.framework import testing
 from strandline.framework.container.gauges import RUNNING
+from strandline.framework.container.scheduler import SliceScheduler
 from strandline.framework.container.session import WorkerSession
 from strandline.framework.testing import CRASH, TestDriver
 from strandline.framework.topic import Topic
@@ -500,6 +501,40 @@ def test_a_count_limits_the_calls(asking: Asking) -> None:
     assert asking.app.run(count=4, progress=False) == 4
     assert asking.gates.begun == [0, 1, 2, 3]
     assert asking.committed() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("turns", [0, 1], ids=["slices", "between"])
+def test_a_count_is_exact_with_many_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    # The loop also runs between slices, when instances whose restore takes longer start.
+    start = SliceScheduler.start
+
+    def start_and_turn(self: SliceScheduler, instances: Any) -> None:
+        start(self, instances)
+        for _ in range(turns):
+            self._loop.run(asyncio.sleep(0.002))
+
+    monkeypatch.setattr(SliceScheduler, "start", start_and_turn)
+    app = sl.App("app", log=tmp_path / "log")
+    numbers = app.topic("numbers", key=str, value=int, partitions=16)
+    handled: list[int] = []
+
+    def hold_up_the_loop() -> None:
+        time.sleep(0.003)  # slices end with more work to do then
+
+    @app.task(numbers, concurrency=2)
+    async def wait(record: sl.Record[str, int]) -> None:
+        if record.value % 20 == 0:
+            hold_up_the_loop()
+        await asyncio.sleep((0, 0.001, 0.003, 0.012)[record.value % 4])
+        handled.append(record.value)
+
+    counts = [1 + 37 * n % 60 for n in range(24)]
+    numbers.append([(str(n), n) for n in range(2 * sum(counts))])
+    for count in counts:
+        assert app.run(count=count, timeout=30, progress=False) == count
+    assert len(set(handled)) == len(handled) == sum(counts)
 
 
 def test_running_handlers_are_dropped_when_a_commit_is_aborted(
