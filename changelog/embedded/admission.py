@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from strandline.changelog.arrays import as_int64s
 from strandline.changelog.embedded.frame import FramePayload, encode
 from strandline.changelog.embedded.topic import OpenTopic
 from strandline.changelog.errors import InvalidRecord, RecordTooLarge, SchemaMismatch
@@ -29,14 +29,15 @@ def admitted(topic: OpenTopic, request: Append, now_ms: int) -> FramePayload:
     log_append_time = topic.config.message_timestamp_type == "LogAppendTime"
     if log_append_time:
         columns = _stamped(columns, now_ms)
-    else:
-        _check_times(topic, columns, now_ms)
     payload = encode(
         columns,
         schema_id=request.schema_id,
         compression=topic.config.compression_type,
         log_append_time=log_append_time,
     )
+    if not log_append_time:
+        earliest = int(as_int64s(columns.column(0)).min())
+        _check_times(topic, earliest, payload.max_timestamp, now_ms)
     if payload.size > topic.config.max_message_bytes:
         raise RecordTooLarge(
             f"topic {name!r}: a batch of {payload.size} bytes is over max.message.bytes = "
@@ -75,11 +76,9 @@ def _stamped(columns: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
     return columns.set_column(0, columns.schema.field(0), times)
 
 
-def _check_times(topic: OpenTopic, columns: pa.RecordBatch, now_ms: int) -> None:
+def _check_times(topic: OpenTopic, low: int, high: int, now_ms: int) -> None:
     config = topic.config
-    ends = pc.min_max(columns.column(0)).as_py()
-    low, high = ends["min"], ends["max"]
-    if low is None or low < 0:
+    if low < 0:
         raise InvalidRecord(
             f"topic {topic.meta.name!r}: timestamps are milliseconds since 1970, got {low}"
         )

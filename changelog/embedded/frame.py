@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import crc32c
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from strandline.changelog.arrays import binaries, int64s
+from strandline.changelog.arrays import as_int64s, binaries, int64s
 from strandline.changelog.arrow_messages import open_message
 from strandline.changelog.decoding import unchecked_msgpack_decoder
 from strandline.changelog.embedded.format import (
@@ -118,7 +117,7 @@ def encode(
         attributes,
         columns.num_rows,
         timestamps[0].as_py(),
-        pc.max(timestamps).as_py(),
+        int(as_int64s(timestamps).max()),  # ten times faster than a compute kernel if they are few
         schema_id,
         message,
         start,
