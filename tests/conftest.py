@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,6 +22,13 @@ from tests.kafka.brokers import kafka, name, now, running
 from tests.systems import is_on_kafka, system
 
 __all__ = ["kafka", "name", "now", "running", "system"]
+
+MEMORY = Path("/dev/shm")
+MIN_MEMORY_BYTES = 4 << 30
+"""Free space at which the folders of tests are in memory. Half of the time of the suite is fsyncs,
+and none of them is proved by waiting for a disk: crashes are simulated, or kill a process."""
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MIN_MEMORY_BYTES:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # a variable of pytest itself
 
 KAFKA, SPARK = SERVERS = ("kafka", "spark")
 """Groups of the tests that share a broker, and of those that share a JVM with Spark."""
