@@ -16,10 +16,12 @@ from strandline.changelog.errors import (
     InvalidRequest,
     SchemaMismatch,
     TopicExists,
+    Unauthenticated,
     UnknownTopic,
 )
 from strandline.changelog.records import TopicInfo
 from strandline.changelog.schema import extends
+from strandline.changelog.settings import LONG_MAX
 from strandline.framework.options import Options
 from strandline.framework.store import Store
 from strandline.framework.task import TaskSpec, dead_letter_topic, timer_store
@@ -96,6 +98,12 @@ class Declarations:
         if not self.is_running():
             self.derive(self)
         return self._tasks
+
+    @property
+    def all_topics(self) -> dict[str, Topic[Any, Any]]:
+        """Topics by name: `topics`, and those that were declared by streams since the last call."""
+        _ = self.tasks  # this derives the tasks of streams, which declare their topics
+        return self.topics
 
     def add_topic(self, topic: TopicT) -> TopicT:
         """Register a topic. A second declaration of the name must be the same."""
@@ -339,7 +347,8 @@ class Declarations:
                 " app.reset() rebuilds it"
             )
         changes = _keeping_more(info.config, changelog_config(store))
-        return broker.alter_topic(name, config=changes) if changes else info
+        info = broker.alter_topic(name, config=changes) if changes else info
+        return _accepting_every_time(broker, info)
 
     def _check_not_lost(self, broker: Broker, name: str) -> None:
         """Raise InternalTopicLost if a topic was deleted, so that it is not created again, empty."""
@@ -399,6 +408,25 @@ def _keeping_more(found: Mapping[str, str], wanted: Mapping[str, str]) -> dict[s
         return {**wanted, "retention.ms": None, "segment.ms": None}
     kept = int(found.get("retention.ms", "-1"))
     return dict(wanted) if 0 <= kept < int(wanted["retention.ms"]) else {}
+
+
+def _accepting_every_time(broker: Broker, info: TopicInfo) -> TopicInfo:
+    """Return a changelog that takes the times of every worker's clock; alter it if necessary.
+
+    Kafka refuses by default times more than an hour ahead, and topics can be created by others.
+    """
+    if info.effective.message_timestamp_after_max_ms == LONG_MAX:
+        return info
+    try:
+        return broker.alter_topic(info.name, {"message.timestamp.after.max.ms": str(LONG_MAX)})
+    except Unauthenticated as error:
+        _log.warning(
+            "changelog %r refuses times far ahead, and may not be altered: a worker whose clock is ahead could "
+            "not commit; set its message.timestamp.after.max.ms to %d: %s",
+            *(info.name, LONG_MAX, error),
+            extra={"topic": info.name, "error": error},
+        )
+        return info
 
 
 def _other_form(topic: Topic[Any, Any], info: TopicInfo) -> SchemaMismatch:

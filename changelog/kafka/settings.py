@@ -18,12 +18,16 @@ from confluent_kafka.admin import (
 from strandline.changelog.config import TopicConfig, topic_settings
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.kafka.address import REPLICATION_FACTOR
-from strandline.changelog.settings import Setting, Source
+from strandline.changelog.settings import LONG_MAX, Setting, Source
 
 COMPRESSION = "compression.type"
 _CHECKED_BY_KAFKA = {"segment.bytes"}
 """Settings that only Kafka checks, because the range depends on its version (at least 1 MiB from
 4.1 on)."""
+CREATED_WITH = {"message.timestamp.after.max.ms": str(LONG_MAX)}
+"""Defaults of topics created here, in place of Kafka's; they are not shown as given. With Kafka's
+one hour, a process whose clock is ahead of a broker's could not write the records that it stamps
+itself, such as changes of state."""
 _TO_KAFKA = {"none": "uncompressed"}
 _FROM_KAFKA = {
     "uncompressed": "none",
@@ -59,6 +63,14 @@ class DescribedConfig(NamedTuple):
     told: list[Setting]
     """Settings that `TopicConfig` has or that are set on the topic, with Kafka's values."""
 
+    def set_to(self, name: str) -> str | None:
+        """Return the value that is set on the topic, or that topics created here have."""
+        return (
+            self.others.get(name)
+            if name in CREATED_WITH.keys() - self.own.keys()
+            else self.own.get(name)
+        )
+
 
 def from_kafka(entries: Mapping[str, Any]) -> DescribedConfig:
     """Convert the entries of Kafka's description of a topic's settings."""
@@ -69,7 +81,9 @@ def from_kafka(entries: Mapping[str, Any]) -> DescribedConfig:
             shown = "none" if entry.value == _TO_KAFKA["none"] else entry.value
             found.told.append(Setting(name, shown, source))
         value = _ours(name, entry.value)
-        if value is not None:
+        if value is not None and CREATED_WITH.get(name) == value:
+            found.others[name] = value
+        elif value is not None:
             (found.own if source == "topic" else found.others)[name] = value
     return found
 

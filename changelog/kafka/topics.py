@@ -69,7 +69,8 @@ class KafkaTopics:
         _refuse_schema(name, schema)
         check_partitions(name, partitions)
         factor = self._connection.cluster.replication_factor
-        topic = NewTopic(name, partitions, factor, config=settings.to_kafka(config))
+        wanted = settings.to_kafka({**settings.CREATED_WITH, **config})
+        topic = NewTopic(name, partitions, factor, config=wanted)
         doing = f"creating topic {name!r}"
         try:
             self._one(
@@ -109,6 +110,10 @@ class KafkaTopics:
         return self._shown(name, partitions or present.partitions, f"altering topic {name!r}")
 
     def _set(self, present: TopicInfo, config: Mapping[str, str | None]) -> None:
+        defaults = settings.CREATED_WITH
+        config = {
+            key: defaults.get(key) if value is None else value for key, value in config.items()
+        }
         merged = {**present.defaults, **present.config, **config}
         settings.to_kafka({key: value for key, value in merged.items() if value is not None})
         given = settings.to_kafka({k: value for k, value in config.items() if value is not None})
@@ -128,8 +133,8 @@ class KafkaTopics:
         )
 
         def is_shown() -> bool | None:
-            entries = self._settings([present.name])[present.name].own
-            shown = all(_is_set(entries.get(key), key, value) for key, value in config.items())
+            entries = self._settings([present.name])[present.name]
+            shown = all(_is_set(entries.set_to(key), key, value) for key, value in config.items())
             return shown or None
 
         self._connection.until(is_shown, doing)
