@@ -105,7 +105,7 @@ def _same(source: str, target: str) -> bool:
 def _selection(source: MovedLog, topics: list[str], app: str | None) -> Selection:
     """Return the requested selection. Raise InvalidRequest if the source has nothing of the app."""
     loaded = load_app(app) if app is not None and ":" in app else None
-    conversions = Forms([] if loaded is None else loaded.declared.topics.values())
+    conversions = Forms([] if loaded is None else loaded.declared.all_topics.values())
     if app is None:
         return Selection(topics or None, metadata=translated, conversions=conversions)
     name, wanted = _wanted_by(source, app, loaded)
@@ -123,7 +123,7 @@ def _wanted_by(source: MovedLog, app: str, loaded: App | None) -> tuple[str, set
     read = {tp.topic for tp in source.broker.committed(name)}
     wanted = read | set(InternalTopics(source.broker, SystemClock()).of(name))
     if loaded is not None:
-        wanted |= set(loaded.declared.topics)
+        wanted |= set(loaded.declared.all_topics)
     return name, wanted
 
 

@@ -123,7 +123,7 @@ def _declared(target: str, topic: str, log: str | None) -> Iterator[Topic[Any, A
     if log is not None:
         os.environ["STRANDLINE_LOG"] = log  # the constructor of App reads it
     app = load_app(target)
-    declared = app.declared.topics
+    declared = app.declared.all_topics
     if topic not in declared:
         known = ", ".join(declared) or "none"
         raise InvalidConfig(f"{target} declares no topic {topic!r}; its topics: {known}")

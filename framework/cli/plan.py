@@ -112,7 +112,7 @@ def compared(app: App, broker: Broker) -> list[PlanLine]:
     found = [_line(topic, spec, recorded.get(topic)) for topic, spec in specs.items()]
     internal = InternalTopics(broker, SystemClock())
     found = [_owned(line, app.name, internal) for line in found]
-    kept = {*specs, *app.declared.topics, declarations_topic(app.name)}
+    kept = {*specs, *app.declared.all_topics, declarations_topic(app.name)}
     orphans = [topic for topic in internal.of(app.name) if topic not in kept]
     return [*found, *(PlanLine(topic, "orphaned", "", topic) for topic in sorted(orphans))]
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import datetime as dt
+import runpy
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+import pytest
 
 import strandline as sl
 from strandline import changelog
 from strandline.changelog.moving import MovedLog, MoveReport, Selection, move
 from strandline.framework.cli.conversions import Forms
 from strandline.framework.positions import translated
+from tests.cli.conftest import Command, folder, strandline
+
+__all__ = ["folder", "strandline"]
 
 WORDS = [f"word {n % 7}" for n in range(300)]
 
@@ -118,6 +123,40 @@ def test_columns_become_json_on_kafka_and_columns_again_in_a_folder(
             assert note == f"{expected[shop]}"
     with changelog.open(urls[2]) as log:
         assert log.topic(f"{name}-sales").schema is not None
+
+
+STREAMING = """
+import os, strandline as sl
+app = sl.App(os.environ["APP"], log=os.environ["LOG"], state_dir=os.environ["STATE"])
+numbers = app.topic(app.name + "-numbers", value=int)
+rests = app.stream(numbers).with_columns(rest=sl.col("value") % 3).group_by("rest")
+out = rests.agg(n=sl.count(), name="by-rest").to(app.name + "-out")
+"""
+
+
+def test_rows_between_two_tasks_of_a_stream_become_columns_again(
+    kafka: str,
+    name: str,
+    tmp_path: Path,
+    strandline: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The topic between them is declared by the stream, not by the module."""
+    urls = [str(tmp_path / "log"), kafka, str(tmp_path / "log again")]
+    module = tmp_path / "streaming.py"
+    module.write_text(STREAMING)
+    monkeypatch.setenv("APP", name)
+    monkeypatch.setenv("STATE", str(tmp_path / "state"))
+    for number, url in enumerate(urls):
+        monkeypatch.setenv("LOG", url)
+        if number:
+            assert strandline("move", urls[number - 1], url, "--app", f"{module}:app").code == 0
+        loaded = runpy.run_path(str(module))
+        with loaded["app"] as app:
+            loaded["numbers"].append([(str(n), n) for n in range(9)])
+            app.run(until="idle", timeout=60, progress=False)
+            counts = loaded["out"].to_polars().group_by("rest").last()
+            assert counts["n"].to_list() == [3 * (number + 1)] * 3
 
 
 def moved(name: str, source: str, target: str, forms: Forms | None = None) -> MoveReport:
