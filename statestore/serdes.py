@@ -29,7 +29,7 @@ from uuid import UUID
 
 import msgspec
 
-from strandline.changelog.client.keys import with_same_floats
+from strandline.changelog.client.keys import canonical
 from strandline.changelog.decoding import unchecked_msgpack_decoder
 from strandline.changelog.depth import MAX_DEPTH, check_msgpack
 from strandline.changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
@@ -227,25 +227,27 @@ class DoubleKey(Double):
     """Floats as keys of a topic: equal ones have the same bytes, so -0.0 is encoded as 0.0."""
 
     def dumps(self, value: float, /) -> bytes:
-        return super().dumps(with_same_floats(value))
+        return super().dumps(canonical(value))
 
 
 class MessagePackKey(MessagePack):
-    """MessagePack of keys of a topic, in which equal floats have the same bytes."""
+    """MessagePack of keys of a topic, in which equal keys have the same bytes."""
 
     @staticmethod
     def dumps(value: Any, /) -> bytes:
-        return _packed(with_same_floats(value))
+        encoded = _packed(value)  # refuses what `canonical` could not take apart
+        same = canonical(value)
+        return encoded if same is value else _packed(same)
 
 
 class TypedMessagePackKey(TypedMessagePack[T]):
-    """MessagePack of keys of a declared type, in which equal floats have the same bytes.
+    """MessagePack of keys of a declared type, in which equal keys have the same bytes.
 
     An int in the place of a float is encoded as that float, because readers decode it so.
     """
 
     def dumps(self, value: Any, /) -> bytes:
-        return _packed(with_same_floats(self.loads(_packed(value))))
+        return _packed(canonical(self.loads(_packed(value))))
 
 
 def value_serde(declared: Any = None) -> Serde[Any]:
@@ -268,7 +270,8 @@ def topic_key_serde(declared: Any = None) -> Serde[Any]:
 
     A key therefore goes to the same partition as with that client. str: UTF-8. bytes: unchanged.
     int: 8 bytes, big-endian. float: a big-endian double. Any other type: as `value_serde`. Equal
-    floats have the same bytes: -0.0 is encoded as 0.0, where Java's client keeps it.
+    keys have the same bytes, except decimals with other digits (1.0 and 1.00): -0.0 is encoded as
+    0.0, where Java's client keeps it, and the entries of dicts and sets have an order.
 
     >>> topic_key_serde(int).dumps(258)
     b'\\x00\\x00\\x00\\x00\\x00\\x00\\x01\\x02'
@@ -280,17 +283,17 @@ def topic_key_serde(declared: Any = None) -> Serde[Any]:
         serde = value_serde(declared)
     if type(serde) is MessagePack:
         return MessagePackKey()
-    return TypedMessagePackKey(declared) if _is_typed_with_floats(serde) else serde
+    return TypedMessagePackKey(declared) if _has_equal_forms(serde) else serde
 
 
-def _is_typed_with_floats(serde: Serde[Any]) -> bool:
-    """Return True if a declared type of MessagePack has floats, or may have."""
+def _has_equal_forms(serde: Serde[Any]) -> bool:
+    """Return True if equal keys of a declared type of MessagePack may have other bytes."""
     if type(serde) is not TypedMessagePack:
         return False
     waiting, plain = [serde.declared], (int, str, bytes, bool, type(None), None, Ellipsis)
     while waiting:
         declared = waiting.pop()
-        if get_args(declared):
+        if get_origin(declared) in _ORDERED:
             waiting += get_args(declared)
         elif declared not in plain:
             return True
@@ -380,6 +383,8 @@ def _name(declared: Any) -> str:
     return declared.__name__ if isinstance(declared, type) else str(declared)
 
 
+_ORDERED = (tuple, list, Union, types.UnionType)
+"""Generic types whose values have one form if their items have."""
 _LONG, _DOUBLE = struct.Struct(">q"), struct.Struct(">d")
 _BIG_INT = 1
 # The first byte of a MessagePack extension: ext 8/16/32 and fixext 1 … 16.

@@ -4,10 +4,10 @@
     bytes    as they are                            ByteArraySerializer
     int      8 bytes, big-endian, two's complement  LongSerializer
     float    8 bytes, big-endian, IEEE 754          DoubleSerializer
-    else     MessagePack
+    else     MessagePack; the entries of dicts and sets in a fixed order
 
 Equal floats have the same bytes, because a record is placed by them: -0.0 is encoded as 0.0, also
-in a tuple, and every NaN alike (Java's doubleToLongBits). Java's DoubleSerializer keeps -0.0.
+within other keys, and every NaN alike (Java's doubleToLongBits). Java's DoubleSerializer keeps -0.0.
 
 `encode_key` encodes one key, `encode_keys` an Arrow column.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import struct
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -26,6 +27,9 @@ import pyarrow.compute as pc
 from strandline.changelog.errors import InvalidRecord
 
 _double = struct.Struct(">d")
+_pack = msgspec.msgpack.Encoder().encode
+_PACKED_TYPES = (bytes, bytearray, memoryview, datetime)
+"""Types that MessagePack has itself, beside those of JSON."""
 
 
 def encode_key(key: object) -> bytes | None:
@@ -90,22 +94,42 @@ def _encoded(key: Any) -> bytes:
         return bytes(key)
     if isinstance(key, int) and not isinstance(key, bool):
         return key.to_bytes(8, "big", signed=True)
-    key = with_same_floats(key)
-    return _double.pack(key) if isinstance(key, float) else msgspec.msgpack.encode(key)
+    key = canonical(key)
+    return _double.pack(key) if isinstance(key, float) else _pack(key)
 
 
-def with_same_floats(key: Any) -> Any:
-    """Return a key with equal floats made the same, also in tuples, lists and dicts.
+def canonical(key: Any) -> Any:
+    """Return a key in the form that is encoded: equal keys of a type have equal forms.
 
-    >>> with_same_floats(("a", -0.0))
-    ('a', 0.0)
+    Floats are made the same, and the entries of dicts and sets are put in an order, at every depth.
+    The fields of an object keep theirs.
+
+    >>> canonical(("a", -0.0)), canonical({"b": 1, "a": 2}), canonical({8, 0, 16})
+    (('a', 0.0), {'a': 2, 'b': 1}, [0, 8, 16])
     """
+    if key is None or isinstance(key, (str, bytes, int)):
+        return key
     if isinstance(key, float):
-        return key + 0.0 if key == key else math.nan  # noqa: PLR0124 - only NaN is not itself
-    if isinstance(key, (tuple, list)):
-        items = map(with_same_floats, key)
-        return list(items) if isinstance(key, list) else tuple(items)
-    return {n: with_same_floats(v) for n, v in key.items()} if isinstance(key, dict) else key
+        return _same_float(key)
+    try:
+        plain = msgspec.to_builtins(key, builtin_types=_PACKED_TYPES, order="deterministic")
+    except TypeError:  # entries that cannot be compared have no order
+        plain = msgspec.to_builtins(key, builtin_types=_PACKED_TYPES)
+    return _with_same_floats(plain)
+
+
+def _with_same_floats(plain: Any) -> Any:
+    if isinstance(plain, float):
+        return _same_float(plain)
+    if isinstance(plain, (tuple, list)):
+        return type(plain)(map(_with_same_floats, plain))
+    if isinstance(plain, dict):
+        return {_with_same_floats(n): _with_same_floats(value) for n, value in plain.items()}
+    return plain
+
+
+def _same_float(number: float) -> float:
+    return number + 0.0 if number == number else math.nan  # noqa: PLR0124 - only NaN is not itself
 
 
 def _same_floats(column: pa.Array) -> pa.Array:
