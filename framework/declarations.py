@@ -206,6 +206,9 @@ class Declarations:
         Raises InvalidConfig, SchemaMismatch, InternalTopicLost.
         """
         self._check_not_internal()
+        # Before any of them is created, or compared with its declaration.
+        if internal := self.internal_topics():
+            check_recorded(self.app, broker, SystemClock(), internal)
         letters = {spec.dead_letter.name: spec for spec in self.tasks.values() if spec.dead_letter}
         infos: dict[str, TopicInfo] = {}
         for name, topic in self.topics.items():
@@ -302,8 +305,6 @@ class Declarations:
         try:
             info = broker.topic(topic.name)
         except UnknownTopic:
-            if topic.is_internal:
-                self._check_not_lost(broker, topic.name)
             return _created(broker, topic, config, infos)
         if topic.partitions not in (None, info.partitions):
             raise InvalidConfig(
@@ -334,7 +335,6 @@ class Declarations:
         try:
             info = broker.topic(name)
         except UnknownTopic:
-            self._check_not_lost(broker, name)
             self._warn_if_state_lost(broker, name, spec, store)
             try:
                 return broker.create_topic(name, partitions, config=changelog_config(store))
@@ -349,10 +349,6 @@ class Declarations:
         changes = _keeping_more(info.config, changelog_config(store))
         info = broker.alter_topic(name, config=changes) if changes else info
         return _accepting_every_time(broker, info)
-
-    def _check_not_lost(self, broker: Broker, name: str) -> None:
-        """Raise InternalTopicLost if a topic was deleted, so that it is not created again, empty."""
-        check_recorded(self.app, broker, SystemClock(), [name])
 
     def _warn_if_state_lost(
         self, broker: Broker, name: str, spec: TaskSpec, store: StoreSpec[Any, Any]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from strandline.changelog.errors import InvalidConfig
@@ -89,7 +90,7 @@ class TaskSpec:
         """True if the handler is a class."""
         return inspect.isclass(self.handler)
 
-    @property
+    @cached_property  # asked in every cycle, for each partition
     def is_async(self) -> bool:
         """True if the handler is awaited."""
         return is_async(self.handler.process if self.is_class else self.handler)

@@ -93,6 +93,19 @@ def test_an_app_whose_changelog_was_deleted_does_not_start(system: System, again
     assert shop.run() == expected | {"k0": 12}
 
 
+def test_a_topic_that_a_broker_has_created_again_is_lost_however_it_looks(tmp_path: Path) -> None:
+    """A broker that creates what is asked for chooses the number of partitions itself."""
+    with changelog.open(tmp_path / "log") as log:
+        shop = Counting(log, tmp_path / "state")
+        shop.sales.append([("a", 1)])
+        shop.run()
+        log.delete_topic(CHANGELOG)
+        log.create_topic(CHANGELOG, 1)
+        with pytest.raises(InternalTopicLost, match="strandline reset shop"):
+            Counting(log, tmp_path / "state").run()
+        assert log.topic(CHANGELOG).config == {}
+
+
 def test_an_app_without_committed_offsets_makes_its_state_again(tmp_path: Path) -> None:
     with changelog.open(tmp_path / "log") as log:
         shop = Counting(log, tmp_path / "state")
