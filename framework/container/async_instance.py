@@ -51,6 +51,8 @@ class InFlightRecord:
     source: Input
     chunk: Chunk
     record: Record[Any, Any]
+    stream_time: int
+    """Largest timestamp up to it, in ms."""
     scope: StepScope | None = None
     task: asyncio.Task[None] | None = None
     """Task of its handler; None if the handler is called when it is the record's turn."""
@@ -213,7 +215,8 @@ class AsyncInstance(TaskInstance):
         chunk.at += 1
         source.in_flight.append(record.offset)
         source.reached = record.offset + 1
-        return InFlightRecord(source, chunk, record)
+        self._latest = max(self._latest, self.context.stream_time, record.timestamp)
+        return InFlightRecord(source, chunk, record, self._latest)
 
     def _is_first_of_key(self, flight: InFlightRecord) -> bool:
         """Note the record as the last of its key; return False if another one comes before it."""
@@ -228,8 +231,7 @@ class AsyncInstance(TaskInstance):
         return False
 
     def _start(self, flight: InFlightRecord) -> None:
-        self._latest = max(self._latest, self.context.stream_time, flight.record.timestamp)
-        flight.scope = self._step_scope(flight.record, self._latest)
+        flight.scope = self._step_scope(flight.record, flight.stream_time)
         flight.task = asyncio.create_task(self._in_scope(flight.scope, (flight.record,)))
 
     # Taking effect --------------------------------------------------------------------

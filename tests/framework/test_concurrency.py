@@ -364,6 +364,27 @@ class Timed:
             """Do nothing."""
 
 
+@pytest.mark.parametrize("concurrency", [1, 2, 3, 8])
+def test_a_handler_sees_the_stream_time_up_to_its_record(concurrency: int) -> None:
+    """Also if it waits for an earlier record of its key, or such a one comes before it."""
+    app = sl.App("app")
+    words = app.topic("words", key=str, value=int)
+    times = app.topic("times", key=str, value=int)
+    counts = app.store("counts", key=str, value=int, default=0)
+
+    @app.task(words, stores=[counts], concurrency=concurrency)
+    async def note(record: sl.Record[str, int]) -> None:
+        await asyncio.sleep(0.002)
+        counts[record.key] += 1
+        times.send(record.key, sl.current_task().stream_time)
+
+    keys = [("a", 5_000), ("a", 5_100), ("b", 5_050), ("c", 6_000), ("a", 5_060), ("d", 1_000)]
+    with TestDriver(app) as driver:
+        driver.run([(key, n, timestamp) for n, (key, timestamp) in enumerate(keys)])
+        seen = [record.value for record in driver.output(times)]
+    assert seen == [5_000, 5_100, 5_100, 6_000, 6_000, 6_000]
+
+
 def test_a_handler_of_a_late_record_sees_the_stream_time_of_an_earlier_run(tmp_path: Path) -> None:
     for value, timestamp in ((0, 5_000), (1, 2_000)):
         timed = Timed(tmp_path / "log")
