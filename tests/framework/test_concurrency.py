@@ -625,7 +625,7 @@ OPERATION = st.one_of(
     st.tuples(st.just("fail"), st.none()),
 )
 SCRIPT = st.lists(OPERATION, max_size=5)
-RECORD = st.tuples(st.sampled_from(KEYS), st.integers(0, 10), SCRIPT)
+RECORD = st.tuples(st.sampled_from(KEYS), st.integers(-6, 10), SCRIPT)
 ITEM = st.one_of(RECORD, RECORD, RECORD, st.just(CRASH))
 
 
@@ -667,7 +667,8 @@ class Scripted:
             case "delete":
                 counts.delete(argument)
             case "send":
-                self.out.send(argument, f"{record.value}: {counts.get(argument)}")
+                time = sl.current_task().stream_time
+                self.out.send(argument, f"{record.value} at {time}: {counts.get(argument)}")
             case "scan":
                 self.out.send(argument, f"{record.value}: {list(counts.range(argument))}")
             case "timer":
