@@ -231,7 +231,7 @@ class DoubleKey(Double):
 
 
 class MessagePackKey(MessagePack):
-    """MessagePack of keys of a topic, in which equal keys have the same bytes."""
+    """MessagePack of keys of a topic, in their canonical form."""
 
     @staticmethod
     def dumps(value: Any, /) -> bytes:
@@ -241,7 +241,7 @@ class MessagePackKey(MessagePack):
 
 
 class TypedMessagePackKey(TypedMessagePack[T]):
-    """MessagePack of keys of a declared type, in which equal keys have the same bytes.
+    """MessagePack of keys of a declared type, in their canonical form.
 
     An int in the place of a float is encoded as that float, because readers decode it so.
     """
@@ -269,9 +269,8 @@ def topic_key_serde(declared: Any = None) -> Serde[Any]:
     """Return the serde of a topic's keys, which writes the same bytes as Kafka's Java client.
 
     A key therefore goes to the same partition as with that client. str: UTF-8. bytes: unchanged.
-    int: 8 bytes, big-endian. float: a big-endian double. Any other type: as `value_serde`. Equal
-    keys have the same bytes, except decimals with other digits (1.0 and 1.00): -0.0 is encoded as
-    0.0, where Java's client keeps it, and the entries of dicts and sets have an order.
+    int: 8 bytes, big-endian. float: a big-endian double. Any other type: as `value_serde`. -0.0
+    is encoded as 0.0, where Java's client keeps it, and the entries of dicts and sets have an order.
 
     >>> topic_key_serde(int).dumps(258)
     b'\\x00\\x00\\x00\\x00\\x00\\x00\\x01\\x02'

@@ -99,10 +99,10 @@ def _encoded(key: Any) -> bytes:
 
 
 def canonical(key: Any) -> Any:
-    """Return a key in the form that is encoded: equal keys of a type have equal forms.
+    """Return a key in the form that is encoded, in which equal keys are the same.
 
-    Floats are made the same, and the entries of dicts and sets are put in an order, at every depth.
-    The fields of an object keep theirs.
+    Floats are made the same, and the entries of dicts and sets are put in an order, at every depth,
+    if they can be compared. The fields of an object keep theirs.
 
     >>> canonical(("a", -0.0)), canonical({"b": 1, "a": 2}), canonical({8, 0, 16})
     (('a', 0.0), {'a': 2, 'b': 1}, [0, 8, 16])

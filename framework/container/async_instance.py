@@ -292,17 +292,18 @@ class AsyncInstance(TaskInstance):
             result = (handler or self._process)(*args)
             if inspect.isawaitable(result):
                 result = await result
+            if _cancellations():
+                await asyncio.sleep(0)  # raises what the handler has left to the next await
+                _take_back_cancellations()  # the handler has caught it
             if result is not None:
                 check_result(result)
         except asyncio.CancelledError as error:
-            scope.end()
             if self._is_dropping:
                 raise
+            _take_back_cancellations()
             raise RuntimeError("the handler was cancelled by something that it awaited") from error
-        except BaseException:
-            scope.end()
-            raise
         finally:
+            scope.end()  # before its turn: what the handler leaves running can write no more
             if handler is None or handler is self._process:
                 self.counters.took(time.perf_counter() - begun, 1)
 
@@ -346,6 +347,19 @@ class AsyncInstance(TaskInstance):
         self._last_of_key.clear()
         self._run = None
         self._latest = -1
+
+
+def _cancellations() -> int:
+    """Return how often the running asyncio task was cancelled and has not taken it back."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+def _take_back_cancellations() -> None:
+    """Let the running asyncio task go on, which may be that of all steps of the instance."""
+    task = asyncio.current_task()
+    while task is not None and task.cancelling():
+        task.uncancel()
 
 
 def _hashable(key: Any) -> Hashable:

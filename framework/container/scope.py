@@ -93,7 +93,7 @@ class StepScope(Scope):
         return all(store.is_current() for store in self._step_stores)
 
     def apply(self) -> None:
-        """Add what the step did to the work of the task instance, and end it."""
+        """Add what the step did to the work of the task instance. It may have ended before."""
         for store in self._step_stores:
             store.apply()
         base = self._base.context.timers
@@ -105,7 +105,7 @@ class StepScope(Scope):
             box.end()
 
     def end(self) -> None:
-        """Drop what the step did. Later uses of its stores and outboxes are refused."""
+        """Refuse later uses of the stores and outboxes of the step."""
         for store in self._step_stores:
             store.end()
         for box in self.outboxes.values():

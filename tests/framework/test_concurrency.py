@@ -23,6 +23,7 @@ from strandline.framework.testing import CRASH, TestDriver
 from strandline.framework.topic import Topic
 from tests.forms import by_form
 
+NOTHING = contextlib.nullcontext()
 Eventually = Callable[..., None]
 
 
@@ -408,7 +409,8 @@ def test_a_repeated_handler_does_not_see_the_time_of_a_later_record(
     assert timed.seen == [(0, 1_000), (1, 9_000)] * 2
 
 
-def test_what_a_handler_leaves_running_cannot_write(tmp_path: Path) -> None:
+@pytest.mark.parametrize("values", [[0, 1], [1, 0]], ids=["in its turn", "before its turn"])
+def test_what_a_handler_leaves_running_cannot_write(tmp_path: Path, values: list[int]) -> None:
     app = sl.App("app", log=tmp_path / "log")
     words, out = app.topic("words", key=str, value=int), app.topic("out", key=str, value=int)
     counts = app.store("counts", key=str, value=int, default=0)
@@ -432,13 +434,15 @@ def test_what_a_handler_leaves_running_cannot_write(tmp_path: Path) -> None:
             ]
             late.extend(asyncio.create_task(write_late(use)) for use in uses)
         else:
+            while not late:
+                await asyncio.sleep(0)
             await asyncio.gather(*late)
         out.send(record.key, record.value)
 
     with app:
-        words.append([("a", 0), ("b", 1)])
+        words.append([(f"k{value}", value) for value in values])
         app.run(until="idle", progress=False)
-        assert out.to_polars()["value"].to_list() == [0, 1]
+        assert out.to_polars()["value"].to_list() == values
         assert app.query(counts).to_dict() == {}
     assert len(errors) == 3
     assert all("await everything that the handler starts" in error for error in errors)
@@ -481,6 +485,32 @@ def test_a_cancellation_from_within_is_an_error_of_the_record(asking: Asking) ->
     asking.words.append([(str(n), n) for n in range(3)])
     asking.app.run(until="idle", progress=False)
     assert asking.committed() == [0, 2]
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+@pytest.mark.parametrize("waits", ["before", "never", "after", "caught"])
+def test_a_handler_that_cancels_itself_is_an_error_of_its_record(
+    concurrency: int, waits: str
+) -> None:
+    app = sl.App("app")
+    words, out = app.topic("words", key=str, value=int), app.topic("out", key=str, value=int)
+
+    @app.task(words, concurrency=concurrency, on_error="skip")
+    async def cancel(record: sl.Record[str, int]) -> None:
+        if waits == "before":
+            await asyncio.sleep(0)
+        out.send(record.key, record.value)
+        task = asyncio.current_task()
+        if task is not None and record.value == 2:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError) if waits == "caught" else NOTHING:
+                if waits in ("after", "caught"):
+                    await asyncio.sleep(0)
+
+    with TestDriver(app) as driver:
+        driver.run([(str(n), n) for n in range(6)])
+        sent = [record.value for record in driver.output(out)]
+    assert sent == ([0, 1, 2, 3, 4, 5] if waits == "caught" else [0, 1, 3, 4, 5])
 
 
 # Ends ----------------------------------------------------------------------------------------
