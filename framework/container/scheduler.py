@@ -109,7 +109,7 @@ class SliceScheduler:
         handled = 0
         while not self._trial.is_over and (busy := [i for i in _async(instances) if i.is_settling]):
             handled += self._handle_async(busy, AsyncSlice(SLICE_SECONDS, 0, is_last=True))
-        return handled
+        return handled + sum([instance.end() for instance in _async(instances)])
 
     def _handle_in_turn(
         self, instances: Sequence[TaskInstance], limit: int | None, is_time: Callable[[], bool]
