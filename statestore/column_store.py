@@ -19,20 +19,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.clock import Clock
 from strandline.changelog.errors import CorruptLog, InvalidConfig, InvalidRecord
 from strandline.changelog.settings import LONG_MAX
 from strandline.statestore.changelogged import ChangelogBatch, Changelogged
 from strandline.statestore.committing import CommittingStore
-from strandline.statestore.counters import StoreCounters
 from strandline.statestore.dirty import RANGE_MIN_KEYS, DirtyKeys
-from strandline.statestore.engine import Engine, Entry
+from strandline.statestore.engine import Entry
 from strandline.statestore.exact_sums import SumOverflow, added
 from strandline.statestore.key_columns import KeyColumns
 from strandline.statestore.keys import Never
@@ -44,11 +43,11 @@ from strandline.statestore.scalar_columns import Block, Column
 from strandline.statestore.slot_changes import SlotChanges
 from strandline.statestore.slots import ABSENT, PRESENT, UNKNOWN, SlotTable, States
 from strandline.statestore.spec import UNSET, StoreSpec
-from strandline.statestore.store import open_engine
+from strandline.statestore.store import OpenOptions, open_parts
 from strandline.statestore.stored_columns import StoredColumns
-from strandline.statestore.typed_store import StoreTypes, store_types
+from strandline.statestore.typed_store import StoreTypes
 from strandline.statestore.value_columns import value_columns
-from strandline.statestore.values import DELETED, Expiry, ValueCodec
+from strandline.statestore.values import DELETED, ValueCodec
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -60,33 +59,9 @@ SCAN_ROWS = 65_536
 def open_column_store(
     spec: StoreSpec[K, V],
     folder: str | os.PathLike[str] | None = None,
-    *,
-    clock: Clock | None = None,
-    now: Callable[[], int] | None = None,
-    lock_timeout: float = 10.0,
-    engine: Engine | None = None,
-    counters: StoreCounters | None = None,
-    expiry: Expiry | None = None,
-    memory: MemoryBudget | None = None,
+    **options: Unpack[OpenOptions],
 ) -> ColumnStore[K, V]:
-    """Open one partition of a store whose values are columns.
-
-    Args:
-        spec: Declaration of the store.
-        folder: Folder of the engine's files; not needed in memory.
-        clock: Source of time; the system's clock by default.
-        now: Returns the time in ms against which values expire; that of `clock` by default.
-        lock_timeout: Seconds to wait for another holder of the folder's lock.
-        engine: Open engine to use instead of the one that the spec names.
-        counters: Counters shared by the partitions of the store.
-        expiry: Where stored values carry an expiry, as recorded in the log
-            (`statestore.declaration`).
-        memory: Budget that the store shares with others; by default it has one of its own.
-
-    Raises:
-        FutureFormat: A newer version has written the files.
-        StorageFailed: The engine cannot be opened.
-        DiskFull: The disk is full.
+    """Open one partition of a store whose values are columns. See `open_store`.
 
     >>> store = open_column_store(StoreSpec("n", key=str, value=int, engine="memory"))
     >>> store.add_batch(pa.array(["LHR", "JFK", "LHR"])).to_pylist()
@@ -94,15 +69,9 @@ def open_column_store(
     >>> store.get_batch(pa.array(["JFK", "CDG"])).to_pylist(), store["LHR"]
     ([1, None], 2)
     """
-    clock = clock or SystemClock()
-    return ColumnStore(
-        store_types(spec, now or clock.now_ms, expiry),
-        Changelogged(
-            engine or open_engine(spec, folder, lock_timeout, clock), counters, loose_bytes=LONG_MAX
-        ),
-        clock,
-        memory or MemoryBudget(),
-    )
+    types, engine, counters, clock, memory = open_parts(spec, folder, **options)
+    changelogged = Changelogged(engine, counters, loose_bytes=LONG_MAX)
+    return ColumnStore(types, changelogged, clock, memory)
 
 
 class ColumnStore(CommittingStore[K, V]):

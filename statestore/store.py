@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.statestore.cache import ENTRY_BYTES, KeyCache
@@ -48,32 +48,50 @@ K = TypeVar("K")
 V = TypeVar("V")
 D = TypeVar("D")
 
+LOCK_TIMEOUT_S = 10.0
+"""Default number of seconds to wait for another holder of a folder's lock."""
+
+
+class OpenOptions(TypedDict, total=False):
+    """Options with which one partition of a store is opened."""
+
+    clock: Clock | None
+    """Source of time; the system's clock by default."""
+    lock_timeout: float
+    """Seconds to wait for another holder of the folder's lock; 10 by default."""
+    engine: Engine | None
+    """Open engine to use instead of the one that the declaration names."""
+    now: Callable[[], int] | None
+    """Returns the time in ms against which values expire; that of the clock by default."""
+    counters: StoreCounters | None
+    """Counters shared by the partitions of the store."""
+    expiry: Expiry | None
+    """Place of the expiry in stored values, as recorded in the log (`statestore.declaration`)."""
+    memory: MemoryBudget | None
+    """Budget that the store shares with others; by default it has one of its own."""
+
+
+class OpenParts(NamedTuple, Generic[K, V]):
+    """Parts of which one partition of a store is made."""
+
+    types: StoreTypes[K, V]
+    engine: Engine
+    counters: StoreCounters | None
+    clock: Clock
+    memory: MemoryBudget
+
 
 def open_store(
     spec: StoreSpec[K, V],
     folder: str | os.PathLike[str] | None = None,
-    *,
-    clock: Clock | None = None,
-    now: Callable[[], int] | None = None,
-    lock_timeout: float = 10.0,
-    engine: Engine | None = None,
-    counters: StoreCounters | None = None,
-    expiry: Expiry | None = None,
-    memory: MemoryBudget | None = None,
+    **options: Unpack[OpenOptions],
 ) -> PartitionStore[K, V]:
     """Open one partition of a store.
 
     Args:
         spec: Declaration of the store.
         folder: Folder of the engine's files; not needed in memory.
-        clock: Source of time; the system's clock by default.
-        now: Returns the time in ms against which values expire; that of `clock` by default.
-        lock_timeout: Seconds to wait for another holder of the folder's lock.
-        engine: Open engine to use instead of the one that the spec names.
-        counters: Counters shared by the partitions of the store.
-        expiry: Where stored values carry an expiry, as recorded in the log
-            (`statestore.declaration`).
-        memory: Budget that the store shares with others; by default it has one of its own.
+        options: See `OpenOptions`.
 
     Raises:
         FutureFormat: A newer version has written the files.
@@ -85,14 +103,24 @@ def open_store(
     >>> store["LHR"], "JFK" in store, list(store.all())
     (1, False, [('LHR', 1)])
     """
-    clock = clock or SystemClock()
-    return PartitionStore(
-        store_types(spec, now or clock.now_ms, expiry),
-        KeyCache(spec.limits.cache_bytes),
-        Changelogged(engine or open_engine(spec, folder, lock_timeout, clock), counters),
-        clock,
-        memory or MemoryBudget(),
+    types, engine, counters, clock, memory = open_parts(spec, folder, **options)
+    cache = KeyCache(spec.limits.cache_bytes)
+    return PartitionStore(types, cache, Changelogged(engine, counters), clock, memory)
+
+
+def open_parts(
+    spec: StoreSpec[K, V],
+    folder: str | os.PathLike[str] | None = None,
+    **options: Unpack[OpenOptions],
+) -> OpenParts[K, V]:
+    """Open the engine of one partition, and return it with the other parts. See `open_store`."""
+    clock = options.get("clock") or SystemClock()
+    types = store_types(spec, options.get("now") or clock.now_ms, options.get("expiry"))
+    engine = options.get("engine") or open_engine(
+        spec, folder, options.get("lock_timeout", LOCK_TIMEOUT_S), clock
     )
+    memory = options.get("memory") or MemoryBudget()
+    return OpenParts(types, engine, options.get("counters"), clock, memory)
 
 
 def open_engine(

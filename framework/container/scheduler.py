@@ -93,13 +93,13 @@ class SliceScheduler:
             limit: Largest number of records; None for no limit.
             is_time: Returns True if a commit is due; the remaining instances run after it.
         """
-        handled = self._handle_in_turn(instances, limit, is_time)
+        left = math.inf if limit is None else limit
+        left -= sum(instance.records_uncounted for instance in _async(instances))
+        handled = self._handle_in_turn(instances, left, is_time)
         if not self._may_begin:
             return handled
         working = [instance for instance in _async(instances) if instance.has_work]
-        left = math.inf if limit is None else limit - handled
-        left -= sum(instance.records_uncounted for instance in working)
-        return handled + self._handle_async(working, AsyncSlice(SLICE_SECONDS, left))
+        return handled + self._handle_async(working, AsyncSlice(SLICE_SECONDS, left - handled))
 
     def settle(self, instances: Sequence[TaskInstance]) -> int:
         """Wait until no async handler runs, because the worker stops or gives up partitions.
@@ -112,7 +112,7 @@ class SliceScheduler:
         return handled + sum([instance.end() for instance in _async(instances)])
 
     def _handle_in_turn(
-        self, instances: Sequence[TaskInstance], limit: int | None, is_time: Callable[[], bool]
+        self, instances: Sequence[TaskInstance], limit: float, is_time: Callable[[], bool]
     ) -> int:
         """Run a slice of each instance with synchronous handlers; return the records handled."""
         ready = [one for one in instances if not one.spec.is_async and one.has_input]
@@ -121,7 +121,9 @@ class SliceScheduler:
         handled, usual, seconds = 0, 0, 0.0
         for instance in self._in_turn(ready, is_time):
             size = instance.size if isinstance(instance, BatchInstance) else self._slice
-            if limit is not None and (size := min(size, limit - handled)) <= 0:
+            if limit - handled < size:
+                size = int(limit - handled)
+            if size <= 0:
                 break
             begun = time.perf_counter()
             with self._guarded([instance]):

@@ -588,6 +588,30 @@ def test_a_count_is_exact_with_many_partitions(
     assert len(set(handled)) == len(handled) == sum(counts)
 
 
+def test_a_count_is_exact_with_plain_and_batch_tasks_beside(tmp_path: Path) -> None:
+    """Records of running handlers count before they have taken effect."""
+    app = sl.App("app", log=tmp_path / "log")
+    slow, plain, batch = (app.topic(name, value=int) for name in ("slow", "plain", "batch"))
+
+    @app.task(slow, concurrency=50)
+    async def wait(record: sl.Record[str, int]) -> None:
+        await asyncio.sleep(0.05)
+
+    @app.task(plain)
+    def work(record: sl.Record[str, int]) -> None:
+        time.sleep(0.001)
+
+    @app.task(batch, batch=True)
+    def take(rows: sl.Batch) -> None:
+        time.sleep(0.001)
+
+    for topic in (slow, plain, batch):
+        topic.append([(str(n), n) for n in range(200)])
+    for _ in range(5):
+        assert app.run(count=100, timeout=30, progress=False) == 100
+    assert app.run(until="idle", progress=False) == 100
+
+
 def test_running_handlers_are_dropped_when_a_commit_is_aborted(
     asking: Asking, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
