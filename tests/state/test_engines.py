@@ -373,10 +373,10 @@ def test_a_scan_passes_no_deletions_outside_of_its_range(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = RocksEngine(tmp_path)
-    engine._db.set_options({"disable_auto_compactions": "true"})  # it would drop the deletions
     around = [b"\x02%s%04d" % (at, number) for at in (b"a", b"c") for number in range(1_000)]
     kept = {b"\x02b1": b"1", b"\x02b2": b"2", b"\x02d": b"3"}
     write(engine, dict.fromkeys(around, b"1") | kept, offset=1)
+    engine._db.set_options({"disable_auto_compactions": "true"})  # one would drop the deletions
     write(engine, dict.fromkeys(around), offset=2)
 
     usual = rocksdict.ReadOptions
