@@ -91,8 +91,9 @@ def clean(
             pace=pace,
             now_ms=now_ms + RETENTION_MS + 1 if purge else now_ms,
         )
-    for segment in done.replaced:
-        segment.remove()
+    with owner._log._admin_lock:  # as the log deletes them: not while a pin is made
+        for segment in done.replaced:
+            segment.remove()
     return done
 
 
