@@ -214,13 +214,15 @@ def encoded_keys(text: str, keys: KeyCodec[Any] | None = None) -> Iterator[bytes
         keys: Codec of keys that another framework writes; None if they describe themselves.
 
     >>> [decode_key(key) for key in encoded_keys("5")]
-    ['5', b'5', 5]
+    ['5', b'5', 5, 5.0]
     >>> [decode_key(key) for key in encoded_keys("\\udcff")]  # an argument that is not UTF-8
     ['\\udcff', b'\\xff']
     """
     candidates: list[Any] = [text, text.encode(errors="surrogateescape")]
     with contextlib.suppress(*UNREADABLE):
         candidates.append(_tuples(json_value(text)))
+    with contextlib.suppress(ValueError):
+        candidates.append(float(text))  # as 1 for 1.0, and inf
     found: dict[bytes, None] = {}
     for candidate in candidates:
         with contextlib.suppress(StrandlineError):

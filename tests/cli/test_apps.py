@@ -188,6 +188,17 @@ def test_a_large_number_is_written_to_a_pipe_without_separators(
     assert strandline("stores", "get", "shop/totals", "a").out == "1234567\n"
 
 
+@pytest.mark.parametrize("text", ["1.0", "1", "1e0", "inf"])
+def test_a_float_key_is_found_however_it_is_written(
+    log: Log, strandline: Command, text: str
+) -> None:
+    log.create_topic("shop-totals-changelog", config={"cleanup.policy": "compact"})
+    for key in (1.0, 2.0, float("inf")):
+        encoded, value = key_codec(float).encode(key), msgspec.msgpack.encode(key != 2.0)
+        log.append("shop-totals-changelog", [{"key": encoded, "value": value}])
+    assert strandline("stores", "get", "shop/totals", text).out == "yes\n"
+
+
 def test_a_store_is_scanned_in_the_order_of_its_keys(shop: Log, strandline: Command) -> None:
     rows = strandline("stores", "scan", "shop/totals", "--json").lines
     assert [(row["key"], row["value"]) for row in rows] == [("k0", 135), ("k1", 145), ("k2", 155)]
