@@ -14,10 +14,11 @@ within other keys, and every NaN alike (Java's doubleToLongBits). Java's DoubleS
 
 from __future__ import annotations
 
+import contextlib
 import math
 import struct
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -111,11 +112,16 @@ def canonical(key: Any) -> Any:
         return key
     if isinstance(key, float):
         return _same_float(key)
-    try:
-        plain = msgspec.to_builtins(key, builtin_types=_PACKED_TYPES, order="deterministic")
-    except TypeError:  # entries that cannot be compared have no order
-        plain = msgspec.to_builtins(key, builtin_types=_PACKED_TYPES)
-    return _with_same_floats(plain)
+    if isinstance(key, (tuple, list)):
+        items = map(canonical, key)
+        return tuple(items) if isinstance(key, tuple) else list(items)
+    orders: tuple[Literal["deterministic"] | None, ...] = ("deterministic", None)
+    for order in orders:  # entries that cannot be compared have none
+        with contextlib.suppress(TypeError):
+            return _with_same_floats(
+                msgspec.to_builtins(key, builtin_types=_PACKED_TYPES, order=order)
+            )
+    return key  # an Ext or Raw of msgspec has one form
 
 
 def _with_same_floats(plain: Any) -> Any:

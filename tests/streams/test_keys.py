@@ -119,6 +119,7 @@ def test_a_key_has_the_bytes_that_msgpack_gives_it() -> None:
     for key in (
         *(Key(1.5, ("x", 1, None, b"y"), NOON), ("a", 2.5, NOON.date()), [1, [2.5, "x"]]),
         *({"a": {"b": 1}}, {1: 2, "a": 3}, frozenset(["x", 1]), frozenset(["x"]), True),
+        *(msgspec.msgpack.Ext(1, b"x"), ("a", msgspec.msgpack.Ext(1, b"x"))),
     ):
         assert encode_key(key) == msgspec.msgpack.encode(key)
 
