@@ -206,9 +206,7 @@ class Declarations:
         Raises InvalidConfig, SchemaMismatch, InternalTopicLost.
         """
         self._check_not_internal()
-        # Before any of them is created, or compared with its declaration.
-        if internal := self.internal_topics():
-            check_recorded(self.app, broker, SystemClock(), internal)
+        self._check_not_lost(broker)
         letters = {spec.dead_letter.name: spec for spec in self.tasks.values() if spec.dead_letter}
         infos: dict[str, TopicInfo] = {}
         for name, topic in self.topics.items():
@@ -227,6 +225,16 @@ class Declarations:
                 name = store.changelog_topic(self.app)
                 infos[name] = self._changelog(broker, name, partitions, spec, store)
         return infos
+
+    def _check_not_lost(self, broker: Broker) -> None:
+        """Raise InternalTopicLost if an internal topic that a task needs was deleted.
+
+        Call it before any of them is created again, empty, or compared with its declaration.
+        """
+        stores = [store for spec in self.tasks.values() for store in spec.all_stores]
+        needed = [store.changelog_topic(self.app) for store in stores] + self.repartition_topics()
+        if needed:
+            check_recorded(self.app, broker, SystemClock(), needed)
 
     def prepare_topic(self, broker: Broker, name: str) -> None:
         """Check a topic that exists, or create all topics. Raises InvalidConfig, SchemaMismatch."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
+from strandline import changelog
 
 FAR_MS = 4_000_000_000_000
 
@@ -80,6 +81,19 @@ def test_timers_may_be_dropped_and_exist_if_the_task_is_declared_again(log: Path
     app.drop_task("renamed")
     words.append([("d", 0, 6_000)])
     assert run(app) == ["a", "b"]
+
+
+def test_the_changelog_of_dropped_timers_may_be_deleted(log: Path) -> None:
+    """Declared stores must not be lost; these timers are not needed any more."""
+    renamed, words = reminding(log, task="renamed")
+    renamed.drop_task("remind")
+    words.append([("c", 0, 5_000)])
+    assert run(renamed) == []
+    with changelog.open(log) as opened:
+        opened.delete_topic("app-remind-timers-changelog")
+    renamed, _ = reminding(log, task="renamed")
+    renamed.drop_task("remind")
+    assert run(renamed) == []
 
 
 def test_a_reset_deletes_the_timers_of_dropped_tasks(log: Path) -> None:
