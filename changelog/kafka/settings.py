@@ -65,11 +65,7 @@ class DescribedConfig(NamedTuple):
 
     def set_to(self, name: str) -> str | None:
         """Return the value that is set on the topic, or that topics created here have."""
-        return (
-            self.others.get(name)
-            if name in CREATED_WITH.keys() - self.own.keys()
-            else self.own.get(name)
-        )
+        return self.own.get(name, self.others.get(name) if name in CREATED_WITH else None)
 
 
 def from_kafka(entries: Mapping[str, Any]) -> DescribedConfig:
