@@ -182,7 +182,8 @@ class Fetched:
     """Epochs that name the positions from the fetched one to `next_offset`; later epochs may
     follow. See `changelog.history.continues`. Empty if the log lists none (Kafka, a pin)."""
     topic_id: str = ""
-    """Id of the topic; empty if the log does not tell it (Kafka, a pin)."""
+    """Id of the topic; empty if the log does not tell it (a pin). On Kafka it may be some seconds
+    old."""
 
     def is_continued_by(self, later: Fetched) -> bool:
         """Return True if a fetch at `next_offset` found the same history of the partition."""

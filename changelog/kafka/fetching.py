@@ -131,4 +131,7 @@ def _fetched(
     stable = ends.last_stable_offset
     if isolation == "read_committed":
         stable = max(stable, position)
-    return Fetched(batches, position, ends.log_start, max(ends.high_watermark, position), stable)
+    highest = max(ends.high_watermark, position)
+    return Fetched(
+        batches, position, ends.log_start, highest, stable, topic_id=ends.topic_id
+    )

@@ -1,7 +1,16 @@
 """Committed offsets of groups.
 
-Kafka stores them by the topic's name and deletes them with the topic. An offset that it returns
-therefore belongs to the current topic of that name, whose id is filled in.
+Kafka stores them by the topic's name and deletes them with the topic. A client that does not know
+that the topic was deleted and created again can still commit an offset of the old one afterwards.
+Therefore the offset's metadata begins with the id of its topic, in a form that is also JSON, and an
+offset of another topic of the same name counts for nothing:
+
+    metadata of the caller      stored
+    ""                          {"topic_id":"<32 digits>"}
+    {"tasks":{"a":5}}           {"topic_id":"<32 digits>","tasks":{"a":5}}
+    other text                  the text alone, without an id
+
+An offset without an id is believed to be of the current topic, whose id is filled in.
 
 A single offset cannot be deleted, because confluent-kafka lacks Kafka's call OffsetDelete. A group
 without members can be deleted as a whole.
@@ -9,6 +18,7 @@ without members can be deleted as a whole.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -30,13 +40,42 @@ from strandline.changelog.kafka.topics import KafkaTopics
 from strandline.changelog.records import CommittedOffset, TopicPartition
 
 OUTAGES = (OwnerUnavailable, RequestTimedOut)
+STORED_BYTES = 4_096
+"""Maximum bytes of the metadata of an offset: the default of `offset.metadata.max.bytes`."""
 
 
 def position_of(partition: TopicPartition, committed: CommittedOffset) -> KafkaPartition:
     """Return a committed offset in librdkafka's type."""
-    if committed.metadata:
-        return KafkaPartition(*partition, committed.offset, committed.metadata)
+    if metadata := with_topic_id(committed.metadata, committed.topic_id):
+        return KafkaPartition(*partition, committed.offset, metadata)
     return KafkaPartition(*partition, committed.offset)
+
+
+def with_topic_id(metadata: str, topic_id: str) -> str:
+    """Return the metadata to store for an offset of a topic.
+
+    >>> with_topic_id('{"tasks":{"a":5}}', "")
+    '{"tasks":{"a":5}}'
+    >>> without_topic_id(with_topic_id('{"tasks":{"a":5}}', "0f" * 16))
+    ('{"tasks":{"a":5}}', '0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f')
+    """
+    if not topic_id or not (metadata == "" or metadata.startswith('{"')):
+        return metadata
+    rest = f",{metadata[1:]}" if metadata else "}"
+    stored = f'{{"topic_id":"{topic_id}"{rest}'
+    return stored if len(stored.encode()) <= STORED_BYTES else metadata
+
+
+def without_topic_id(stored: str) -> tuple[str, str]:
+    """Return the caller's metadata and the topic id of stored metadata; "" for what is missing."""
+    found = _TOPIC_ID.match(stored)
+    if found is None:
+        return stored, ""
+    topic_id, end = found.groups()
+    return ("" if end == "}" else "{" + stored[found.end() :]), topic_id
+
+
+_TOPIC_ID = re.compile(r'\{"topic_id":"([0-9a-f]{32})"(,(?=")|\}$)')
 
 
 class KafkaGroups:
@@ -125,9 +164,10 @@ class KafkaGroups:
             stable_answers if require_stable else answers, doing, again=OUTAGES
         ):
             tp = TopicPartition(one.topic, one.partition)
-            topic_id = self._topic_id(tp) if one.offset >= 0 else None
+            metadata, recorded = without_topic_id(one.metadata or "")
+            topic_id = self._topic_id(tp, recorded) if one.offset >= 0 else None
             if topic_id is not None:
-                found[tp] = CommittedOffset(one.offset, one.metadata or "", topic_id)
+                found[tp] = CommittedOffset(one.offset, metadata, topic_id)
         return found
 
     def names(self) -> list[str]:
@@ -149,8 +189,13 @@ class KafkaGroups:
         futures = self._connection.admin.delete_consumer_groups([group], request_timeout=DEADLINE_S)
         self._connection.results(futures, "deleting the offsets of group")
 
-    def _topic_id(self, tp: TopicPartition) -> str | None:
+    def _topic_id(self, tp: TopicPartition, recorded: str) -> str | None:
+        """Return the id of a partition's topic; None if that is not the recorded one, or gone."""
         try:
-            return self._topics.shape(tp.topic).topic_id
+            topic_id = self._topics.shape(tp.topic).topic_id
+            if recorded not in ("", topic_id):
+                self._topics.forget([tp.topic])  # the cache may be what is out of date
+                topic_id = self._topics.shape(tp.topic).topic_id
         except UnknownTopic:
             return None
+        return topic_id if recorded in ("", topic_id) else None
