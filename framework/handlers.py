@@ -53,6 +53,14 @@ from strandline.statestore.aggregates.reducer import Reducer
 
 OPTIONAL_METHODS = ("init", "window", "on_timer", "close")
 """Methods that a class task may have besides `process`."""
+METHOD_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "init": ("context",),
+    "process": ("record",),
+    "on_timer": ("name",),
+    "window": (),
+    "close": (),
+}
+"""Arguments with which the methods of a class task are called."""
 INFRASTRUCTURE_ERRORS: tuple[type[BaseException], ...] = (
     StorageFailed,
     CorruptLog,
@@ -105,6 +113,28 @@ def check_handler(what: str, handler: Any, *, may_be_async: bool = True) -> None
         )
 
 
+def check_arguments(what: str, handler: Any, *arguments: str) -> None:
+    """Refuse a handler that cannot be called with these positional arguments.
+
+    Raises:
+        InvalidConfig: Every call would raise TypeError, which `on_error` might take for an error of
+            the record.
+
+    >>> check_arguments("the handler", print, "record")
+    """
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return  # of some functions written in C, Python does not know the parameters
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise InvalidConfig(
+            f"{what} is called with {', '.join(arguments) or 'no argument'}, but is declared as "
+            f"{getattr(handler, '__name__', handler)}{signature}: {error}"
+        ) from None
+
+
 def check_methods(what: str, declared: type) -> None:
     """Refuse a class task one of whose methods would not run. Raise InvalidConfig."""
     check_handler(f"{what}: process", declared.process)  # type: ignore[attr-defined]
@@ -113,6 +143,9 @@ def check_methods(what: str, declared: type) -> None:
         method = getattr(declared, name, None)
         if method is not None:
             check_handler(f"{what}: {name}", method, may_be_async=may_be_async)
+    for name, arguments in METHOD_ARGUMENTS.items():
+        if inspect.isfunction(inspect.getattr_static(declared, name, None)):
+            check_arguments(f"{what}: {name}", getattr(declared, name), "self", *arguments)
 
 
 def check_reducers(aggregates: Mapping[str, Any]) -> None:

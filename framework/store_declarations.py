@@ -91,6 +91,8 @@ class StoreDeclarations:
         """Changelogs without a recorded declaration whose values were all found readable."""
         self._replaced: dict[str, bytes | None] = {}
         """Declaration recorded before an incompatible one replaced it, by changelog."""
+        self._widened: dict[str, tuple[bytes, bytes]] = {}
+        """Recorded declarations that became wider, before and after, by changelog."""
         self._emptied: set[str] = set()
         """Changelogs whose declaration was replaced because there is nothing in them."""
         self._added: dict[str, bytes | None] = {}
@@ -144,6 +146,22 @@ class StoreDeclarations:
             )
         if filled := [topic for topic in self._emptied if not self._is_empty(topic)]:
             self._restore_replaced(f"another program filled {', '.join(filled)}")
+
+    def take_back(self) -> None:
+        """Record the declarations again that `record` has made wider.
+
+        To be called if the program is refused afterwards, before it has written a value. The older
+        program, which runs, could otherwise not start again.
+        """
+        widened, self._widened = self._widened, {}
+        if widened:
+            self._log.change(
+                lambda recorded: {
+                    topic: before
+                    for topic, (before, after) in widened.items()
+                    if topic in recorded.stores and recorded.stores[topic].to_bytes() == after
+                }
+            )
 
     def _restore_replaced(self, event: str) -> NoReturn:
         """Record the replaced declarations again, and raise InvalidConfig because of an event."""
@@ -207,7 +225,7 @@ class StoreDeclarations:
 
     def _changes(self, recorded: RecordedDeclarations) -> dict[str, bytes | None]:
         changes = self._changes_of_topics(recorded)
-        self._replaced, self._emptied = {}, set()
+        self._replaced, self._widened, self._emptied = {}, {}, set()
         for topic in self._specs:
             stored = recorded.stores.get(topic)
             change = self._change(topic, recorded)
@@ -226,6 +244,8 @@ class StoreDeclarations:
             becomes = msgspec.structs.replace(becomes, changelog_id=self._ids_of(topic))
             if becomes != stored:
                 changes[topic] = becomes.to_bytes()
+                if stored is not None and topic not in self._replaced:
+                    self._widened[topic] = stored.to_bytes(), becomes.to_bytes()
         known, own = recorded.keys(), [*map(topic_key, self._topics), *self._specs]
         self._added |= dict.fromkeys(key for key in own if key not in known)
         return changes

@@ -10,7 +10,12 @@ from typing import Any, Literal
 
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.settings import check_number
-from strandline.framework.handlers import check_handler, check_methods, is_async
+from strandline.framework.handlers import (
+    check_arguments,
+    check_handler,
+    check_methods,
+    is_async,
+)
 from strandline.framework.store import Store
 from strandline.framework.timers import TimerKey
 from strandline.framework.topic import Topic
@@ -63,7 +68,9 @@ class TaskSpec:
         if self.is_class:
             check_methods(f"task {self.name!r}", self.handler)
         else:
-            check_handler(f"the handler of task {self.name!r}", self.handler)
+            what = f"the handler of task {self.name!r}"
+            check_handler(what, self.handler)
+            check_arguments(what, self.handler, "batch" if self.batch else "record")
         if self.window_ms is not None:
             check_number(f"task {self.name!r}: window_ms", self.window_ms, 1)
         if self.window_ms is not None and not hasattr(self.handler, "window"):
@@ -134,6 +141,7 @@ class TaskSpec:
             raise self._timers_in_batch()
         what = f"the on_timer function of task {self.name!r}"
         check_handler(what, handler, may_be_async=self.is_async)
+        check_arguments(what, handler, "name")
         self.on_timer = handler
 
 

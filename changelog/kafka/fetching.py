@@ -132,6 +132,4 @@ def _fetched(
     if isolation == "read_committed":
         stable = max(stable, position)
     highest = max(ends.high_watermark, position)
-    return Fetched(
-        batches, position, ends.log_start, highest, stable, topic_id=ends.topic_id
-    )
+    return Fetched(batches, position, ends.log_start, highest, stable, topic_id=ends.topic_id)

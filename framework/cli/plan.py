@@ -5,6 +5,7 @@ same       the state is as declared
 extended   the state is readable, and its declaration becomes wider at the next run
 rewritten  values are converted at the next run, by the store's `upgrade`
 changed    the app is refused: the reasons are given
+unused     the app declares the store, but in no task's `stores=`; its state is kept
 orphaned   the log has state or an internal topic that the app does not declare
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -29,8 +30,9 @@ from strandline.statestore.spec import AnySpec
 
 if TYPE_CHECKING:
     from strandline.framework.app import App
+    from strandline.framework.store import Store
 
-Verdict = Literal["new", "same", "extended", "rewritten", "changed", "orphaned"]
+Verdict = Literal["new", "same", "extended", "rewritten", "changed", "unused", "orphaned"]
 _VERDICTS: dict[str, Verdict] = {
     "same": "same",
     "wider": "extended",
@@ -81,7 +83,9 @@ def show(app: App, log: str | None, *, drop_orphans: bool, yes: bool, json: bool
             rows = ([asdict(line)[c] for c in columns] for line in lines)
             output.table(f"state of app {app.name}", columns, rows)
         if drop_orphans:
-            _drop(app, where.broker, lines, yes=yes)
+            dropped = _drop(app, where.broker, lines, yes=yes)
+            if dropped and not json:
+                output.line(f"deleted {dropped} topics")
     if any(line.verdict == "changed" for line in lines):
         raise typer.Exit(1)
 
@@ -113,8 +117,20 @@ def compared(app: App, broker: Broker) -> list[PlanLine]:
     internal = InternalTopics(broker, SystemClock())
     found = [_owned(line, app.name, internal) for line in found]
     kept = {*specs, *app.declared.all_topics, declarations_topic(app.name)}
-    orphans = [topic for topic in internal.of(app.name) if topic not in kept]
-    return [*found, *(PlanLine(topic, "orphaned", "", topic) for topic in sorted(orphans))]
+    others = sorted(topic for topic in internal.of(app.name) if topic not in kept)
+    unused = {store.spec.changelog_topic(app.name): name for name, store in _unused(app).items()}
+    found += [_unused_line(unused[topic], topic) for topic in others if topic in unused]
+    return [*found, *(PlanLine(t, "orphaned", "", t) for t in others if t not in unused)]
+
+
+def _unused(app: App) -> dict[str, Store[Any, Any]]:
+    """Return the declared stores that no task has."""
+    return {name: store for name, store in app.declared.stores.items() if store.task is None}
+
+
+def _unused_line(name: str, topic: str) -> PlanLine:
+    reason = "declared, but in no task's stores=; leave out its declaration to drop it"
+    return PlanLine(name, "unused", reason, topic)
 
 
 def _line(topic: str, spec: AnySpec, stored: Declaration | None) -> PlanLine:
@@ -132,18 +148,18 @@ def _owned(line: PlanLine, app: str, internal: InternalTopics) -> PlanLine:
     return replace(line, verdict="changed", reasons=f"the changelog is that of app {others[0]!r}")
 
 
-def _drop(app: App, broker: Broker, lines: list[PlanLine], *, yes: bool) -> None:
-    """Delete the topics of orphans, after the user has agreed."""
+def _drop(app: App, broker: Broker, lines: list[PlanLine], *, yes: bool) -> int:
+    """Delete the topics of orphans, after the user has agreed; return how many."""
     orphans = [line.topic for line in lines if line.verdict == "orphaned"]
     if not orphans:
-        return
+        return 0
     check_at_rest(broker, app.name)
     if not confirmed(f"delete {', '.join(orphans)} for good?", yes=yes):
-        return
+        return 0
     # The records go first: a recorded topic that does not exist counts as lost.
     log = DeclarationLog(broker, app.name, SystemClock())
     keys = {key for topic in orphans for key in (topic, topic_key(topic))}
     log.change(lambda recorded: dict.fromkeys(keys.intersection(recorded.keys())))
     for topic in orphans:
         broker.delete_topic(topic)
-    output.line(f"deleted {len(orphans)} topics")
+    return len(orphans)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strandline.changelog.clock import Clock
-from strandline.changelog.errors import TaskFailed
+from strandline.changelog.errors import NotInTask, TaskFailed
 from strandline.changelog.rate_limited_log import RateLimitedLog
 from strandline.framework.container.failures import (
     WITHOUT_VALUE,
@@ -119,6 +119,9 @@ class ErrorPolicy:
     ) -> None:
         """Apply the task's policy to a step that failed and was undone.
 
+        A store or topic that the handler cannot use is a fault of the program, which would befall
+        every record: it stops the instance whatever the policy is.
+
         Args:
             record: The record, or the one that stands for a timer, window or `init`.
             what: The record's chunk, or a description of a step without record.
@@ -126,14 +129,15 @@ class ErrorPolicy:
             level: How much its dead letter is shortened; see `failures.dead_letter_headers`.
         """
         self._last = record, what, error
-        if self._spec.on_error == "fail":
+        if self._spec.on_error == "fail" or isinstance(error, NotInTask):
             self._fail(record, what, error)
             return
         self._go_on(record, what, error, level)
 
     def may_leave_out(self, error: Exception) -> bool:
         """Return True if a step may go on without a result that has this error."""
-        return self._spec.on_error != "fail" and not isinstance(error, INFRASTRUCTURE_ERRORS)
+        no_error_of_records = (*INFRASTRUCTURE_ERRORS, NotInTask)
+        return self._spec.on_error != "fail" and not isinstance(error, no_error_of_records)
 
     def left_out(self, record: Record[Any, Any], error: Exception) -> None:
         """Log a result that a step has left out, and send its dead letter if there are any.

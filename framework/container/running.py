@@ -24,7 +24,12 @@ from strandline.changelog.errors import (
 from strandline.changelog.metrics import MetricReading
 from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.folders import StoreFolders
-from strandline.framework.container.group_membership import SoleMember, member_of
+from strandline.framework.container.group_membership import (
+    GroupMembership,
+    Join,
+    SoleMember,
+    member_of,
+)
 from strandline.framework.container.manager import TaskManager
 from strandline.framework.container.metrics import WorkerCounters
 from strandline.framework.container.outage import patiently
@@ -215,13 +220,31 @@ def worker_on(
         if alone
         else member_of(context, queries.urls if queries else ())
     )
-    session = WorkerSession(context, join)
+    session = WorkerSession(context, _taking_back(declarations, join))
     if queries is not None:
         provider = StoreProvider(
             declared.app, context.tasks, lambda: tasks.instances, session.is_certain
         )
         queries.start(provider.answer)
     return Worker(context, tasks, session)
+
+
+def _taking_back(declarations: StoreDeclarations, join: Join) -> Join:
+    """Return a function that joins; if the group refuses it at first, nothing stays recorded."""
+    has_joined = False
+
+    def joined() -> GroupMembership:
+        nonlocal has_joined
+        try:
+            membership = join()
+        except InvalidConfig:
+            if not has_joined:
+                patiently(declarations.take_back)
+            raise
+        has_joined = True
+        return membership
+
+    return joined
 
 
 def raise_failures(worker: Worker) -> None:

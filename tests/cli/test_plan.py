@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import strandline as sl
+from strandline import changelog
+from strandline.changelog.errors import UnknownTopic
 from tests.cli.conftest import Command
 
 CODE = """
@@ -25,6 +27,13 @@ HOURLY = (
     'stream.group_by("origin").window(sl.tumbling("{size}")).agg(n=sl.count(), name="hourly")'
     '.to("hourly")'
 )
+
+SEEN = 'seen = app.store("seen", key=str, value=int)'
+TASK = """
+@app.task(flights, stores=[{stores}], name="see")
+def see(record):
+    pass
+"""
 
 NUMBERS = count()
 """Numbers of modules, because Python imports each name once."""
@@ -99,3 +108,17 @@ def test_new_and_orphaned_state_is_listed_and_orphans_can_be_dropped(deployed: D
     assert "orphaned" not in verdicts(deployed.plan(COUNTS, new)).values()
     deployed.run(COUNTS, new)
     assert set(verdicts(deployed.plan(COUNTS, new)).values()) == {"same"}
+
+
+def test_a_store_that_is_declared_but_in_no_task_is_unused_and_kept(deployed: Deployed) -> None:
+    """As if `stores=` was forgotten."""
+    deployed.run(COUNTS, HOURLY.format(size="1h"), SEEN, TASK.format(stores="seen"))
+    streams = COUNTS, HOURLY.format(size="1h"), SEEN, TASK.format(stores="")
+    outcome = deployed.plan(*streams, options=("--drop-orphans", "--yes"))
+    assert verdicts(outcome)["seen"] == "unused"
+    with changelog.open(deployed.log) as log:
+        assert log.broker.topic("airport-seen-changelog").partitions == 1
+    outcome = deployed.plan(*streams[:2], options=("--drop-orphans", "--yes"))
+    assert verdicts(outcome)["airport-seen-changelog"] == "orphaned"
+    with changelog.open(deployed.log) as log, pytest.raises(UnknownTopic):
+        log.broker.topic("airport-seen-changelog")

@@ -45,7 +45,14 @@ class Shop:
     """A version of an app that counts in objects of its own type."""
 
     def __init__(
-        self, system: System, log: Log, kind: Any, key: Any = str, **settings: Any
+        self,
+        system: System,
+        log: Log,
+        kind: Any,
+        key: Any = str,
+        *,
+        task: str = "tally",
+        **settings: Any,
     ) -> None:
         self.name = system.prefix + "shop"
         self.app = sl.App(
@@ -58,7 +65,7 @@ class Shop:
         self.sales = self.app.topic(system.prefix + "sales", key=str, value=int, partitions=4)
         self.totals: Any = self.app.store("totals", key=key, value=kind, **settings)
 
-        @self.app.task(self.sales, stores=[self.totals], name="tally")
+        @self.app.task(self.sales, stores=[self.totals], name=task)
         def tally(record: sl.Record[str, int]) -> None:
             self.totals[record.key] = kind(record.value)
 
@@ -85,6 +92,24 @@ def test_a_wider_program_can_run_next_to_an_older_one(
     last = InThread(Shop(system, log, Wide).app, "tally")
     eventually(lambda: len(last.numbers) == 4, what="the newer one's return", timeout=60)
     last.stop()
+
+
+@pytest.mark.long_on_kafka
+def test_a_program_that_the_group_refuses_leaves_the_declarations_as_they_were(
+    system: System, log: Log, eventually: Eventually
+) -> None:
+    """The running program could otherwise not start again, although nothing wider was stored."""
+    older = Shop(system, log, Small)
+    worker = InThread(older.app, "tally")
+    eventually(lambda: len(worker.numbers) == 4, what="the older one's start")
+    before = older.recorded().read().stores
+    with pytest.raises(sl.InvalidConfig, match="has another program as a member"):
+        Shop(system, log, Wide, task="renamed").app.run(timeout=60, progress=False)
+    assert older.recorded().read().stores == before
+    worker.stop()
+    again = Shop(system, log, Small)
+    again.sales.append([(f"k{n}", n) for n in range(8)])
+    assert again.app.run(until="idle", progress=False) == 8
 
 
 def test_one_of_two_programs_that_start_at_once_begins(system: System, log: Log) -> None:

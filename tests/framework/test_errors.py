@@ -221,3 +221,21 @@ def test_a_rebalance_during_a_commit_is_no_failure(
     ]
     assert [record.levelname for record in told] == ["INFO"]
     assert "aborted" not in caplog.text
+
+
+@pytest.mark.parametrize("policy", ["skip", "dead_letter"])
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_store_that_the_task_does_not_have_stops_it_whatever_the_policy(
+    policy: Any, batch: bool
+) -> None:
+    """It is a fault of the program, which every record would have: `stores=` was forgotten."""
+    app = sl.App("app", log="memory")
+    words, seen = app.topic("words", key=str, value=str), app.store("seen", value=int)
+
+    @app.task(words, on_error=policy, batch=batch, name="count")
+    def count(_given: Any) -> None:
+        seen["x"] = 1
+
+    with pytest.raises(sl.TaskFailed, match="belongs to no task") as failed:
+        TestDriver(app).run([("a", "b")])
+    assert isinstance(failed.value.__cause__, sl.NotInTask)

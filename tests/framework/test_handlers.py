@@ -151,6 +151,49 @@ def test_a_class_with_yield_in_any_method_is_refused(method: str, body: Any) -> 
         app.task(app.topic("in"))(type("Task", (), methods))
 
 
+def takes_nothing() -> None:
+    pass
+
+
+def takes_two(record: Any, other: Any) -> None:
+    pass
+
+
+def takes_a_name(*, record: Any) -> None:
+    pass
+
+
+def takes_more(record: Any, *others: Any, times: int = 3) -> None:
+    pass
+
+
+@pytest.mark.parametrize("handler", [takes_nothing, takes_two, takes_a_name, lambda: None])
+def test_a_function_that_cannot_take_one_argument_is_refused(handler: Any) -> None:
+    """As a handler, a batch handler, and a function for timers."""
+    app = sl.App("app", log="memory")
+    words = app.topic("words", value=str)
+    for batch, word in ((False, "record"), (True, "batch")):
+        with pytest.raises(sl.InvalidConfig, match=f"is called with {word}, but is declared as"):
+            app.task(words, batch=batch)(handler)
+    app.task(words, name="good")(takes_more)
+    with pytest.raises(sl.InvalidConfig, match="is called with name, but is declared as"):
+        app.on_timer("good")(handler)
+
+
+@pytest.mark.parametrize("method", ["process", "init", "window", "on_timer", "close"])
+def test_a_class_whose_method_cannot_be_called_is_refused(method: str) -> None:
+    methods: dict[str, Any] = {
+        "process": lambda self, record: None,
+        method: lambda self, one, two: None,
+    }
+    app = sl.App("app", log="memory")
+    task = app.task(app.topic("words", value=str), window_ms=10 if method == "window" else None)
+    with pytest.raises(sl.InvalidConfig, match=f"{method} is called with self"):
+        task(type("Task", (), methods))
+    static = {"process": staticmethod(lambda record: None), "init": classmethod(lambda c, x: None)}
+    app.task(app.topic("words", value=str))(type("Static", (), static))
+
+
 @pytest.mark.parametrize("method", ["init", "window", "on_timer", "close"])
 def test_an_async_method_next_to_a_plain_process_is_refused(method: str) -> None:
     app = sl.App("app")
