@@ -125,7 +125,7 @@ def check_arguments(what: str, handler: Any, *arguments: str) -> None:
     try:
         signature = inspect.signature(handler)
     except (TypeError, ValueError):
-        return  # of some functions written in C, Python does not know the parameters
+        return  # a function written in C may not tell its parameters
     try:
         signature.bind(*arguments)
     except TypeError as error:

@@ -204,7 +204,8 @@ def codec_of(key: Any) -> KeyCodec[Any]:
 
 def _type_of(key: Any) -> Any:
     if isinstance(key, tuple):
-        return types.GenericAlias(tuple, tuple(map(_type_of, key)))
+        elements = (str | None if item is None else _type_of(item) for item in key)
+        return types.GenericAlias(tuple, tuple(elements))
     return type(key)
 
 

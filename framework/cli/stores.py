@@ -8,7 +8,9 @@ streams is shown as columns (`stored_rows`).
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import heapq
+import itertools
 from collections.abc import Iterator
 from itertools import groupby, islice
 from operator import itemgetter
@@ -29,7 +31,7 @@ from strandline.changelog.errors import (
 )
 from strandline.framework.cli import output
 from strandline.framework.cli.forms import ValueForm, show_value
-from strandline.framework.cli.json_values import json_line, plain
+from strandline.framework.cli.json_values import json_line, plain, unplain
 from strandline.framework.cli.loading import location, opened
 from strandline.framework.cli.options import JsonOption, LogOption
 from strandline.framework.cli.stored_rows import print_rows, stream_rows
@@ -50,6 +52,8 @@ commands = typer.Typer(help="The stores of apps: list, get, scan.", no_args_is_h
 
 CHANGELOG = changelog_topic("", "")[1:]
 """Ending of the name of a changelog."""
+MAX_MEANINGS = 4_096
+"""Maximum number of keys that are looked up for a tuple: each text in it may be one of four types."""
 
 StoreArgument = Annotated[
     str, typer.Argument(metavar="APP/STORE", help="A store, as `strandline stores list` calls it.")
@@ -111,7 +115,8 @@ def get(
     key: Annotated[
         str,
         typer.Argument(
-            metavar="KEY", help='Text, a number, or JSON: a tuple is a list, as ["JFK", "AA"].'
+            metavar="KEY",
+            help='Text, a number, a time, or JSON, as `scan --json` prints it: ["JFK", 1].',
         ),
     ],
     value_format: FormOption = "auto",
@@ -215,14 +220,16 @@ def encoded_keys(text: str, keys: KeyCodec[Any] | None = None) -> Iterator[bytes
 
     >>> [decode_key(key) for key in encoded_keys("5")]
     ['5', b'5', 5, 5.0]
+    >>> [decode_key(key) for key in encoded_keys('["2025-10-09"]')][4]
+    (datetime.date(2025, 10, 9),)
     >>> [decode_key(key) for key in encoded_keys("\\udcff")]  # an argument that is not UTF-8
     ['\\udcff', b'\\xff']
     """
-    candidates: list[Any] = [text, text.encode(errors="surrogateescape")]
+    candidates = _meanings_of_text(text)
     with contextlib.suppress(*UNREADABLE):
-        candidates.append(_tuples(json_value(text)))
+        candidates += _meanings(json_value(text))
     with contextlib.suppress(ValueError):
-        candidates.append(float(text))  # as 1 for 1.0, and inf
+        candidates.append(float(text))  # as inf, and 1e3
     found: dict[bytes, None] = {}
     for candidate in candidates:
         with contextlib.suppress(StrandlineError):
@@ -231,8 +238,28 @@ def encoded_keys(text: str, keys: KeyCodec[Any] | None = None) -> Iterator[bytes
     yield from found
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+def _meanings(value: Any) -> list[Any]:
+    """Return the keys that a JSON value may mean, at most MAX_MEANINGS, the likeliest first."""
+    if isinstance(value, list):
+        each = map(_meanings, value)
+        return list(itertools.islice(itertools.product(*each), MAX_MEANINGS))
+    if isinstance(value, dict):
+        with contextlib.suppress(InvalidRecord):
+            return [unplain(value)]
+        return []
+    if isinstance(value, str):
+        return _meanings_of_text(value)
+    return [value, float(value)] if type(value) is int else [value]
+
+
+def _meanings_of_text(text: str) -> list[Any]:
+    found: list[Any] = [text, text.encode(errors="surrogateescape")]
+    with contextlib.suppress(ValueError):
+        found.append(dt.date.fromisoformat(text))
+    with contextlib.suppress(ValueError):
+        moment = dt.datetime.fromisoformat(text)
+        found.append(moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC))
+    return found
 
 
 def _named(broker: Broker, store: str) -> StoreName:

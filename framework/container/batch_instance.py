@@ -96,8 +96,9 @@ class BatchInstance(TaskInstance):
         if late:
             self.counters.late += late
             self._late_log.note(
-                f"task {self.spec.name}: {late:,} rows came after their windows were closed; with "
-                "app.stream(…, late=topic) their records are kept",
+                f"task {self.spec.name}: {late:,} rows came after their windows were closed; "
+                "app.stream(…, late=topic) keeps the records of those that are late for the first "
+                "operator after an internal topic, or before one",
                 task=self.spec.name,
                 partition=self.partition,
             )

@@ -258,8 +258,8 @@ def column_type(codec: Codec) -> pa.DataType | None:
 def from_column(codec: Codec, column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return a column of values that are not typed as the column in the log.
 
-    Bytes are taken for values in their stored form. Raises one of UNENCODABLE for values of another
-    type than the codec's.
+    Bytes are taken for values in their stored form, of which only text is checked. Raises one of
+    UNENCODABLE for values of another type than the codec's.
 
     >>> from_column(PackCodec(int), pa.array([1, 2])).to_pylist()
     [b'\\x01', b'\\x02']
@@ -267,7 +267,9 @@ def from_column(codec: Codec, column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     kind = column.type
-    if is_bytes(kind) or (is_text(kind) and isinstance(codec, StrCodec)):
+    if isinstance(codec, StrCodec) and (is_bytes(kind) or is_text(kind)):
+        return pc.cast(pc.cast(column, pa.string()), pa.binary())  # raises unless it is UTF-8
+    if is_bytes(kind):
         return pc.cast(column, pa.binary())
     items = column.to_pylist()
     if codec.exact is None or _ARROW_TYPES.get(codec.exact) != kind:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -197,6 +200,46 @@ def test_a_float_key_is_found_however_it_is_written(
         encoded, value = key_codec(float).encode(key), msgspec.msgpack.encode(key != 2.0)
         log.append("shop-totals-changelog", [{"key": encoded, "value": value}])
     assert strandline("stores", "get", "shop/totals", text).out == "yes\n"
+
+
+UTC_DAY = dt.datetime(2025, 1, 1, tzinfo=dt.UTC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "written"),
+    [
+        (dt.date, dt.date(2025, 1, 1), ["2025-01-01", '"2025-01-01"']),
+        (dt.datetime, UTC_DAY, ["2025-01-01T00:00:00Z", "2025-01-01T01:00:00+01:00", "2025-01-01"]),
+        (bytes, b"\xff\x00", ['{"base64": "/wA="}']),
+        (bytes, b"ab", ["ab", '{"utf8": "ab"}']),
+        (int, 10**30, [str(10**30)]),
+        (tuple[str | None, int], (None, 1), ["[null,1]"]),
+        (tuple[str, float], ("tea", 1.0), ['["tea",1]', '["tea",1.0]']),
+        (tuple[bytes, int], (b"ab", 1), ['["ab",1]', '[{"base64": "YWI="}, 1]']),
+        (tuple[str, dt.date], ("2025-01-01", dt.date(2025, 1, 1)), ['["2025-01-01","2025-01-01"]']),
+        (tuple[str, tuple[bool, float]], ("a", (True, 1e300)), ['["a",[true,1e300]]']),
+    ],
+)
+def test_a_key_of_any_type_is_found_as_it_is_written_and_as_a_scan_prints_it(
+    log: Log, strandline: Command, kind: Any, key: Any, written: list[str]
+) -> None:
+    app = sl.App("shop", log=log)
+    given = app.topic("given", value=str)
+    store: Any = app.store("all", key=kind, value=int)
+
+    @app.task(given, stores=[store])
+    def keep(record: sl.Record[Any, str]) -> None:
+        store[key] = 42
+
+    given.append([("a", "x")])
+    app.run(until="idle", progress=False)
+    app.close()
+    [row] = strandline("stores", "scan", "shop/all", "--json").lines
+    printed = row["key"] if isinstance(row["key"], str) else json.dumps(row["key"])
+    for text in [*written, printed]:
+        outcome = strandline("stores", "get", "shop/all", text)
+        assert (outcome.code, outcome.out.strip()) == (0, "42"), text
+    assert strandline("stores", "get", "shop/all", '{"base64": "!"}').code == 1
 
 
 def test_a_store_is_scanned_in_the_order_of_its_keys(shop: Log, strandline: Command) -> None:

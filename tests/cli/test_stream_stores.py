@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
+import pyarrow as pa
 import pytest
 
 import strandline as sl
@@ -71,3 +74,17 @@ def test_parts_are_shown_as_they_are_stored(strandline: Command) -> None:
     refused = strandline("stores", "scan", "shop/made")
     assert (refused.code, "--parts shows what is stored" in refused.err) == (1, True)
     assert strandline("stores", "scan", "shop/made", "--parts").code == 0
+
+
+def test_a_group_of_times_is_looked_up_by_its_time(log: Log, strandline: Command) -> None:
+    app = sl.App("clock", log=log)
+    schema = pa.schema([("at", pa.timestamp("us", tz="UTC")), ("n", pa.int64())])
+    topic = app.topic("ticks", value=schema, timestamp="at")
+    app.stream(topic).group_by("at").agg(n=sl.count(), name="times")
+    at = dt.datetime(2025, 10, 9, tzinfo=dt.UTC)
+    topic.append(pa.table({"at": [at, at], "n": [1, 2]}, schema=schema))
+    app.run(until="idle", progress=False)
+    app.close()
+    [row] = strandline("stores", "scan", "clock/times", "--json").lines
+    assert row["n"] == 2
+    assert strandline("stores", "get", "clock/times", str(row["at"]), "--json").lines == [row]

@@ -74,6 +74,18 @@ def test_text_that_is_not_utf8_is_refused_and_nothing_is_appended(
     assert len(topic.to_polars()) == 0
 
 
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+def test_bytes_that_are_not_utf8_are_no_keys_of_text(app: sl.App, kind: pa.DataType) -> None:
+    """Otherwise the whole topic could not be read as a table any more."""
+    topic = app.topic("names", key=str, value=str)
+    data = {"key": pa.array([b"e", b"\xff"], kind), "value": ["c", "d"]}
+    with pytest.raises(InvalidRecord, match="column 'key'.*UTF8"):
+        topic.append(pa.table(data))
+    assert len(topic.to_polars()) == 0
+    topic.append(pa.table({"key": pa.array(["ä".encode()], kind), "value": ["c"]}))
+    assert topic.to_polars()["key"].to_list() == ["ä"]
+
+
 @pytest.mark.parametrize("data", [ROWS, TABLE])
 def test_many_appends_need_few_producers(data: Any) -> None:
     """The log remembers each producer for a day, in memory."""
