@@ -32,6 +32,7 @@ SERVED = {
 """Schemes of served logs, and Flight's name for each."""
 
 _URL = re.compile(r"([a-z][\w+.-]*)://", re.IGNORECASE)
+_HOST_AND_PORT = re.compile(r"(?:[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*|\[[0-9A-Fa-f:]+\]):[0-9]{2,5}")
 _LIKE_URL = re.compile(r"([a-z][\w+.-]*):/+", re.IGNORECASE)
 _USER = re.compile(r"(:/+)[^/]*@")
 
@@ -127,12 +128,18 @@ def check(log: str | os.PathLike[str]) -> None:
 
 
 def check_folder(path: str | os.PathLike[str]) -> None:
-    """Raise InvalidConfig for a path that looks like a URL.
+    """Raise InvalidConfig for a path that looks like a URL, or like the address of a host.
 
-    >>> check_folder("data"), check_folder("./kafka:/data")
-    (None, None)
+    >>> check_folder("data"), check_folder("./kafka:/data"), check_folder("./localhost:9092")
+    (None, None, None)
     """
     text = os.fspath(path)
+    if _HOST_AND_PORT.fullmatch(text) and not os.path.exists(text):
+        raise InvalidConfig(
+            f"{text}: this is a host and a port, and the URL of a log has a scheme: kafka://{text} "
+            f"for a Kafka cluster, strandline://{text} for `strandline serve`; a folder of that "
+            f"name is ./{text}"
+        )
     found = _LIKE_URL.match(text)
     if found is None:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,3 +105,21 @@ def test_commands_on_files_refuse_a_cluster(
     assert outcome.code == code
     assert "kafka://h:9092 is a Kafka cluster, and this is about the files" in outcome.err
     assert "hunter2" not in outcome.err
+
+
+@pytest.mark.parametrize("log", ["localhost:9092", "10.0.0.7:9092", "[::1]:9092", "a-b.c_d:80"])
+def test_a_host_and_a_port_are_no_folder(
+    log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise an app would begin in an empty log of that name, instead of the cluster."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(sl.InvalidConfig, match="kafka://"):
+        changelog.open(log)
+    with pytest.raises(sl.InvalidConfig, match="kafka://"), sl.App("app", log=log) as app:
+        app.topic("t", key=str, value=int).append([("a", 1)])
+    assert not list(tmp_path.iterdir())
+    changelog.open(f"./{log}").close()
+    changelog.open(log).close()  # now it exists
+    changelog.open("a:b").close()
+    for made in (log, "a:b"):
+        shutil.rmtree(made)

@@ -456,3 +456,41 @@ def test_an_older_program_that_runs_during_a_trial_ends_the_newer_one(log: Path)
     with program(log, value=int) as older:
         older.run()
         assert older.content() == {**CENTS, "late": 1000}
+
+
+@dataclass
+class Narrow:
+    n: int
+
+
+@dataclass
+class Wider:
+    n: int
+    note: str = ""
+
+
+def test_an_upgrade_leads_back_to_a_declaration_with_fewer_fields(tmp_path: Path) -> None:
+    with program(tmp_path / "log", value=Narrow, handle=count) as older:
+        older.run(("a", 1))
+    with program(tmp_path / "log", value=Wider, handle=count_with_note) as newer:
+        newer.run(("a", 2), ("b", 3))
+    with (
+        program(tmp_path / "log", value=Narrow, handle=count) as older,
+        pytest.raises(sl.InvalidConfig, match="field 'note' is not declared any more"),
+    ):
+        older.run()
+    back = {"value": Narrow, "upgrade": lambda new: Narrow(new["n"])}
+    with program(tmp_path / "log", handle=count, **back) as older:
+        older.run(("b", 4))
+        assert older.content() == {"a": Narrow(2), "b": Narrow(4)}
+    with program(tmp_path / "log", value=Narrow, handle=count) as older:
+        older.run(("a", 5))
+        assert older.content() == {"a": Narrow(5), "b": Narrow(4)}
+
+
+def count(store: Any, record: sl.Record[str, Any]) -> None:
+    store[record.key] = Narrow(record.value)
+
+
+def count_with_note(store: Any, record: sl.Record[str, Any]) -> None:
+    store[record.key] = Wider(record.value, "new")
