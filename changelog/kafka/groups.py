@@ -2,15 +2,16 @@
 
 Kafka stores them by the topic's name and deletes them with the topic. A client that does not know
 that the topic was deleted and created again can still commit an offset of the old one afterwards.
-Therefore the offset's metadata begins with the id of its topic, in a form that is also JSON, and an
-offset of another topic of the same name counts for nothing:
+Therefore the offset's metadata begins with the ids of its topic and cluster, in a form that is also
+JSON, and an offset of another topic of the same name counts for nothing:
 
     metadata of the caller      stored
-    ""                          {"topic_id":"<32 digits>"}
-    {"tasks":{"a":5}}           {"topic_id":"<32 digits>","tasks":{"a":5}}
+    ""                          {"topic_id":"<32 digits>@<cluster id>"}
+    {"tasks":{"a":5}}           {"topic_id":"<32 digits>@<cluster id>","tasks":{"a":5}}
     other text                  the text alone, without an id
 
-An offset without an id is believed to be of the current topic, whose id is filled in.
+An offset without an id is believed to be of the current topic, whose id is filled in. So is one with
+the id of another cluster, from which a program like MirrorMaker has translated it.
 
 A single offset cannot be deleted, because confluent-kafka lacks Kafka's call OffsetDelete. A group
 without members can be deleted as a whole.
@@ -44,38 +45,49 @@ STORED_BYTES = 4_096
 """Maximum bytes of the metadata of an offset: the default of `offset.metadata.max.bytes`."""
 
 
-def position_of(partition: TopicPartition, committed: CommittedOffset) -> KafkaPartition:
+def position_of(
+    partition: TopicPartition, committed: CommittedOffset, cluster_id: str
+) -> KafkaPartition:
     """Return a committed offset in librdkafka's type."""
-    if metadata := with_topic_id(committed.metadata, committed.topic_id):
+    if metadata := with_topic_id(committed.metadata, committed.topic_id, cluster_id):
         return KafkaPartition(*partition, committed.offset, metadata)
     return KafkaPartition(*partition, committed.offset)
 
 
-def with_topic_id(metadata: str, topic_id: str) -> str:
+def with_topic_id(metadata: str, topic_id: str, cluster_id: str) -> str:
     """Return the metadata to store for an offset of a topic.
 
-    >>> with_topic_id('{"tasks":{"a":5}}', "")
+    >>> with_topic_id('{"tasks":{"a":5}}', "", "here")
     '{"tasks":{"a":5}}'
-    >>> without_topic_id(with_topic_id('{"tasks":{"a":5}}', "0f" * 16))
+    >>> stored = with_topic_id('{"tasks":{"a":5}}', "0f" * 16, "here")
+    >>> without_topic_id(stored, "here")
     ('{"tasks":{"a":5}}', '0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f')
+    >>> without_topic_id(stored, "elsewhere")
+    ('{"tasks":{"a":5}}', '')
     """
     if not topic_id or not (metadata == "" or metadata.startswith('{"')):
         return metadata
     rest = f",{metadata[1:]}" if metadata else "}"
-    stored = f'{{"topic_id":"{topic_id}"{rest}'
+    stored = f'{{"topic_id":"{topic_id}@{cluster_id}"{rest}'
+    if _TOPIC_ID.match(stored) is None:
+        return metadata  # the cluster's id has unusual characters
     return stored if len(stored.encode()) <= STORED_BYTES else metadata
 
 
-def without_topic_id(stored: str) -> tuple[str, str]:
-    """Return the caller's metadata and the topic id of stored metadata; "" for what is missing."""
+def without_topic_id(stored: str, cluster_id: str) -> tuple[str, str]:
+    """Return the caller's metadata and the topic id of stored metadata; "" for what is missing.
+
+    The topic id of another cluster than `cluster_id` is left out.
+    """
     found = _TOPIC_ID.match(stored)
     if found is None:
         return stored, ""
-    topic_id, end = found.groups()
-    return ("" if end == "}" else "{" + stored[found.end() :]), topic_id
+    topic_id, cluster, end = found.groups()
+    metadata = "" if end == "}" else "{" + stored[found.end() :]
+    return metadata, topic_id if cluster == cluster_id else ""
 
 
-_TOPIC_ID = re.compile(r'\{"topic_id":"([0-9a-f]{32})"(,(?=")|\}$)')
+_TOPIC_ID = re.compile(r'\{"topic_id":"([0-9a-f]{32})@([A-Za-z0-9_.=+/-]{0,128})"(,(?=")|\}$)')
 
 
 class KafkaGroups:
@@ -96,7 +108,7 @@ class KafkaGroups:
         if dropped:
             self._drop(group, dropped, others=bool(given))
         if given:
-            positions = [position_of(tp, one) for tp, one in given.items()]
+            positions = [self.position_of(tp, one) for tp, one in given.items()]
             doing = f"committing offsets of group {group!r}"
 
             def committed() -> bool:
@@ -118,7 +130,11 @@ class KafkaGroups:
                 f"{', '.join(map(str, sorted(dropped)))}; commit others instead"
             )
         if given:
-            member.commit({tp: position_of(tp, one) for tp, one in given.items()})
+            member.commit({tp: self.position_of(tp, one) for tp, one in given.items()})
+
+    def position_of(self, partition: TopicPartition, committed: CommittedOffset) -> KafkaPartition:
+        """Return a committed offset of this cluster in librdkafka's type."""
+        return position_of(partition, committed, self._connection.cluster_id)
 
     def check(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Raise unless the group may commit these offsets.
@@ -164,7 +180,7 @@ class KafkaGroups:
             stable_answers if require_stable else answers, doing, again=OUTAGES
         ):
             tp = TopicPartition(one.topic, one.partition)
-            metadata, recorded = without_topic_id(one.metadata or "")
+            metadata, recorded = without_topic_id(one.metadata or "", self._connection.cluster_id)
             topic_id = self._topic_id(tp, recorded) if one.offset >= 0 else None
             if topic_id is not None:
                 found[tp] = CommittedOffset(one.offset, metadata, topic_id)

@@ -130,7 +130,8 @@ class Transactions:
         member: Any = None,
     ) -> None:
         """Add consumer offsets to the transaction; `member` is the metadata of a member, if any."""
-        positions = [position_of(tp, one) for tp, one in offsets.items()]
+        cluster_id = self._connection.cluster_id
+        positions = [position_of(tp, one, cluster_id) for tp, one in offsets.items()]
         with self.lock:
             self._join(producer)
             if member is None:

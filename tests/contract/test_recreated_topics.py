@@ -146,3 +146,21 @@ def test_metadata_is_returned_as_it_was_committed(
     log.broker.commit_offsets(group, {tp: CommittedOffset(3, metadata, "0f" * 16)})
     is_named = not system.is_kafka or metadata == "" or metadata.startswith('{"')
     assert (tp in log.broker.committed(group, [tp])) is not is_named
+
+
+def test_an_offset_that_was_translated_from_another_cluster_is_believed(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As MirrorMaker does it, with the metadata as they were."""
+    log = system.open()
+    tp, group = TopicPartition(f"{system.prefix}t", 0), f"{system.prefix}g"
+    create(log, tp.topic, "old", 3)
+    given = CommittedOffset(2, '{"tasks":{"a":1}}', "0f" * 16)
+    if system.is_kafka:
+        with monkeypatch.context() as there:
+            there.setattr(log.broker._connection, "cluster_id", "elsewhere")  # type: ignore[attr-defined]
+            log.broker.commit_offsets(group, {tp: given})
+    else:
+        log.broker.commit_offsets(group, {tp: given._replace(topic_id="")})
+    here = given._replace(topic_id=log.broker.topic(tp.topic).topic_id)
+    assert log.broker.committed(group, [tp])[tp][:3] == here[:3]
