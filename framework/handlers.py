@@ -51,16 +51,14 @@ from strandline.changelog.errors import (
 )
 from strandline.statestore.aggregates.reducer import Reducer
 
-OPTIONAL_METHODS = ("init", "window", "on_timer", "close")
-"""Methods that a class task may have besides `process`."""
 METHOD_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
-    "init": ("context",),
     "process": ("record",),
-    "on_timer": ("name",),
+    "init": ("context",),
     "window": (),
+    "on_timer": ("name",),
     "close": (),
 }
-"""Arguments with which the methods of a class task are called."""
+"""Arguments of the methods that a class task may have; it must have `process`."""
 INFRASTRUCTURE_ERRORS: tuple[type[BaseException], ...] = (
     StorageFailed,
     CorruptLog,
@@ -116,6 +114,8 @@ def check_handler(what: str, handler: Any, *, may_be_async: bool = True) -> None
 def check_arguments(what: str, handler: Any, *arguments: str) -> None:
     """Refuse a handler that cannot be called with these positional arguments.
 
+    Of a decorated function that of the decorator counts, which may call the other one with more.
+
     Raises:
         InvalidConfig: Every call would raise TypeError, which `on_error` might take for an error of
             the record.
@@ -123,7 +123,7 @@ def check_arguments(what: str, handler: Any, *arguments: str) -> None:
     >>> check_arguments("the handler", print, "record")
     """
     try:
-        signature = inspect.signature(handler)
+        signature = inspect.signature(handler, follow_wrapped=False)
     except (TypeError, ValueError):
         return  # a function written in C may not tell its parameters
     try:
@@ -137,15 +137,15 @@ def check_arguments(what: str, handler: Any, *arguments: str) -> None:
 
 def check_methods(what: str, declared: type) -> None:
     """Refuse a class task one of whose methods would not run. Raise InvalidConfig."""
-    check_handler(f"{what}: process", declared.process)  # type: ignore[attr-defined]
-    may_be_async = is_async(declared.process)  # type: ignore[attr-defined]
-    for name in OPTIONAL_METHODS:
-        method = getattr(declared, name, None)
-        if method is not None:
-            check_handler(f"{what}: {name}", method, may_be_async=may_be_async)
+    is_process_async = is_async(declared.process)  # type: ignore[attr-defined]
     for name, arguments in METHOD_ARGUMENTS.items():
-        if inspect.isfunction(inspect.getattr_static(declared, name, None)):
-            check_arguments(f"{what}: {name}", getattr(declared, name), "self", *arguments)
+        method = getattr(declared, name, None)
+        if method is None and name != "process":
+            continue
+        may_be_async = is_process_async or name == "process"
+        check_handler(f"{what}: {name}", method, may_be_async=may_be_async)
+        if inspect.isfunction(inspect.getattr_static(declared, name)):
+            check_arguments(f"{what}: {name}", method, "self", *arguments)
 
 
 def check_reducers(aggregates: Mapping[str, Any]) -> None:

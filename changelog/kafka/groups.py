@@ -108,7 +108,7 @@ class KafkaGroups:
         if dropped:
             self._drop(group, dropped, others=bool(given))
         if given:
-            positions = [self.position_of(tp, one) for tp, one in given.items()]
+            positions = [self._position_of(tp, one) for tp, one in given.items()]
             doing = f"committing offsets of group {group!r}"
 
             def committed() -> bool:
@@ -130,11 +130,7 @@ class KafkaGroups:
                 f"{', '.join(map(str, sorted(dropped)))}; commit others instead"
             )
         if given:
-            member.commit({tp: self.position_of(tp, one) for tp, one in given.items()})
-
-    def position_of(self, partition: TopicPartition, committed: CommittedOffset) -> KafkaPartition:
-        """Return a committed offset of this cluster in librdkafka's type."""
-        return position_of(partition, committed, self._connection.cluster_id)
+            member.commit({tp: self._position_of(tp, one) for tp, one in given.items()})
 
     def check(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Raise unless the group may commit these offsets.
@@ -204,6 +200,9 @@ class KafkaGroups:
             )
         futures = self._connection.admin.delete_consumer_groups([group], request_timeout=DEADLINE_S)
         self._connection.results(futures, "deleting the offsets of group")
+
+    def _position_of(self, partition: TopicPartition, committed: CommittedOffset) -> KafkaPartition:
+        return position_of(partition, committed, self._connection.cluster_id)
 
     def _topic_id(self, tp: TopicPartition, recorded: str) -> str | None:
         """Return the id of a partition's topic; None if that is not the recorded one, or gone."""

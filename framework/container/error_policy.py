@@ -119,9 +119,6 @@ class ErrorPolicy:
     ) -> None:
         """Apply the task's policy to a step that failed and was undone.
 
-        A store or topic that the handler cannot use is a fault of the program, which would befall
-        every record: it stops the instance whatever the policy is.
-
         Args:
             record: The record, or the one that stands for a timer, window or `init`.
             what: The record's chunk, or a description of a step without record.
@@ -129,15 +126,22 @@ class ErrorPolicy:
             level: How much its dead letter is shortened; see `failures.dead_letter_headers`.
         """
         self._last = record, what, error
-        if self._spec.on_error == "fail" or isinstance(error, NotInTask):
+        if self._may_go_on(error):
+            self._go_on(record, what, error, level)
+        else:
             self._fail(record, what, error)
-            return
-        self._go_on(record, what, error, level)
+
+    def _may_go_on(self, error: Exception) -> bool:
+        """Return True if the task may go on after a step with this error.
+
+        A store or topic that the handler cannot use is a fault of the program, which would befall
+        every record: it stops the instance whatever the policy is.
+        """
+        return self._spec.on_error != "fail" and not isinstance(error, NotInTask)
 
     def may_leave_out(self, error: Exception) -> bool:
         """Return True if a step may go on without a result that has this error."""
-        no_error_of_records = (*INFRASTRUCTURE_ERRORS, NotInTask)
-        return self._spec.on_error != "fail" and not isinstance(error, no_error_of_records)
+        return self._may_go_on(error) and not isinstance(error, INFRASTRUCTURE_ERRORS)
 
     def left_out(self, record: Record[Any, Any], error: Exception) -> None:
         """Log a result that a step has left out, and send its dead letter if there are any.

@@ -180,6 +180,28 @@ def test_a_function_that_cannot_take_one_argument_is_refused(handler: Any) -> No
         app.on_timer("good")(handler)
 
 
+def test_a_function_whose_decorator_gives_it_more_arguments_is_accepted() -> None:
+    """The function that is called counts, and not the one that `functools.wraps` names."""
+
+    def with_database(handler: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(handler)
+        def wrapper(record: Any) -> None:
+            handler(record, "database")
+
+        return wrapper
+
+    class Task:
+        @with_database
+        def process(self, record: Any, database: str) -> None: ...
+
+    app = sl.App("app", log="memory")
+    words = app.topic("words", value=str)
+    app.task(words, name="good")(with_database(takes_two))
+    app.on_timer("good")(with_database(takes_two))
+    with pytest.raises(sl.InvalidConfig, match="process is called with self, record"):
+        app.task(words)(Task)  # this decorator's function has no place for `self`
+
+
 @pytest.mark.parametrize("method", ["process", "init", "window", "on_timer", "close"])
 def test_a_class_whose_method_cannot_be_called_is_refused(method: str) -> None:
     methods: dict[str, Any] = {
