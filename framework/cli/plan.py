@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -30,7 +30,6 @@ from strandline.statestore.spec import AnySpec
 
 if TYPE_CHECKING:
     from strandline.framework.app import App
-    from strandline.framework.store import Store
 
 Verdict = Literal["new", "same", "extended", "rewritten", "changed", "unused", "orphaned"]
 _VERDICTS: dict[str, Verdict] = {
@@ -118,19 +117,18 @@ def compared(app: App, broker: Broker) -> list[PlanLine]:
     found = [_owned(line, app.name, internal) for line in found]
     kept = {*specs, *app.declared.all_topics, declarations_topic(app.name)}
     others = sorted(topic for topic in internal.of(app.name) if topic not in kept)
-    unused = {store.spec.changelog_topic(app.name): name for name, store in _unused(app).items()}
-    found += [_unused_line(unused[topic], topic) for topic in others if topic in unused]
-    return [*found, *(PlanLine(t, "orphaned", "", t) for t in others if t not in unused)]
+    declared = {spec.changelog_topic(app.name): spec.name for spec in _unused(app)}
+    unused = [PlanLine(declared[t], "unused", _UNUSED, t) for t in others if t in declared]
+    orphans = [PlanLine(t, "orphaned", "", t) for t in others if t not in declared]
+    return [*found, *unused, *orphans]
 
 
-def _unused(app: App) -> dict[str, Store[Any, Any]]:
+def _unused(app: App) -> list[AnySpec]:
     """Return the declared stores that no task has."""
-    return {name: store for name, store in app.declared.stores.items() if store.task is None}
+    return [store.spec for store in app.declared.stores.values() if store.task is None]
 
 
-def _unused_line(name: str, topic: str) -> PlanLine:
-    reason = "declared, but in no task's stores=; leave out its declaration to drop it"
-    return PlanLine(name, "unused", reason, topic)
+_UNUSED = "declared, but in no task's stores=; leave out its declaration to drop it"
 
 
 def _line(topic: str, spec: AnySpec, stored: Declaration | None) -> PlanLine:

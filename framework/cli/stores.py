@@ -232,7 +232,8 @@ def encoded_keys(text: str, keys: KeyCodec[Any] | None = None) -> Iterator[bytes
         candidates.append(float(text))  # as inf, and 1e3
     found: dict[bytes, None] = {}
     for candidate in candidates:
-        with contextlib.suppress(StrandlineError):
+        # A time at the edge of the calendar may be none in UTC.
+        with contextlib.suppress(StrandlineError, OverflowError):
             codec = keys or codec_of(candidate)
             found[codec.encode(codec.admit(candidate))] = None
     yield from found
@@ -249,7 +250,11 @@ def _meanings(value: Any) -> list[Any]:
         return []
     if isinstance(value, str):
         return _meanings_of_text(value)
-    return [value, float(value)] if type(value) is int else [value]
+    found = [value]
+    if type(value) is int:
+        with contextlib.suppress(OverflowError):
+            found.append(float(value))
+    return found
 
 
 def _meanings_of_text(text: str) -> list[Any]:

@@ -213,6 +213,8 @@ UTC_DAY = dt.datetime(2025, 1, 1, tzinfo=dt.UTC)
         (bytes, b"\xff\x00", ['{"base64": "/wA="}']),
         (bytes, b"ab", ["ab", '{"utf8": "ab"}']),
         (int, 10**30, [str(10**30)]),
+        (int, 10**400, [str(10**400)]),
+        (tuple[int, str], (10**400, "a"), [f'[{10**400}, "a"]']),
         (tuple[str | None, int], (None, 1), ["[null,1]"]),
         (tuple[str, float], ("tea", 1.0), ['["tea",1]', '["tea",1.0]']),
         (tuple[bytes, int], (b"ab", 1), ['["ab",1]', '[{"base64": "YWI="}, 1]']),
@@ -239,7 +241,10 @@ def test_a_key_of_any_type_is_found_as_it_is_written_and_as_a_scan_prints_it(
     for text in [*written, printed]:
         outcome = strandline("stores", "get", "shop/all", text)
         assert (outcome.code, outcome.out.strip()) == (0, "42"), text
-    assert strandline("stores", "get", "shop/all", '{"base64": "!"}').code == 1
+    for text in ('{"base64": "!"}', "9999-12-31T23:59:59-10:00", "0001-01-01T00:00:00+10:00"):
+        outcome = strandline("stores", "get", "shop/all", text)
+        assert (outcome.code, outcome.out) == (1, "")
+        assert f"has no key {text}" in outcome.err
 
 
 def test_a_store_is_scanned_in_the_order_of_its_keys(shop: Log, strandline: Command) -> None:
