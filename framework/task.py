@@ -151,12 +151,14 @@ def timer_store(task: str) -> StoreSpec[TimerKey, int]:
 
 
 def place_of(handler: Any) -> str:
-    """Return file and line of the definition of a function or class, or its repr if unknown."""
-    try:
-        target = inspect.unwrap(handler)
-        return f"{inspect.getsourcefile(target)}:{inspect.getsourcelines(target)[1]}"
-    except (TypeError, OSError):
-        return repr(handler)
+    """Return file and line of a function, or of a class's `process`, or its repr if unknown.
+
+    It reads no source: `inspect` parses the file of a class, and Python 3.11 fails when two threads
+    parse at once (https://github.com/python/cpython/issues/106905).
+    """
+    function = handler.process if inspect.isclass(handler) else handler
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return repr(handler) if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def check_stores(name: str, stores: Sequence[Store[Any, Any]]) -> None:

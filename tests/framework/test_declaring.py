@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
@@ -10,6 +13,7 @@ import strandline as sl
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.memory_storage import MemoryStorage
+from strandline.framework.task import place_of
 from strandline.framework.testing import TestDriver
 
 
@@ -50,6 +54,25 @@ def test_a_topic_declared_twice_differently_is_refused(app: sl.App, other: dict)
     app.topic("words", value=str)
     with pytest.raises(sl.InvalidConfig, match="declared twice with different types"):
         app.topic("words", **other)
+
+
+def test_the_place_of_a_handler_is_found_without_its_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Counter:
+        """A handler of records."""
+
+        def process(self, record: object) -> None:
+            """Do nothing."""
+
+    def refuse(*_: object, **__: object) -> object:
+        raise SystemError("AST constructor recursion depth mismatch (before=63, after=55)")
+
+    line = inspect.getsourcelines(Counter.process)[1]
+    monkeypatch.setattr(ast, "parse", refuse)
+    monkeypatch.setattr(inspect, "getsourcelines", refuse)
+    assert place_of(Counter) == place_of(Counter.process) == f"{__file__}:{line}"
+    assert place_of(partial(nothing)).startswith("functools.partial(")
 
 
 def test_two_tasks_of_one_name_are_refused_with_both_places(app: sl.App) -> None:
