@@ -156,7 +156,7 @@ def place_of(handler: Any) -> str:
     It reads no source: `inspect` parses the file of a class, and Python 3.11 fails when two threads
     parse at once (https://github.com/python/cpython/issues/106905).
     """
-    function = handler.process if inspect.isclass(handler) else handler
+    function = getattr(handler, "process", handler) if inspect.isclass(handler) else handler
     code = getattr(inspect.unwrap(function), "__code__", None)
     return repr(handler) if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
