@@ -216,9 +216,10 @@ class Membership:
         if self._clock.monotonic() - self._polled_at > self._max_poll_s:
             self._fail(
                 MemberFenced(
-                    f"{self.member.member_id} did not poll for max.poll.interval.ms = "
-                    f"{self._max_poll_s * 1000:g} and has left group {self.member.group!r}; "
-                    f"poll more often, or raise it"
+                    f"{self.member.member_id} did not poll for longer than max_poll_interval_ms = "
+                    f"{self._max_poll_s * 1000:g} and has left group {self.member.group!r}. What "
+                    "takes longer is repeated for ever: raise max_poll_interval_ms above the "
+                    "longest time that one record, or one batch, takes"
                 )
             )
             self._broker.leave_group(self.member)

@@ -2,8 +2,9 @@
 
 Exit codes: 0 success; 1 an error of Strandline's, reported in one line; 2 a wrong command line;
 130 Ctrl-C. (`check` and `repair` have codes of their own: docs/reliability.md.) A reader that goes
-away (`| head`) ends a command quietly. With `--debug`, anywhere on the command line, errors have a
-traceback. With `--log-format json`, errors and everything else on stderr are JSON.
+away (`| head`) ends a command quietly. Other errors, such as one in the user's module, have a
+traceback that begins in the user's code. With `--debug`, anywhere on the command line, every error
+has a whole one. With `--log-format json`, errors and everything else on stderr are JSON.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ import contextlib
 import errno
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
+import strandline
 from strandline.changelog.errors import StorageFailed, StrandlineError
 from strandline.framework.cli import logs, output
 from strandline.framework.terminal import printable
@@ -27,6 +32,12 @@ from strandline.framework.terminal import printable
 FAILED, INTERRUPTED = 1, 130
 _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of writing the output. Errors of a log's files are translated where they occur."""
+_NOT_USERS = (
+    str(Path(strandline.__file__).parent),
+    *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")),
+    "<frozen ",
+)
+"""Beginnings of the names of files that are not the user's."""
 DEBUG = "--debug"
 
 
@@ -67,14 +78,26 @@ def reporting_errors(code: int = FAILED) -> Iterator[None]:
     except BrokenPipeError:
         _drop_output()
         raise typer.Exit(0) from None
-    except OSError as error:
-        if error.filename is not None or error.errno not in _NOT_WRITTEN:
-            raise
-        report_error(StorageFailed(f"cannot write the output: {error.strerror}"))
-        _drop_output()
-        raise typer.Exit(code) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
+    except Exception as error:
+        users = None if _debug or logs.are_json() else _users_part(error.__traceback__)
+        if isinstance(error, OSError) and error.filename is None and error.errno in _NOT_WRITTEN:
+            report_error(StorageFailed(f"cannot write the output: {error.strerror}"))
+            _drop_output()
+        elif users is None:
+            raise
+        else:
+            shown = traceback.format_exception(error.with_traceback(users))
+            sys.stderr.write(printable("".join(shown)))
+        raise typer.Exit(code) from None
+
+
+def _users_part(whole: TracebackType | None) -> TracebackType | None:
+    """Return the part of a traceback that begins in the user's code; None if there is none."""
+    while whole is not None and whole.tb_frame.f_code.co_filename.startswith(_NOT_USERS):
+        whole = whole.tb_next
+    return whole
 
 
 def _drop_output() -> None:

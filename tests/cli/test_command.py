@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -77,6 +78,17 @@ def test_debug_shows_the_traceback(log: Log, folder: Path) -> None:
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
     done = run(*arguments, "--debug", cwd=folder)
     assert (done.returncode, "Traceback" in done.stderr) == (1, True)
+
+
+def test_an_error_of_the_users_module_has_a_traceback_of_the_users_code(tmp_path: Path) -> None:
+    module = tmp_path / "shop.py"
+    module.write_text("import json\n\ndef main():\n    json.loads('{')\n\nmain()\n")
+    done = run("run", "shop:app", "--log", "data", cwd=tmp_path)
+    files = re.findall(r'File "(.*)", line', done.stderr)
+    assert (done.returncode, files[:2]) == (1, [str(module), str(module)]), done.stderr
+    assert "JSONDecodeError" in done.stderr.splitlines()[-1]
+    whole = run("run", "shop:app", "--log", "data", "--debug", cwd=tmp_path)
+    assert (whole.returncode, "load_app" in whole.stderr) == (1, True)
 
 
 def test_debug_after_two_dashes_is_an_argument() -> None:
