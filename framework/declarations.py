@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -14,18 +14,17 @@ from strandline.changelog.config import check_topic_name
 from strandline.changelog.errors import (
     InvalidConfig,
     InvalidRequest,
-    SchemaMismatch,
     TopicExists,
     Unauthenticated,
     UnknownTopic,
 )
 from strandline.changelog.records import TopicInfo
-from strandline.changelog.schema import extends
 from strandline.changelog.settings import LONG_MAX
 from strandline.framework.options import Options
 from strandline.framework.store import Store
 from strandline.framework.task import TaskSpec, dead_letter_topic, timer_store
 from strandline.framework.topic import Topic
+from strandline.framework.topic_creation import created_or_checked, dead_letter_config
 from strandline.statestore.lost_topics import check_recorded
 from strandline.statestore.recorded import declarations_topic
 from strandline.statestore.spec import StoreSpec
@@ -49,16 +48,6 @@ TTL_SEGMENTS = 4
 """Minimum number of segments per time to live, because only whole segments are deleted."""
 TTL_SEGMENT_MIN_MS = 10 * 60 * 1000
 """Minimum milliseconds until a segment of a changelog is closed, so that they do not become many."""
-DEAD_LETTER_ROOM_BYTES = 64 << 10
-"""Bytes by which a dead letter may be larger than the largest record of its task's inputs."""
-LARGEST_MESSAGE_BYTES = 1000 << 20
-"""Largest `max.message.bytes` that every log accepts."""
-KEEP_FOREVER = {"retention.ms": "-1"}
-"""Default settings of an app's topic.
-
-Retention goes by the records' own time, so Kafka's default of seven days would delete a file of
-last year's events minutes after it was appended.
-"""
 
 
 def check_app_name(app: str) -> None:
@@ -211,13 +200,13 @@ class Declarations:
         infos: dict[str, TopicInfo] = {}
         for name, topic in self.topics.items():
             if name not in letters:
-                infos[name] = self._topic(broker, topic, topic.config, infos)
+                infos[name] = created_or_checked(broker, topic, topic.config, infos)
         for name, spec in letters.items():
             topic, stored = self.topics[name], spec.inputs[0].stored_schema
             if topic.is_derived and stored is not None:
                 topic.follow(stored)  # records are copied as they are
             config = dead_letter_config(infos[source.name] for source in spec.inputs)
-            infos[name] = self._topic(broker, topic, config, infos)
+            infos[name] = created_or_checked(broker, topic, config, infos)
         for spec in self.tasks.values():
             partitions = self._copartitioned(spec, infos)
             stores = [store.spec for store in spec.stores]
@@ -243,7 +232,7 @@ class Declarations:
         except UnknownTopic:
             self.prepare(broker)
         else:
-            self._topic(broker, self.topics[name], {}, {})
+            created_or_checked(broker, self.topics[name], {}, {})
 
     def _check_not_internal(self) -> None:
         """Refuse a declared topic that is an internal one of the app: its records would be state."""
@@ -302,31 +291,6 @@ class Declarations:
                 )
         if len(set(spec.inputs)) != len(spec.inputs):
             raise InvalidConfig(f"task {spec.name!r} names an input twice")
-
-    def _topic(
-        self,
-        broker: Broker,
-        topic: Topic[Any, Any],
-        config: Mapping[str, str],
-        infos: Mapping[str, TopicInfo],
-    ) -> TopicInfo:
-        try:
-            info = broker.topic(topic.name)
-        except UnknownTopic:
-            return _created(broker, topic, config, infos)
-        if topic.partitions not in (None, info.partitions):
-            raise InvalidConfig(
-                f"topic {topic.name!r} has {info.partitions} partitions, but is declared with"
-                f" {topic.partitions}; declare {info.partitions}, or alter the topic first"
-            )
-        if topic.is_derived and topic.stored_schema is not None and info.schema is not None:
-            topic.follow(info.schema)
-        schema = topic.stored_schema
-        if (info.schema is None) != (schema is None):
-            raise _other_form(topic, info)
-        if schema is not None and not extends(info.schema, schema):
-            return broker.alter_topic(topic.name, schema=schema)
-        return info
 
     def _copartitioned(self, spec: TaskSpec, infos: dict[str, TopicInfo]) -> int:
         counts = {topic.name: infos[topic.name].partitions for topic in spec.inputs}
@@ -431,44 +395,6 @@ def _accepting_every_time(broker: Broker, info: TopicInfo) -> TopicInfo:
             extra={"topic": info.name, "error": error},
         )
         return info
-
-
-def _other_form(topic: Topic[Any, Any], info: TopicInfo) -> SchemaMismatch:
-    """Return the error for a topic that is declared as columns but holds bytes, or vice versa."""
-    if info.schema is None:
-        fix = "name the form of the bytes (serde=), or use another topic"
-        return SchemaMismatch(
-            f"topic {topic.name!r} holds bytes, but is declared with {topic.values.arrow}; {fix}"
-        )
-    fix = "declare its columns and no serde=, or use another topic"
-    return SchemaMismatch(
-        f"topic {topic.name!r} holds columns {info.schema.names}, but is declared with values that"
-        f" are bytes in the log; {fix}"
-    )
-
-
-def dead_letter_config(inputs: Iterable[TopicInfo]) -> dict[str, str]:
-    """Return the settings of a new dead-letter topic: room for input records and more headers."""
-    largest = max(info.effective.max_message_bytes for info in inputs)
-    return {"max.message.bytes": str(min(largest + DEAD_LETTER_ROOM_BYTES, LARGEST_MESSAGE_BYTES))}
-
-
-def _created(
-    broker: Broker,
-    topic: Topic[Any, Any],
-    config: Mapping[str, str],
-    infos: Mapping[str, TopicInfo],
-) -> TopicInfo:
-    counts = [infos[source.name].partitions for source in topic.sources if source.name in infos]
-    try:
-        return broker.create_topic(
-            topic.name,
-            topic.partitions or max(counts, default=1),
-            config={**KEEP_FOREVER, **config},
-            schema=topic.stored_schema,
-        )
-    except TopicExists:  # another worker of the app created it after the look-up
-        return broker.topic(topic.name)
 
 
 def _task(spec: TaskSpec) -> dict[str, Any]:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from strandline.changelog.errors import InvalidConfig
-from strandline.framework.declarations import KEEP_FOREVER, Declarations
+from strandline.framework.declarations import Declarations
 from strandline.framework.handlers import check_finished, check_handler
 from strandline.framework.record import Record
 from strandline.framework.session import Session
 from strandline.framework.task import TaskSpec
 from strandline.framework.topic import Topic
+from strandline.framework.topic_creation import KEEP_FOREVER
 
 
 def declare(

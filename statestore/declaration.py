@@ -48,6 +48,8 @@ topics have no document and no version.
 
 Form = Literal["messagepack", "typed", "bytes", "json", "serde"]
 Figures = dict[str, tuple[str, str | None]]
+_OF_FIGURES = ("results", "state")
+"""Parts of an operator's definition that follow from its figures."""
 
 
 class TopicIds(NamedTuple):
@@ -232,8 +234,7 @@ def unreadable_as(wanted: Declaration, stored: Declaration, *, values: bool) -> 
 def _reasons(stored: Declaration, declared: Declaration) -> Iterator[str]:
     """Yield the reasons why stored values do not fit the declaration."""
     if stored.definition != declared.definition:
-        was, now = stored.definition or "no operator", declared.definition or "no operator"
-        yield f"it is the state of {was}, and is declared as that of {now}"
+        yield from _other_definition(stored, declared)
     if stored.figures != declared.figures:
         yield _other_figures(stored.figures, declared.figures)
     elif stored.form == "typed" and declared.form == "typed":
@@ -250,6 +251,42 @@ def _reasons(stored: Declaration, declared: Declaration) -> Iterator[str]:
             yield reason
     elif stored.form != declared.form:
         yield f"its values are {_shown_form(stored)}, and are declared as {_shown_form(declared)}"
+
+
+def _other_definition(stored: Declaration, declared: Declaration) -> Iterator[str]:
+    """Yield how the definition of a stream's operator differs from that of stored state."""
+    old, new = (_json_object(one.definition or "{}") for one in (stored, declared))
+    if stored.figures != declared.figures:  # then the types of figures differ as well
+        old, new = ({k: v for k, v in one.items() if k not in _OF_FIGURES} for one in (old, new))
+    was, now = (one.get("operator", "no operator") for one in (old, new))
+    if was != now:
+        yield f"it is the state of {was}, and is declared as that of {now}"
+        return
+    for path, before, after in _unlike(old, new):
+        yield f"{path}: {before} before, {after} now"
+
+
+def _unlike(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yield the path of each difference of two JSON values, with the texts of both.
+
+    >>> list(_unlike({"window": {"size": "1h"}}, {"window": {"size": "2h"}}))
+    [('window.size', '"1h"', '"2h"')]
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in sorted({*old, *new}):
+            inner = f"{path}.{name}" if path else name
+            yield from _unlike(old.get(name), new.get(name), inner)
+    elif old != new:
+        yield path, msgspec.json.encode(old).decode(), msgspec.json.encode(new).decode()
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """Return a recorded definition; if it is no JSON object, one that has it as its operator."""
+    with contextlib.suppress(*UNREADABLE):
+        found = json_value(text.encode())
+        if isinstance(found, dict):
+            return found
+    return {"operator": text}
 
 
 def _other_serde(stored: Declaration, declared: Declaration) -> str | None:

@@ -1,8 +1,9 @@
-"""`strandline plan MODULE:APP`: the declared state of an app, compared with what is deployed.
+"""`strandline plan MODULE:APP`: an app's declared state and topics, compared with what is deployed.
 
-new        the log has no state of this name
-same       the state is as declared
-extended   the state is readable, and its declaration becomes wider at the next run
+new        the log has no state or topic of this name
+same       the state or topic is as declared
+extended   the state is readable, and its declaration becomes wider at the next run; or the topic
+           gets more columns
 rewritten  values are converted at the next run, by the store's `upgrade`
 changed    the app is refused: the reasons are given
 unused     the app declares the store, but in no task's `stores=`; its state is kept
@@ -11,18 +12,20 @@ orphaned   the log has state or an internal topic that the app does not declare
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import SystemClock
+from strandline.changelog.errors import InvalidConfig, SchemaMismatch, UnknownTopic
 from strandline.framework.cli import output
 from strandline.framework.cli.loading import load_app, opened
 from strandline.framework.cli.options import JsonOption, LogOption, YesOption, confirmed
 from strandline.framework.container.reset import check_at_rest
+from strandline.framework.topic_creation import to_be_extended, unlike_settings
 from strandline.statestore.declaration import Declaration, compare, declaration_of
 from strandline.statestore.ownership import InternalTopics
 from strandline.statestore.recorded import DeclarationLog, declarations_topic, topic_key
@@ -30,6 +33,7 @@ from strandline.statestore.spec import AnySpec
 
 if TYPE_CHECKING:
     from strandline.framework.app import App
+    from strandline.framework.topic import Topic
 
 Verdict = Literal["new", "same", "extended", "rewritten", "changed", "unused", "orphaned"]
 _VERDICTS: dict[str, Verdict] = {
@@ -56,6 +60,15 @@ class PlanLine:
     """Changelog, or internal topic."""
 
 
+@dataclass(frozen=True)
+class TopicLine:
+    """One declared topic, and what becomes of it."""
+
+    name: str
+    verdict: Verdict
+    reasons: str
+
+
 def plan(
     target: Annotated[str, typer.Argument(metavar="MODULE:APP", help="The app's code.")],
     drop_orphans: DropOption = False,
@@ -63,7 +76,7 @@ def plan(
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Compare the state that an app declares with what its log has.
+    """Compare the state and the topics that an app declares with what its log has.
 
     Nothing is changed unless `--drop-orphans` is given. The exit code is 1 if the app would be
     refused.
@@ -74,19 +87,23 @@ def plan(
 def show(app: App, log: str | None, *, drop_orphans: bool, yes: bool, json: bool) -> None:
     """Print the comparison, and delete the orphans if that is asked for; see `plan`."""
     with opened(log if log is not None else str(app.log)) as where:
-        lines = compared(app, where.broker)
+        lines, topics = compared(app, where.broker), compared_topics(app, where.broker)
         if json:
-            output.document({"app": app.name, "state": [asdict(line) for line in lines]})
+            state, shown = ([asdict(line) for line in found] for found in (lines, topics))
+            output.document({"app": app.name, "state": state, "topics": shown})
         else:
-            columns = ("name", "verdict", "reasons", "topic")
-            rows = ([asdict(line)[c] for c in columns] for line in lines)
-            output.table(f"state of app {app.name}", columns, rows)
+            _table(f"state of app {app.name}", ("name", "verdict", "reasons", "topic"), lines)
+            _table(f"topics of app {app.name}", ("name", "verdict", "reasons"), topics)
         if drop_orphans:
             dropped = _drop(app, where.broker, lines, yes=yes)
             if dropped and not json:
                 output.line(f"deleted {dropped} topics")
-    if any(line.verdict == "changed" for line in lines):
+    if "changed" in [*(line.verdict for line in lines), *(line.verdict for line in topics)]:
         raise typer.Exit(1)
+
+
+def _table(title: str, columns: Sequence[str], lines: Sequence[PlanLine | TopicLine]) -> None:
+    output.table(title, columns, ([asdict(line)[c] for c in columns] for line in lines))
 
 
 def command_of(app: App) -> Callable[..., None]:
@@ -98,7 +115,7 @@ def command_of(app: App) -> Callable[..., None]:
         log: LogOption = None,
         json: JsonOption = False,
     ) -> None:
-        """Compare the state that the app declares with what its log has."""
+        """Compare the state and the topics that the app declares with what its log has."""
         show(app, log, drop_orphans=drop_orphans, yes=yes, json=json)
 
     return plan_app
@@ -121,6 +138,30 @@ def compared(app: App, broker: Broker) -> list[PlanLine]:
     unused = [PlanLine(declared[t], "unused", _UNUSED, t) for t in others if t in declared]
     orphans = [PlanLine(t, "orphaned", "", t) for t in others if t not in declared]
     return [*found, *unused, *orphans]
+
+
+def compared_topics(app: App, broker: Broker) -> list[TopicLine]:
+    """Return the topics that an app declares itself, and its dead letters, with their verdicts."""
+    return [
+        _topic_line(broker, topic)
+        for name, topic in sorted(app.declared.all_topics.items())
+        if not topic.is_internal
+    ]
+
+
+def _topic_line(broker: Broker, topic: Topic[Any, Any]) -> TopicLine:
+    try:
+        info = broker.topic(topic.name)
+    except UnknownTopic:
+        return TopicLine(topic.name, "new", "")
+    if topic.is_derived and topic.stored_schema is not None and info.schema is not None:
+        topic.follow(info.schema)
+    try:
+        verdict: Verdict = "extended" if to_be_extended(topic, info) else "same"
+    except (InvalidConfig, SchemaMismatch) as error:
+        return TopicLine(topic.name, "changed", str(error))
+    unlike = unlike_settings(topic, info)
+    return TopicLine(topic.name, verdict, f"not applied: {unlike}" if unlike else "")
 
 
 def _unused(app: App) -> list[AnySpec]:

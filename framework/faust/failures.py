@@ -19,7 +19,6 @@ from faust.exceptions import DecodeError, PartitionsMismatch
 from faust.sensors.base import Sensor
 from faust.streams import current_event
 
-from strandline.framework.declarations import KEEP_FOREVER, dead_letter_config
 from strandline.framework.faust.ledger import Unit
 from strandline.framework.faust.log_link import FaustLink
 from strandline.framework.faust.record_event import (
@@ -29,6 +28,7 @@ from strandline.framework.faust.record_event import (
 )
 from strandline.framework.faust.table_partition import TableNotOwned
 from strandline.framework.handlers import INFRASTRUCTURE_ERRORS
+from strandline.framework.topic_creation import KEEP_FOREVER, dead_letter_config
 
 _log = logging.getLogger("strandline")
 

@@ -9,9 +9,9 @@ version that a user gives them is.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -49,16 +49,6 @@ class Fingerprint:
         return hashlib.sha256(self.json).hexdigest()
 
 
-@dataclass(frozen=True)
-class Compatibility:
-    """Result of a comparison of a deployed definition with a declared one."""
-
-    verdict: Literal["same", "extended", "changed"]
-    """`extended` if only aggregates were added, which begin empty; `changed` needs a reset."""
-    differences: tuple[str, ...] = ()
-    """Each difference in words."""
-
-
 def fingerprint(node: StatefulNode) -> Fingerprint:
     """Return the fingerprint of an operator that keeps state."""
     if isinstance(node, GroupAggregate):
@@ -68,26 +58,6 @@ def fingerprint(node: StatefulNode) -> Fingerprint:
         specific = {"keys": _typed(node.on, node.schema), "within_ms": node.within_ms}
     shared = {"version": VERSION, "operator": node.label, "partitioner": PARTITIONER}
     return Fingerprint(node.name, shared | specific)
-
-
-def compatible(old: Definition, new: Definition) -> Compatibility:
-    """Compare the definition of stored state with the declared one.
-
-    Args:
-        old: Definition with which the state was made.
-        new: Definition that is declared now.
-
-    >>> old = {"keys": [["carrier", "string"]], "aggregates": {"n": {"kind": "count"}}}
-    >>> compatible(old, {**old, "keys": [["origin", "string"]]}).differences
-    ('keys: [["carrier","string"]] before, [["origin","string"]] now',)
-    """
-    differences = tuple(_differences(old, new))
-    if not differences:
-        return Compatibility("same")
-    before, now = old.get("aggregates") or {}, new.get("aggregates") or {}
-    rest = {name: figure for name, figure in now.items() if name in before}
-    extended = not list(_differences(old, {**new, "aggregates": rest})) if before else False
-    return Compatibility("extended" if extended else "changed", differences)
 
 
 def _aggregation(node: GroupAggregate) -> dict[str, Any]:
@@ -107,22 +77,3 @@ def _aggregation(node: GroupAggregate) -> dict[str, Any]:
 def _typed(names: tuple[str, ...], schema: Mapping[str, pl.DataType]) -> list[list[str]]:
     """Return names of columns with their types."""
     return [[name, type_name(schema[name])] for name in names]
-
-
-def _differences(old: Definition, new: Definition) -> Iterator[str]:
-    """Yield each difference of two definitions in words."""
-    before, now = old.get("aggregates") or {}, new.get("aggregates") or {}
-    for name in sorted({*old, *new} - {"aggregates"}):
-        if old.get(name) != new.get(name):
-            yield f"{name}: {_text(old.get(name))} before, {_text(new.get(name))} now"
-    for name in sorted({*before, *now}):
-        if name not in now:
-            yield f"the aggregate {name} was removed"
-        elif name not in before:
-            yield f"the aggregate {name} was added"
-        elif before[name] != now[name]:
-            yield f"the aggregate {name}: {_text(before[name])} before, {_text(now[name])} now"
-
-
-def _text(data: Any) -> str:
-    return msgspec.json.encode(data, order="sorted").decode()

@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from strandline.changelog.errors import InvalidRecord
 from strandline.framework.batch import Batch
-from strandline.framework.declarations import KEEP_FOREVER
 from strandline.framework.formats.codecs import from_column, items_of
 from strandline.framework.session import Session
 from strandline.framework.streams.operators.group_keys import GroupKeys
@@ -29,6 +28,7 @@ from strandline.framework.streams.schemas import (
 )
 from strandline.framework.streams.stateful import OutputNode, Repartition, Through
 from strandline.framework.topic import Topic, send_rows
+from strandline.framework.topic_creation import KEEP_FOREVER
 from strandline.statestore.frames import (
     arranged,
     arrow_columns,

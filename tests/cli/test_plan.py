@@ -35,6 +35,14 @@ def see(record):
     pass
 """
 
+OUTPUT = """
+@app.task(flights, name="see", on_error="dead_letter")
+def see(record):
+    pass
+
+counted = app.topic("counted", {settings})
+"""
+
 NUMBERS = count()
 """Numbers of modules, because Python imports each name once."""
 
@@ -94,8 +102,7 @@ def test_a_changed_operator_is_named_with_the_difference(deployed: Deployed) -> 
     assert outcome.code == 1
     assert verdicts(outcome)["hourly"] == "changed"
     [line] = [line for line in outcome.json["state"] if line["name"] == "hourly"]
-    assert '"size":"1h"' in line["reasons"]
-    assert '"size":"2h"' in line["reasons"]
+    assert line["reasons"] == 'window.size: "1h" before, "2h" now'
 
 
 def test_new_and_orphaned_state_is_listed_and_orphans_can_be_dropped(deployed: Deployed) -> None:
@@ -122,3 +129,64 @@ def test_a_store_that_is_declared_but_in_no_task_is_unused_and_kept(deployed: De
     assert verdicts(outcome)["airport-seen-changelog"] == "orphaned"
     with changelog.open(deployed.log) as log, pytest.raises(UnknownTopic):
         log.broker.topic("airport-seen-changelog")
+
+
+def topics(outcome: Any) -> dict[str, tuple[str, str]]:
+    return {line["name"]: (line["verdict"], line["reasons"]) for line in outcome.json["topics"]}
+
+
+SETTINGS = 'value=int, partitions=2, config={"retention.ms": "86400000"}'
+
+
+def test_topics_are_new_until_the_app_has_run(deployed: Deployed) -> None:
+    expected = dict.fromkeys(["counted", "airport-see-dead-letter"], ("new", ""))
+    assert topics(deployed.plan(OUTPUT.format(settings=SETTINGS))) == expected | {
+        "flights": ("same", "")
+    }
+    deployed.run(OUTPUT.format(settings=SETTINGS))
+    same = dict.fromkeys([*expected, "flights"], ("same", ""))
+    assert topics(deployed.plan(OUTPUT.format(settings=SETTINGS))) == same
+
+
+CHANGED_TOPICS = {
+    "partitions": ("value=int, partitions=3", 1, "changed", "has 2 partitions, but is declared"),
+    "form": ("value=pa.schema([('n', pa.int64())])", 1, "changed", "'counted' holds bytes"),
+    "settings": (
+        'value=int, config={"retention.ms": "1000", "retention.millis": "1"}',
+        0,
+        "same",
+        "not applied: retention.ms is 86400000, not 1000, retention.millis is no setting",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "verdict", "reason"), CHANGED_TOPICS.values(), ids=CHANGED_TOPICS
+)
+def test_a_changed_topic_is_named_with_the_difference(
+    deployed: Deployed, settings: str, code: int, verdict: str, reason: str
+) -> None:
+    deployed.run(OUTPUT.format(settings=SETTINGS))
+    outcome = deployed.plan(OUTPUT.format(settings=settings))
+    found = topics(outcome)["counted"]
+    assert (outcome.code, found[0]) == (code, verdict)
+    assert reason in found[1]
+
+
+def test_columns_that_are_added_extend_a_topic_and_others_are_refused(deployed: Deployed) -> None:
+    typed = "value=pa.schema([{}])"
+    old, more = '("n", pa.int64())', '("x", pa.string())'
+    deployed.run(OUTPUT.format(settings=typed.format(old)))
+    outcome = deployed.plan(OUTPUT.format(settings=typed.format(f"{old}, {more}")))
+    assert (outcome.code, topics(outcome)["counted"]) == (0, ("extended", ""))
+    outcome = deployed.plan(OUTPUT.format(settings=typed.format(more)))
+    assert (outcome.code, topics(outcome)["counted"][0]) == (1, "changed")
+
+
+def test_settings_that_an_existing_topic_does_not_have_are_logged(
+    deployed: Deployed, caplog: pytest.LogCaptureFixture
+) -> None:
+    deployed.run(OUTPUT.format(settings=SETTINGS))
+    assert "do not apply" not in caplog.text
+    deployed.run(OUTPUT.format(settings='value=int, config={"retention.ms": "1000"}'))
+    assert "'counted' exists, so its declared settings do not apply: retention.ms" in caplog.text

@@ -1,0 +1,126 @@
+"""Creation of an app's topics in the log, and the comparison of those that exist."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from strandline.changelog.broker import Broker
+from strandline.changelog.errors import InvalidConfig, SchemaMismatch, TopicExists, UnknownTopic
+from strandline.changelog.records import TopicInfo
+from strandline.changelog.schema import ValueSchemas, extends
+from strandline.framework.topic import Topic
+
+_log = logging.getLogger("strandline")
+
+KEEP_FOREVER = {"retention.ms": "-1"}
+"""Default settings of an app's topic.
+
+Retention goes by the records' own time, so Kafka's default of seven days would delete a file of
+last year's events minutes after it was appended.
+"""
+DEAD_LETTER_ROOM_BYTES = 64 << 10
+"""Bytes by which a dead letter may be larger than the largest record of its task's inputs."""
+LARGEST_MESSAGE_BYTES = 1000 << 20
+"""Largest `max.message.bytes` that every log accepts."""
+
+
+def created_or_checked(
+    broker: Broker,
+    topic: Topic[Any, Any],
+    config: Mapping[str, str],
+    infos: Mapping[str, TopicInfo],
+) -> TopicInfo:
+    """Create a topic with settings `config`, or check it, and extend its columns if necessary.
+
+    Args:
+        infos: Descriptions of the app's topics that exist already, by name.
+
+    Raises:
+        InvalidConfig: It has another number of partitions.
+        SchemaMismatch: It has columns that the declaration does not extend.
+    """
+    try:
+        info = broker.topic(topic.name)
+    except UnknownTopic:
+        return _created(broker, topic, config, infos)
+    if topic.is_derived and topic.stored_schema is not None and info.schema is not None:
+        topic.follow(info.schema)
+    if unlike := unlike_settings(topic, info):
+        _log.warning(
+            "topic %r exists, so its declared settings do not apply: %s; change it with "
+            "`strandline topics alter`, or change config=",
+            *(topic.name, unlike),
+            extra={"topic": topic.name},
+        )
+    if to_be_extended(topic, info):
+        return broker.alter_topic(topic.name, schema=topic.stored_schema)
+    return info
+
+
+def to_be_extended(topic: Topic[Any, Any], info: TopicInfo) -> bool:
+    """Return True if the declaration adds columns to a topic. Raise InvalidConfig, SchemaMismatch."""
+    if topic.partitions not in (None, info.partitions):
+        raise InvalidConfig(
+            f"topic {topic.name!r} has {info.partitions} partitions, but is declared with"
+            f" {topic.partitions}; declare {info.partitions}, or alter the topic first"
+        )
+    schema = topic.stored_schema
+    if info.schema is None or schema is None:
+        if info.schema is not schema:
+            raise _other_form(topic, info)
+        return False
+    if extends(info.schema, schema):
+        return False
+    ValueSchemas((info.schema,)).extended(schema, topic.name)
+    return True
+
+
+def unlike_settings(topic: Topic[Any, Any], info: TopicInfo) -> str:
+    """Return the declared settings that a topic does not have, in words; "" if there are none."""
+    found = {setting.name: setting.value for setting in info.settings()} if topic.config else {}
+    found |= info.config  # as it was given, because the log may write a number in another way
+    return ", ".join(
+        f"{name} is {found[name]}, not {value}" if name in found else f"{name} is no setting"
+        for name, value in topic.config.items()
+        if found.get(name) != value
+    )
+
+
+def dead_letter_config(inputs: Iterable[TopicInfo]) -> dict[str, str]:
+    """Return the settings of a new dead-letter topic: room for input records and more headers."""
+    largest = max(info.effective.max_message_bytes for info in inputs)
+    return {"max.message.bytes": str(min(largest + DEAD_LETTER_ROOM_BYTES, LARGEST_MESSAGE_BYTES))}
+
+
+def _created(
+    broker: Broker,
+    topic: Topic[Any, Any],
+    config: Mapping[str, str],
+    infos: Mapping[str, TopicInfo],
+) -> TopicInfo:
+    counts = [infos[source.name].partitions for source in topic.sources if source.name in infos]
+    try:
+        return broker.create_topic(
+            topic.name,
+            topic.partitions or max(counts, default=1),
+            config={**KEEP_FOREVER, **config},
+            schema=topic.stored_schema,
+        )
+    except TopicExists:  # another worker of the app created it after the look-up
+        return broker.topic(topic.name)
+
+
+def _other_form(topic: Topic[Any, Any], info: TopicInfo) -> SchemaMismatch:
+    """Return the error for a topic that is declared as columns but holds bytes, or vice versa."""
+    if info.schema is None:
+        fix = "name the form of the bytes (serde=), or use another topic"
+        return SchemaMismatch(
+            f"topic {topic.name!r} holds bytes, but is declared with {topic.values.arrow}; {fix}"
+        )
+    fix = "declare its columns and no serde=, or use another topic"
+    return SchemaMismatch(
+        f"topic {topic.name!r} holds columns {info.schema.names}, but is declared with values that"
+        f" are bytes in the log; {fix}"
+    )
