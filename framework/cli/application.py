@@ -79,7 +79,8 @@ class WholeCommand(ErrorGuardedGroup, LazyGroup):
             "Show an app's tasks, streams, topics and stores, or the apps and topics of a log.",
         ),
         "plan": LazyCommand(
-            *("plan", "plan"), "Compare the state that an app declares with what its log has."
+            *("plan", "plan"),
+            "Compare the state and the topics that an app declares with what its log has.",
         ),
         "move": LazyCommand(
             *("move", "move"),

@@ -195,14 +195,17 @@ def write(node: OutputNode, rows: pl.DataFrame) -> None:
 
 
 def _keys(topic: Topic[Any, Any], columns: tuple[str, ...], rows: pl.DataFrame) -> pa.Array:
-    """Return the keys of rows as the topic stores them. Raises InvalidRecord."""
+    """Return the keys of rows as the topic stores them. Raises InvalidRecord.
+
+    A row whose key is one column that is null becomes a record without a key.
+    """
+    if len(columns) == 1:
+        return from_column(topic.keys, rows[columns[0]].to_arrow())
     if any(rows[name].null_count() for name in columns):
         raise InvalidRecord(
             f"a row for topic {topic.name!r} has no key: a column of {list(columns)} is null; "
             "filter such rows out, or give them a value with fill_null"
         )
-    if len(columns) == 1:
-        return from_column(topic.keys, rows[columns[0]].to_arrow())
     return topic.keys.encode(items_of(topic.keys, arranged(rows, columns).rows()))
 
 

@@ -455,6 +455,29 @@ def test_a_row_without_a_key_is_one_dead_letter() -> None:
     assert sum(len(driver.output(topic)) for topic in letters) == 2
 
 
+@pytest.mark.parametrize(("kind", "key"), [(str, "a"), (int, 7), (bytes, b"\xff"), (float, 0.5)])
+def test_a_record_without_a_key_stays_without_one(kind: type, key: Any) -> None:
+    app = sl.App("app")
+    stream = app.stream(app.topic("numbers", key=kind, value=int))
+    out = stream.filter(sl.col("value") > 1).to("out")
+    driver = TestDriver(app).run([(None, 1), (None, 2), (key, 3), (None, 4)])
+    found = [(record.key, record.value["value"]) for record in driver.output(out)]
+    assert found == [(None, 2), (key, 3), (None, 4)]
+
+
+def test_a_null_in_the_column_of_the_key_is_a_record_without_one() -> None:
+    schema = pa.schema([("user", pa.string()), ("n", pa.int64())])
+    app = sl.App("app")
+    events = app.topic("events", key="user", value=schema)
+    out = app.stream(events).filter(sl.col("n") > 1).to("out")
+    rows = pa.table({"user": ["ann", None, None], "n": [1, 2, 3]}, schema=schema)
+    driver = TestDriver(app).run(rows)
+    assert [(record.key, record.value["n"]) for record in driver.output(out)] == [
+        (None, 2),
+        (None, 3),
+    ]
+
+
 def test_a_function_that_raises_is_one_dead_letter() -> None:
     app, _, stream = app_of(on_error="dead_letter")
     stream.filter(lambda row: 10 // row.amount > 0).to("out")
