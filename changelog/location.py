@@ -157,13 +157,18 @@ def check_folder(path: str | os.PathLike[str]) -> None:
     raise InvalidConfig(f"{name}: {why}; a folder of that name is ./{found[1]}:/…")
 
 
+def exists(log: str | os.PathLike[str]) -> bool:
+    """Return True for a URL, and for the folder of a log."""
+    return is_url(log) or (Path(log) / FOLDER_META).exists()
+
+
 def check_exists(log: str | os.PathLike[str]) -> None:
     """Raise InvalidConfig unless `log` is the folder of a log, or a URL.
 
     For programs that only read, because opening a mistyped path would create an empty log there.
     The error suggests logs nearby: inside the folder, and next to it with a similar name.
     """
-    if is_url(log) or (Path(log) / FOLDER_META).exists():
+    if exists(log):
         return
     where = Path(log)
     what = f"{where} holds no log" if where.is_dir() else f"there is no folder {where}"

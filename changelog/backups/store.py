@@ -100,6 +100,11 @@ class BackupStore:
     def begin(self, log_id: str) -> None:
         """Initialize an empty folder. Raises InvalidConfig if the folder has other files."""
         self._storage.make_dir("")
+        if self.is_new():
+            document.save(self._storage, META, KIND, StoreMeta(log_id))
+
+    def is_new(self) -> bool:
+        """Return True for an empty folder. Raises InvalidConfig if the folder has other files."""
         try:
             document.load(self._storage, META, KIND, StoreMeta)
         except FileNotFoundError:
@@ -107,7 +112,8 @@ class BackupStore:
                 raise InvalidConfig(
                     "the folder for backups is neither empty nor a backup folder; give another"
                 ) from None
-            document.save(self._storage, META, KIND, StoreMeta(log_id))
+            return True
+        return False
 
     def check(self, path: str) -> None:
         """Raise InvalidConfig, which names the folder by `path`, if it is not a backup folder."""

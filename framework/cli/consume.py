@@ -104,6 +104,8 @@ def starting_positions(
             return {
                 tp: _last(broker, tp, now[tp].log_start, ends[tp], -offset, isolation) for tp in now
             }
+        if offset > (last := max(ends.values())):
+            output.note(f"no partition has offset {offset}: the longest one ends at {last}")
         return {tp: min(max(offset, now[tp].log_start), ends[tp]) for tp in now}
     ms = to_ms(start)
     if ms is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import typer
 
 from strandline import changelog
 from strandline.changelog.errors import InvalidConfig
-from strandline.changelog.location import check, check_exists, is_kafka, is_url, shown
+from strandline.changelog.location import check, check_exists, exists, is_kafka, is_url, shown
 from strandline.framework.cli import logs
 
 if TYPE_CHECKING:
@@ -75,6 +76,15 @@ def local(log: str) -> Path:
             "where the log is, with --log DIR"
         )
     return Path(log)
+
+
+def announced(log: object) -> str:
+    """Return an app's log for a message: its location, and whether it is about to be made.
+
+    A mistyped folder is noticed by that.
+    """
+    is_new = isinstance(log, str | os.PathLike) and not exists(log)
+    return f"{shown(str(log))}{', a new log' if is_new else ''}"
 
 
 def load_app(target: str) -> App:

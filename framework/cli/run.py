@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from strandline.changelog.location import shown
 from strandline.framework.cli import logs, output
-from strandline.framework.cli.loading import load_app
+from strandline.framework.cli.loading import announced, load_app
 from strandline.framework.cli.metrics import MetricsOption, serving_metrics
 from strandline.framework.cli.options import LogOption
 from strandline.framework.container.restore import RestoreBar, RestoreProgress
@@ -218,8 +217,9 @@ def run_app(
 ) -> None:
     """Run an app within limits and print how many records it handled."""
     begun = time.perf_counter()
+    where = announced(app.log)
     with serving_metrics(metrics, app.runner.metrics), app:
-        output.note(f"app {app.name} runs on {shown(str(app.log))}; Ctrl-C commits and ends it")
+        output.note(f"app {app.name} runs on {where}; Ctrl-C commits and ends it")
         handled = app.run(_limit(until), count=count, timeout=timeout, progress=_Restoring())
     seconds = time.perf_counter() - begun
     text = f"{handled:,} records handled in {seconds:.1f} s"

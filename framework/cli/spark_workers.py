@@ -16,6 +16,7 @@ from strandline.changelog.clock import SystemClock
 from strandline.changelog.location import shown
 from strandline.changelog.metrics import measured
 from strandline.framework.cli import logs, output
+from strandline.framework.cli.loading import announced
 from strandline.framework.cli.metrics import serving_metrics
 from strandline.framework.cli.needs import ask
 from strandline.framework.cli.options import settings
@@ -65,12 +66,12 @@ def run_on_spark(
     if place.master is not None:
         check_log(needs.log, place.master)
     seen = Workers(needs.app, place.workers)
+    where = announced(needs.log) if needs.log else "a log of its own"
     with (
         log_of(needs) as log,
         serving_metrics(metrics, lambda: [*seen.metrics(), *measured(log)]),
         files_in(log_dir, place.workers) as files,
     ):
-        where = shown(needs.log) if needs.log else "a log of its own"
         output.note(
             f"app {needs.app} runs on {where} in {place.workers} workers on Spark "
             f"({shown(place.master or 'its own master')}); Ctrl-C commits and ends them"

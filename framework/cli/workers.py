@@ -20,9 +20,10 @@ from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import LogLocked
 from strandline.changelog.flight.attach import attach_or_own
 from strandline.changelog.flight.background import environment
-from strandline.changelog.location import is_url, shown
+from strandline.changelog.location import is_url
 from strandline.changelog.metrics import measured
 from strandline.framework.cli import logs, output
+from strandline.framework.cli.loading import announced
 from strandline.framework.cli.metrics import metrics_options_of_workers, serving_metrics
 from strandline.framework.cli.needs import AppNeeds, ask
 from strandline.framework.cli.offline import taking_over
@@ -75,13 +76,13 @@ def run_workers(
     command = [*COMMAND, "run", target, *limits, *state, *debug_option()]
     metrics_options = metrics_options_of_workers(metrics, workers)
     clock, seen = SystemClock(), Workers(needs.app, workers)
+    where = announced(needs.log) if needs.log else "a log of its own"
     with (
         signals.awaited(*ends()) as came,
         log_of(needs) as log,
         serving_metrics(metrics, lambda: [*seen.metrics(), *measured(log)]),
         files_in(log_dir, workers) as files,
     ):
-        where = shown(needs.log) if needs.log else "a log of its own"
         output.note(
             f"app {needs.app} runs on {where} in {workers} workers; Ctrl-C commits and ends them"
         )

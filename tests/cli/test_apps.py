@@ -106,6 +106,19 @@ def test_a_bounded_run_leaves_no_pending_work(
     assert {key.decode() for key in log.read("out")["key"].to_pylist()} == sent
 
 
+def test_a_folder_without_a_log_is_said_to_be_a_new_one(
+    tmp_path: Path, strandline: Command
+) -> None:
+    path = tmp_path / "mistyped.py"
+    path.write_text(ENDING)
+    said = [
+        strandline("run", f"{path}:app", "--until", "idle", "--log", str(tmp_path / "dtaa")).err
+        for _ in range(2)
+    ]
+    assert f"runs on {tmp_path / 'dtaa'}, a new log; Ctrl-C" in said[0]
+    assert f"runs on {tmp_path / 'dtaa'}; Ctrl-C" in said[1]
+
+
 def test_a_failing_handler_is_reported_in_one_line(shop: Log, strandline: Command) -> None:
     strandline("produce", "orders", stdin='{"key": "k0", "value": {}}')
     outcome = strandline("run", SHOP, "--until", "idle")

@@ -54,6 +54,15 @@ def test_values_are_consumed_as_they_were_produced(
     assert strandline("consume", "orders").lines[0]["value"] == value
 
 
+def test_an_offset_beyond_the_end_is_said(log: Log, strandline: Command) -> None:
+    log.create_topic("orders", 2)
+    log.append("orders", [{"key": b"a", "value": b"1"}, {"key": b"a", "value": b"2"}])
+    beyond = strandline("consume", "orders", "--from", "7")
+    assert (beyond.code, beyond.out) == (0, "")
+    assert beyond.err.strip() == "no partition has offset 7: the longest one ends at 2"
+    assert strandline("consume", "orders", "--from", "2").err == ""
+
+
 def test_consume_can_be_piped_into_produce(log: Log, strandline: Command) -> None:
     log.create_topic("source", 3)
     log.create_topic("copy", 3)
