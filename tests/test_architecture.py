@@ -630,7 +630,7 @@ def test_importing_strandline_imports_nothing_heavy_and_nothing_optional() -> No
 
 
 def test_the_command_s_help_imports_no_log_and_no_store() -> None:
-    heavy = ["pyarrow", "numpy", "polars", "rocksdict", "pandas"]
+    heavy = ["pyarrow", "numpy", "polars", "rocksdict", "pandas", "pydantic"]
     heavy += ["strandline.statestore", "strandline.changelog.log"]
     for option in ("--version", "--help"):
         loaded = python(
