@@ -35,9 +35,9 @@ _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _NOT_USERS = (
     str(Path(strandline.__file__).parent),
     *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")),
-    "<frozen ",
+    "<",
 )
-"""Beginnings of the names of files that are not the user's."""
+"""Beginnings of the names of files that are not the user's; generated code has names as `<string>`."""
 DEBUG = "--debug"
 
 
