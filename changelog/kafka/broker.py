@@ -21,6 +21,7 @@ from strandline.changelog.kafka.address import check_files, parse_url
 from strandline.changelog.kafka.connection import KafkaConnection
 from strandline.changelog.kafka.coordinators import Coordinators
 from strandline.changelog.kafka.fetching import KafkaConsumers
+from strandline.changelog.kafka.forks import keep_in_child
 from strandline.changelog.kafka.groups import KafkaGroups
 from strandline.changelog.kafka.member_directory import MemberDirectory
 from strandline.changelog.kafka.members import Members
@@ -76,6 +77,7 @@ class KafkaBroker:
             connection, self._topics, self._offsets, self._fetching, self._producers.write
         )
         self._members = Members(connection, self._topics, self._coordinators, directory)
+        keep_in_child(self)
 
     # Topics ---------------------------------------------------------------------------
 
@@ -284,10 +286,11 @@ class KafkaBroker:
         return self._members.beat(member, call, seen, holds, timeout)
 
     def leave_group(self, member: GroupMember) -> None:
+        self._connection.check_process()
         self._members.leave(member)
 
     def close(self) -> None:
-        if not self._connection.closed:
+        if not self._connection.closed and not self._connection.is_foreign:
             self._members.close()
             self._connection.closed = True
             self._producers.close()

@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from strandline.changelog.clock import Clock
 from strandline.changelog.errors import (
+    Fenced,
     InvalidConfig,
     OwnerUnavailable,
     RequestTimedOut,
@@ -135,15 +136,24 @@ class KafkaConnection:
         """Return the beginning of a message: the cluster, and the current activity."""
         return f"{self.cluster.name}: {doing}"
 
+    @property
+    def is_foreign(self) -> bool:
+        """True in a forked child of the process that connected."""
+        return os.getpid() != self._pid
+
     def check_open(self) -> None:
-        """Raise OwnerUnavailable if the connection is closed, or belongs to a parent process."""
-        if os.getpid() != self._pid:
-            raise OwnerUnavailable(
+        """Raise OwnerUnavailable if the connection is closed, Fenced in a forked child."""
+        self.check_process()
+        if self.closed:
+            raise OwnerUnavailable("this log is closed; open it again with changelog.open")
+
+    def check_process(self) -> None:
+        """Raise Fenced in a forked child."""
+        if self.is_foreign:
+            raise Fenced(
                 "this process was forked, and the threads that talk to the cluster were not; open "
                 "the log again with changelog.open"
             )
-        if self.closed:
-            raise OwnerUnavailable("this log is closed; open it again with changelog.open")
 
     @contextmanager
     def translated(self, doing: str) -> Iterator[None]:
