@@ -7,6 +7,7 @@ if its handlers are slow.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,11 @@ from strandline.framework.container.slices import (
 from strandline.framework.container.steps import Steps
 from strandline.framework.trial import Trial
 from strandline.statestore.memory import MemoryBudget
+
+_log = logging.getLogger("strandline")
+
+SETTLE_LOG_S = 2.0
+"""Seconds after which a worker that waits for async handlers to end says so."""
 
 
 class SliceScheduler:
@@ -106,9 +112,18 @@ class SliceScheduler:
 
         Returns the number of records handled.
         """
-        handled = 0
+        handled, log_at = 0, time.perf_counter() + SETTLE_LOG_S
         while not self._trial.is_over and (busy := [i for i in _async(instances) if i.is_settling]):
             handled += self._handle_async(busy, AsyncSlice(SLICE_SECONDS, 0, is_last=True))
+            if time.perf_counter() > log_at:
+                log_at = math.inf
+                running = sum(instance.records_in_flight for instance in busy)
+                _log.warning(
+                    "the worker waits for the async handlers of %d records to end before it "
+                    "commits; if the process is ended first, they are called again at the next run",
+                    running,
+                    extra={"records": running},
+                )
         return handled + sum([instance.end() for instance in _async(instances)])
 
     def _handle_in_turn(

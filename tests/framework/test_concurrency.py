@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.framework import testing
+from strandline.framework.container import scheduler
 from strandline.framework.container.gauges import RUNNING
 from strandline.framework.container.scheduler import SliceScheduler
 from strandline.framework.container.session import WorkerSession
@@ -529,6 +530,22 @@ def test_a_stop_waits_for_running_handlers_and_begins_no_others(
     asking.app.run(until="idle", progress=False)
     assert asking.committed() == list(range(6))
     assert asking.gates.begun == list(range(6))
+
+
+def test_a_stop_that_waits_for_long_is_logged(
+    asking: Asking,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(scheduler, "SETTLE_LOG_S", 0.05)
+    asking.words.append([("a", 1), ("b", 2)])
+    with running(asking.app, asking.gates):
+        eventually(lambda: asking.gates.waiting == {1, 2}, what="two handlers")
+        asking.app.stop()
+        eventually(lambda: "waits for the async handlers of 2 records" in caplog.text, what="log")
+        asking.gates.open_all()
+    assert caplog.text.count("waits for the async handlers") == 1
 
 
 def test_a_worker_whose_handler_waits_for_long_keeps_its_partitions(
