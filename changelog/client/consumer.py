@@ -469,11 +469,18 @@ class Consumer:
         """
         chosen = self.positions() if offsets is None else offsets
         located = {
-            tp: CommittedOffset(offset) if isinstance(offset, int) else offset
+            tp: CommittedOffset(offset, topic_id=self._topic_id(tp))
+            if isinstance(offset, int)
+            else offset
             for tp, offset in chosen.items()
         }
         member = self.member
         self._broker.commit_offsets(member.group, located, member_id=member.member_id)
+
+    def _topic_id(self, partition: TopicPartition) -> str:
+        """Return the id of the topic that is read; "" for a partition that is not."""
+        cursor = self._assigned.get(partition)
+        return "" if cursor is None else cursor.topic_id
 
     def committed(
         self, partitions: Collection[TopicPartition] | None = None

@@ -440,7 +440,8 @@ class Producer:
         """Commit consumer offsets as part of the transaction.
 
         Args:
-            offsets: Next offset to read, by partition.
+            offsets: Next offset to read, by partition. `Consumer.positions` says of which topic
+                each is; a number alone is of the topic that exists.
             group: Name of the group. A consumer that is a member of a group passes
                 `Consumer.member` instead (KIP-447).
 

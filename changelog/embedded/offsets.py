@@ -206,12 +206,10 @@ class GroupOffsets:
 
 
 def located(tp: TopicPartition, offset: CommittedOffset, ends: PartitionOffsets) -> CommittedOffset:
-    """Return an offset with the id of its topic and the name of its history.
+    """Return an offset of a present topic with the topic's id and the name of its history.
 
     Raises OffsetOutOfRange for a position of another history of the log.
     """
-    if offset.topic_id not in ("", ends.topic_id):
-        return offset
     offset = offset._replace(topic_id=ends.topic_id)
     if not offset.incarnation:
         if offset.offset > ends.high_watermark:  # no reader can be there, in any history

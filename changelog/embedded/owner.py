@@ -339,10 +339,10 @@ class Owner:
         if not offsets and not member_id:
             return
         check_commit(group, offsets)
-        located = {tp: self._located(tp, offset) for tp, offset in offsets.items()}
+        located = {tp: at for tp, at in self._located(offsets).items() if at is not None}
         check = partial(self._log.groups.check_commit, group, member_id, located)
         with self._log.coordinator.joined(producer, self._log.offsets.partition, check):
-            owned = () if located else self._log.groups.held(group, member_id)
+            owned = () if offsets else self._log.groups.held(group, member_id)
             self._log.offsets.add(producer, group, located, owned)
 
     def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
@@ -363,8 +363,8 @@ class Owner:
         if offsets:
             check_commit(group, offsets)
             self._log.groups.check_commit(group, member_id, offsets)
-            located = {tp: offset and self._located(tp, offset) for tp, offset in offsets.items()}
-            self._commit_offsets(group, located)
+            if located := self._located(offsets):
+                self._commit_offsets(group, located)
 
     def _commit_offsets(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]
@@ -421,5 +421,18 @@ class Owner:
         counters, open_ = self._log.context.counters, self._log.coordinator.open_transactions
         return [*log_readings(self._log.catalog, counters, open_), *self._log.cleaners.readings()]
 
-    def _located(self, tp: TopicPartition, offset: CommittedOffset) -> CommittedOffset:
-        return located(tp, offset, self._log.partition(tp).offsets())
+    def _located(
+        self, offsets: Mapping[TopicPartition, CommittedOffset | None]
+    ) -> dict[TopicPartition, CommittedOffset | None]:
+        """Return offsets with their topics and histories, without those of deleted topics.
+
+        An offset of a topic that was created again since must not replace one of the new topic.
+        """
+        found: dict[TopicPartition, CommittedOffset | None] = {}
+        for tp, offset in offsets.items():
+            ends = self._log.partition(tp).offsets()
+            if offset is None:
+                found[tp] = None
+            elif offset.topic_id in ("", ends.topic_id):
+                found[tp] = located(tp, offset, ends)
+        return found

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from strandline.changelog.clock import Clock
 from strandline.changelog.errors import (
@@ -46,6 +46,8 @@ ANSWER_S = 20.0
 """Seconds for which a query is repeated: longer than brokers take to replace a dead one (9 s)."""
 PAUSE_S = 0.01
 """Seconds between two attempts."""
+METADATA_BYTES = 4_096
+"""Default of the setting `offset.metadata.max.bytes`."""
 SLICE_S = 0.1
 """Maximum seconds in one call of librdkafka, because Ctrl-C is handled only after the call."""
 log = logging.getLogger("strandline.kafka")
@@ -62,6 +64,8 @@ class KafkaConnection:
         self._client_logs = ClientLogs(cluster.name, log, clock)
         self._last_error: StrandlineError | None = None
         """Last error that a client reported in the background."""
+        self._metadata_bytes: int | None = None
+        """Result of `metadata_bytes`; None before it is known."""
         with self.translated("connecting"):
             self.admin = self.client(
                 AdminClient, {"topic.metadata.refresh.interval.ms": REFRESH_MS}
@@ -93,6 +97,29 @@ class KafkaConnection:
             except Retriable:
                 if self.clock.monotonic() - begun > MEET_S:
                     raise
+
+    @property
+    def metadata_bytes(self) -> int:
+        """Bytes of metadata from which on the cluster refuses an offset. Asked for once.
+
+        It is Kafka's default if the brokers' settings cannot be read.
+        """
+        if self._metadata_bytes is None:
+            try:
+                self._metadata_bytes = self._configured_metadata_bytes()
+            except Retriable:
+                return METADATA_BYTES
+            except (StrandlineError, LookupError, TypeError, ValueError):
+                self._metadata_bytes = METADATA_BYTES
+        return self._metadata_bytes
+
+    def _configured_metadata_bytes(self) -> int:
+        doing = "asking for the settings of a broker"
+        described = self.admin.describe_cluster(request_timeout=ATTEMPT_S)
+        node = str(self.result(described, doing).nodes[0].id)
+        asked = [ConfigResource(ResourceType.BROKER, node)]
+        [answer] = self.admin.describe_configs(asked, request_timeout=ATTEMPT_S).values()
+        return int(self.result(answer, doing)["offset.metadata.max.bytes"].value)
 
     def client(self, kind: Callable[..., T], properties: Mapping[str, Any]) -> T:
         """Return a client of librdkafka with the cluster's properties and these.

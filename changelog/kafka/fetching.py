@@ -18,7 +18,7 @@ from strandline.changelog.errors import OffsetOutOfRange, Retriable, StrandlineE
 from strandline.changelog.kafka.connection import KafkaConnection, log
 from strandline.changelog.kafka.idle_pool import IdlePool
 from strandline.changelog.kafka.offsets import KafkaOffsets
-from strandline.changelog.kafka.reader import Positions, Reader
+from strandline.changelog.kafka.reader import Positions, Reader, TopicIds
 from strandline.changelog.records import (
     Batch,
     Fetched,
@@ -40,10 +40,12 @@ class KafkaConsumers:
         self, positions: Positions, isolation: Isolation, timeout: float
     ) -> dict[TopicPartition, Fetched]:
         """See Broker.fetch. The amount returned is what librdkafka has received so far."""
-        with self._reused(positions, isolation) as there:
+        topic_ids = {tp: self._offsets.topic_id(tp) for tp in positions}
+        with self._reused(positions, isolation, topic_ids) as there:
             if there is not None and there.arrived(positions):
                 return _answer(there, positions)
-        ends = self._offsets.of(positions)
+        ends = self._offsets.of(positions, topics_are_fresh=True)
+        topic_ids = {tp: end.topic_id for tp, end in ends.items()}
         for tp, position in positions.items():
             _check_range(tp, position, ends[tp])
         goals = {tp: _end(ends[tp], isolation) for tp in positions}
@@ -56,12 +58,14 @@ class KafkaConsumers:
             reader.read(positions, ahead, timeout)
             return _answer(reader, positions)
 
-        with self._reused(positions, isolation) as there:
+        with self._reused(positions, isolation, topic_ids) as there:
             if there is not None:
                 return read(there)
+        # A reader of a topic that was created again has records of the old one.
+        self._idle.drop(lambda reader: reader.reads_other(topic_ids))
         # A reader at other positions is not moved: a seek takes librdkafka up to a second, and a
         # new consumer only some milliseconds.
-        with self._used(Reader(self._connection, positions, isolation)) as new:
+        with self._used(Reader(self._connection, positions, topic_ids, isolation)) as new:
             return read(new)
 
     def forget(self, topic: str) -> None:
@@ -69,14 +73,20 @@ class KafkaConsumers:
         self._idle.drop(lambda reader: reader.reads(topic))
 
     @contextmanager
-    def _reused(self, positions: Positions, isolation: Isolation) -> Iterator[Reader | None]:
-        """Yield the idle reader at these positions, or None.
+    def _reused(
+        self, positions: Positions, isolation: Isolation, topic_ids: TopicIds
+    ) -> Iterator[Reader | None]:
+        """Yield the idle reader at these positions of these topics, or None.
 
         An error that is not Retriable is suppressed and the reader is closed, because the error
         may be about earlier fetches or a topic deleted since. The caller then uses a new reader.
         """
         there = self._idle.take(
-            lambda reader: reader.isolation == isolation and reader.is_at(positions)
+            lambda reader: (
+                reader.isolation == isolation
+                and reader.is_at(positions)
+                and not reader.reads_other(topic_ids)
+            )
         )
         if there is None:
             yield None

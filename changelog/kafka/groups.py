@@ -9,6 +9,7 @@ JSON, and an offset of another topic of the same name counts for nothing:
     ""                          {"topic_id":"<32 digits>@<cluster id>"}
     {"tasks":{"a":5}}           {"topic_id":"<32 digits>@<cluster id>","tasks":{"a":5}}
     other text                  the text alone, without an id
+    too long for the id         the metadata of the caller alone
 
 An offset without an id is believed to be of the current topic, whose id is filled in. So is one with
 the id of another cluster, from which a program like MirrorMaker has translated it.
@@ -41,15 +42,17 @@ from strandline.changelog.kafka.topics import KafkaTopics
 from strandline.changelog.records import CommittedOffset, TopicPartition
 
 OUTAGES = (OwnerUnavailable, RequestTimedOut)
-STORED_BYTES = 4_096
-"""Maximum bytes of the metadata of an offset: the default of `offset.metadata.max.bytes`."""
 
 
 def position_of(
-    partition: TopicPartition, committed: CommittedOffset, cluster_id: str
+    partition: TopicPartition, committed: CommittedOffset, connection: KafkaConnection
 ) -> KafkaPartition:
     """Return a committed offset in librdkafka's type."""
-    if metadata := with_topic_id(committed.metadata, committed.topic_id, cluster_id):
+    metadata, topic_id = committed.metadata, committed.topic_id
+    if stored := with_topic_id(metadata, topic_id, connection.cluster_id):
+        # Without an id the offset is believed, as those of earlier versions are.
+        metadata = stored if len(stored.encode()) < connection.metadata_bytes else metadata
+    if metadata:
         return KafkaPartition(*partition, committed.offset, metadata)
     return KafkaPartition(*partition, committed.offset)
 
@@ -69,9 +72,8 @@ def with_topic_id(metadata: str, topic_id: str, cluster_id: str) -> str:
         return metadata
     rest = f",{metadata[1:]}" if metadata else "}"
     stored = f'{{"topic_id":"{topic_id}@{cluster_id}"{rest}'
-    if _TOPIC_ID.match(stored) is None:
-        return metadata  # the cluster's id has unusual characters
-    return stored if len(stored.encode()) <= STORED_BYTES else metadata
+    # The cluster's id may have unusual characters.
+    return metadata if _TOPIC_ID.match(stored) is None else stored
 
 
 def without_topic_id(stored: str, cluster_id: str) -> tuple[str, str]:
@@ -107,6 +109,7 @@ class KafkaGroups:
         dropped = set(offsets) - set(given)
         if dropped:
             self._drop(group, dropped, others=bool(given))
+        given = self.of_present(given)
         if given:
             positions = [self._position_of(tp, one) for tp, one in given.items()]
             doing = f"committing offsets of group {group!r}"
@@ -129,7 +132,7 @@ class KafkaGroups:
                 f"group {member.group!r}: on a Kafka cluster a member cannot delete the offsets of "
                 f"{', '.join(map(str, sorted(dropped)))}; commit others instead"
             )
-        if given:
+        if given := self.of_present(given):
             member.commit({tp: self._position_of(tp, one) for tp, one in given.items()})
 
     def check(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
@@ -141,6 +144,23 @@ class KafkaGroups:
         check_commit(group, offsets)
         for tp in offsets:
             self._topics.check(tp)
+
+    def of_present(
+        self, offsets: Mapping[TopicPartition, CommittedOffset]
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """Return the offsets without those of topics that were created again since.
+
+        Such an offset must not replace one of the new topic. It may be some seconds until that is
+        known here; then its topic id tells readers.
+        """
+        unlike = {tp.topic for tp, at in offsets.items() if not self._may_be_of(tp, at)}
+        if not unlike:
+            return dict(offsets)
+        self._topics.refresh(unlike)  # what was known may be what is out of date
+        return {tp: at for tp, at in offsets.items() if self._may_be_of(tp, at)}
+
+    def _may_be_of(self, tp: TopicPartition, committed: CommittedOffset) -> bool:
+        return committed.topic_id in ("", self._topics.shape(tp.topic).topic_id)
 
     def committed(
         self,
@@ -170,14 +190,17 @@ class KafkaGroups:
                     f"is open; ask again in a moment"
                 ) from error
 
-        found = {}
         # Retry only outages. CoordinatorLoading, for an open transaction, is the caller's to retry.
-        for one in self._connection.until(
+        answered = self._connection.until(
             stable_answers if require_stable else answers, doing, again=OUTAGES
-        ):
+        )
+        present = [one for one in answered if one.offset >= 0]
+        self._topics.refresh({one.topic for one in present})
+        found = {}
+        for one in present:
             tp = TopicPartition(one.topic, one.partition)
             metadata, recorded = without_topic_id(one.metadata or "", self._connection.cluster_id)
-            topic_id = self._topic_id(tp, recorded) if one.offset >= 0 else None
+            topic_id = self._topic_id(tp, recorded)
             if topic_id is not None:
                 found[tp] = CommittedOffset(one.offset, metadata, topic_id)
         return found
@@ -202,15 +225,12 @@ class KafkaGroups:
         self._connection.results(futures, "deleting the offsets of group")
 
     def _position_of(self, partition: TopicPartition, committed: CommittedOffset) -> KafkaPartition:
-        return position_of(partition, committed, self._connection.cluster_id)
+        return position_of(partition, committed, self._connection)
 
     def _topic_id(self, tp: TopicPartition, recorded: str) -> str | None:
         """Return the id of a partition's topic; None if that is not the recorded one, or gone."""
         try:
             topic_id = self._topics.shape(tp.topic).topic_id
-            if recorded not in ("", topic_id):
-                self._topics.forget([tp.topic])  # the cache may be what is out of date
-                topic_id = self._topics.shape(tp.topic).topic_id
         except UnknownTopic:
             return None
         return topic_id if recorded in ("", topic_id) else None

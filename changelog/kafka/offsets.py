@@ -32,13 +32,24 @@ class KafkaOffsets:
         self._topics = topics
         self._metadata_consumers = metadata_consumers
 
-    def of(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, PartitionOffsets]:
+    def topic_id(self, partition: TopicPartition) -> str:
+        """Return the id of a partition's topic, some seconds old. Raises UnknownTopic."""
+        return self._topics.check(partition).topic_id
+
+    def of(
+        self, partitions: Collection[TopicPartition], *, topics_are_fresh: bool = False
+    ) -> dict[TopicPartition, PartitionOffsets]:
         """See Broker.offsets.
+
+        The ids of the topics are asked for as well, unless `topics_are_fresh` says that those
+        known are good enough.
 
         Kafka reports only the last leader epoch, and nothing about cleaning. It does not report
         which transactions were committed after the start of an open one, so `committed_end` is
         the high watermark.
         """
+        if not topics_are_fresh:
+            self._topics.refresh({tp.topic for tp in partitions})
         shapes = {tp: self._topics.check(tp) for tp in partitions}
         starts, ends, stable = self._with_leaders(partitions, lambda: self._ends(partitions))
         marks = {tp: max(ends[tp].offset, stable[tp].offset) for tp in partitions}

@@ -23,6 +23,7 @@ from strandline.changelog.records import Batch, Isolation, PartitionOffsets, Top
 
 Positions = Mapping[TopicPartition, int]
 Ends = Mapping[TopicPartition, PartitionOffsets]
+TopicIds = Mapping[TopicPartition, str]
 
 BOUNDS_MAX_AGE_S = 1.0
 """Seconds for which the bounds of partitions are used without querying them again."""
@@ -37,10 +38,16 @@ class Reader:
     """A consumer with its read-ahead buffer. For one thread at a time; it never seeks."""
 
     def __init__(
-        self, connection: KafkaConnection, positions: Positions, isolation: Isolation
+        self,
+        connection: KafkaConnection,
+        positions: Positions,
+        topic_ids: TopicIds,
+        isolation: Isolation,
     ) -> None:
         self._connection = connection
         self.isolation = isolation
+        self._topic_ids = dict(topic_ids)
+        """Ids of the topics that are read, by partition: a name may be another topic's later."""
         self._positions = dict(positions)
         """Next offset to return, by partition."""
         self._heads = dict(positions)
@@ -80,6 +87,10 @@ class Reader:
     def reads(self, topic: str) -> bool:
         """Return True if the reader has a partition of the topic."""
         return any(tp.topic == topic for tp in self._positions)
+
+    def reads_other(self, topic_ids: TopicIds) -> bool:
+        """Return True if the reader has one of these partitions of another topic of its name."""
+        return any(self._topic_ids.get(tp, known) != known for tp, known in topic_ids.items())
 
     def note_ends(self, ends: Ends) -> None:
         """Store the current bounds of partitions."""

@@ -227,11 +227,18 @@ class KafkaTopics:
         if known is not None and now - known[1] < SHAPE_MAX_AGE_S:
             return known[0]
         check_known(name)
-        described = self._describe([name])[name]
-        shape = TopicShape(hexadecimal(described.topic_id), len(described.partitions))
-        with self._lock:
-            self._known[name] = shape, now
-        return shape
+        return _shape_of(self._describe([name])[name])
+
+    def refresh(self, names: Collection[str]) -> None:
+        """Ask for the shapes of topics now, for answers that tell whose offsets they are.
+
+        A topic that was deleted and created again has another id. Topics that do not exist are
+        left out.
+        """
+        for name in names:
+            check_known(name)
+        self.forget(names)
+        self._describe(sorted(names), gone_is_fine=True)
 
     def forget(self, names: Collection[str]) -> None:
         """Drop cached shapes, after an error that shows that they are outdated."""
@@ -255,16 +262,27 @@ class KafkaTopics:
     def _describe(self, names: list[str], *, gone_is_fine: bool = False) -> dict[str, Any]:
         if not names:
             return {}
-        doing = "describing topic"
+        doing, clock = "describing topic", self._connection.clock
 
-        def described() -> dict[str, Any]:
+        def described() -> tuple[float, dict[str, Any]]:
             # Not list_topics(topic=…), which creates the topic if auto.create.topics.enable is on.
+            asked_at = clock.monotonic()
             futures = self._connection.admin.describe_topics(
                 TopicCollection(names), request_timeout=ATTEMPT_S
             )
-            return self._each(futures, doing, gone_is_fine=gone_is_fine)
+            return asked_at, self._each(futures, doing, gone_is_fine=gone_is_fine)
 
-        return self._connection.until(described, f"{doing} {', '.join(names)}")
+        asked_at, found = self._connection.until(described, f"{doing} {', '.join(names)}")
+        self._note(found, asked_at)
+        return found
+
+    def _note(self, described: Mapping[str, Any], asked_at: float) -> None:
+        """Keep the shapes of topics that were described in answer to a request at a time."""
+        with self._lock:
+            for name, topic in described.items():
+                known = self._known.get(name)
+                if known is None or known[1] <= asked_at:
+                    self._known[name] = _shape_of(topic), asked_at
 
     def _settings(
         self, names: list[str], *, gone_is_fine: bool = False
@@ -297,6 +315,10 @@ class KafkaTopics:
                 if not gone_is_fine:
                     raise
         return found
+
+
+def _shape_of(described: Any) -> TopicShape:
+    return TopicShape(hexadecimal(described.topic_id), len(described.partitions))
 
 
 def hexadecimal(topic_id: Uuid) -> str:

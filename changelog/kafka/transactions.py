@@ -130,8 +130,7 @@ class Transactions:
         member: Any = None,
     ) -> None:
         """Add consumer offsets to the transaction; `member` is the metadata of a member, if any."""
-        cluster_id = self._connection.cluster_id
-        positions = [position_of(tp, one, cluster_id) for tp, one in offsets.items()]
+        positions = [position_of(tp, one, self._connection) for tp, one in offsets.items()]
         with self.lock:
             self._join(producer)
             if member is None:

@@ -63,7 +63,8 @@ class Completion:
         """Return True if the whole app has handled and committed all records and nothing is due.
 
         The partitions of other workers count as done when they are committed to their ends.
-        `uncommitted` says that this worker has work to commit.
+        `uncommitted` says that this worker has work to commit. Raises OffsetOutOfRange if an input
+        was deleted and created again.
         """
         running = self._running
         now = self._clock.now_ms()
@@ -73,9 +74,23 @@ class Completion:
             and all(source.stable for instance in running for source in instance.inputs)
             and not any((due := i.due_at()) is not None and due <= now for i in running)
         )
-        if mine:
-            self.others_are_busy = not self._others_are_done(running)
-        return mine and not self.others_are_busy
+        if not mine:
+            return False
+        self.others_are_busy = not self._others_are_done(running)
+        if self.others_are_busy:
+            return False
+        self._check_topics(running)
+        return True
+
+    def _check_topics(self, running: Iterable[TaskInstance]) -> None:
+        """Raise OffsetOutOfRange if an input was deleted and created again.
+
+        On a cluster the fetches tell it some seconds later, when a bounded run may have ended.
+        """
+        inputs = [source for instance in running for source in instance.inputs]
+        ends = self._broker.offsets({source.partition for source in inputs})
+        for source in inputs:
+            source.check_topic(ends[source.partition].topic_id)
 
     def last_steps(self, bound: Bound) -> list[tuple[TaskInstance, Steps]]:
         """Return the timers and windows to fire next in an idle app.

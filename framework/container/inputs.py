@@ -82,10 +82,7 @@ class Input:
         Raises OffsetOutOfRange if it does not continue what was read before.
         """
         if not fetched.continues(self.topic_id, self.epochs, self.ahead):
-            raise OffsetOutOfRange(
-                f"{self.partition}: offset {self.ahead} {REPLACED}. Start the app again: it reads "
-                "a new topic from its start"
-            )
+            raise self._replaced()
         if fetched.epochs != self.epochs:
             self.epochs = joined_epochs(self.epochs, fetched.epochs)
         self.batches.extend(fetched.batches)
@@ -94,6 +91,17 @@ class Input:
         self.read_to_end = fetched.next_offset >= fetched.last_stable_offset
         if not self.pending:
             self.reached = self.ahead
+
+    def check_topic(self, topic_id: str) -> None:
+        """Raise OffsetOutOfRange if the topic of this name has another id by now."""
+        if "" not in (topic_id, self.topic_id) and topic_id != self.topic_id:
+            raise self._replaced()
+
+    def _replaced(self) -> OffsetOutOfRange:
+        return OffsetOutOfRange(
+            f"{self.partition}: offset {self.ahead} {REPLACED}. Start the app again: it reads "
+            "a new topic from its start"
+        )
 
     def head(self, tombstones: bool) -> Chunk | None:
         """Return the next chunk with a record to handle, decoded; None if there is none."""

@@ -98,4 +98,6 @@ class ReadHistories:
     def named(self, tp: TopicPartition, offset: int) -> CommittedOffset:
         """Return an offset of a partition with the history that it belongs to."""
         read = self._read.get(tp)
-        return named_offset(offset, "", () if read is None else read.epochs)
+        if read is None:
+            return named_offset(offset, "", ())
+        return named_offset(offset, read.topic_id, read.epochs)

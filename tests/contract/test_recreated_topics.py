@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import strandline as sl
+from strandline import changelog
 from strandline.changelog.errors import OffsetOutOfRange, UnknownTopic
 from strandline.changelog.log import Log
 from strandline.changelog.records import CommittedOffset, TopicPartition
 from tests.systems import System
 
 OLD = 100
+PAST_CACHES_S = 6.0
+"""Seconds after which a client of Kafka knows that a topic was replaced."""
 
 
 def create(log: Log, topic: str, kind: str, count: int) -> None:
@@ -144,23 +149,153 @@ def test_metadata_is_returned_as_it_was_committed(
         found = log.broker.committed(group, [tp])[tp]
         assert (found.offset, found.metadata, found.topic_id) == (2, metadata, topic_id)
     log.broker.commit_offsets(group, {tp: CommittedOffset(3, metadata, "0f" * 16)})
-    is_named = not system.is_kafka or metadata == "" or metadata.startswith('{"')
-    assert (tp in log.broker.committed(group, [tp])) is not is_named
+    assert log.broker.committed(group, [tp])[tp].offset == 2
 
 
-def test_an_offset_that_was_translated_from_another_cluster_is_believed(
-    system: System, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_offset_that_was_translated_from_another_cluster_is_believed(system: System) -> None:
     """As MirrorMaker does it, with the metadata as they were."""
     log = system.open()
     tp, group = TopicPartition(f"{system.prefix}t", 0), f"{system.prefix}g"
     create(log, tp.topic, "old", 3)
-    given = CommittedOffset(2, '{"tasks":{"a":1}}', "0f" * 16)
-    if system.is_kafka:
-        with monkeypatch.context() as there:
-            there.setattr(log.broker._connection, "cluster_id", "elsewhere")  # type: ignore[attr-defined]
-            log.broker.commit_offsets(group, {tp: given})
-    else:
-        log.broker.commit_offsets(group, {tp: given._replace(topic_id="")})
-    here = given._replace(topic_id=log.broker.topic(tp.topic).topic_id)
+    here = CommittedOffset(2, '{"tasks":{"a":1}}', log.broker.topic(tp.topic).topic_id)
+    there = f'{{"topic_id":"{"0f" * 16}@elsewhere","tasks":{{"a":1}}}}'
+    given = CommittedOffset(2, there) if system.is_kafka else here._replace(topic_id="")
+    log.broker.commit_offsets(group, {tp: given})
     assert log.broker.committed(group, [tp])[tp][:3] == here[:3]
+
+
+# A topic that another program replaces -------------------------------------------------------
+
+
+def replaced_by_another(system: System, topic: str, count: int) -> None:
+    """Replace a topic in a client that shares nothing with those of the test."""
+    with contextlib.closing(changelog.open(system.url)) as other:
+        replace(other, topic, count)
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_a_consumer_takes_up_a_shorter_topic_once(system: System, reset: Any) -> None:
+    log = system.open()
+    tp = TopicPartition(f"{system.prefix}t", 0)
+    create(log, tp.topic, "old", OLD)
+    with log.consumer(auto_offset_reset=reset) as consumer:
+        consumer.assign([tp])
+        consumer.seek(tp, 0)
+        assert len(list(consumer.records(timeout=0.5))) == OLD
+        replaced_by_another(system, tp.topic, OLD // 2)
+        begun, read, sent = time.monotonic(), list[bytes](), OLD // 2
+        while time.monotonic() - begun < PAST_CACHES_S:
+            read += [record.value for batch in consumer.poll(0.1) for record in batch.records()]
+            log.append(tp.topic, [{"key": b"k", "value": b"new-%d" % sent}])
+            sent += 1
+        read += [record.value for record in consumer.records(timeout=0.5)]
+    first = 0 if reset == "earliest" else OLD // 2
+    assert [value for value in read if value.startswith(b"new")] == [
+        b"new-%d" % n for n in range(first, sent)
+    ]
+
+
+def test_a_client_returns_no_records_of_a_deleted_topic(system: System) -> None:
+    """Also if it has received them before the topic was deleted."""
+    log = system.open()
+    tp = TopicPartition(f"{system.prefix}t", 0)
+    create(log, tp.topic, "old", 30_000)
+    with log.consumer() as consumer:
+        consumer.assign([tp])
+        consumer.seek(tp, 0)
+        assert consumer.poll(5.0, max_records=1_000)
+        at = consumer.position(tp)
+    replaced_by_another(system, tp.topic, 30_000)
+    values = log.read(tp.topic, start=at, end=at + 100)["value"].to_pylist()
+    assert values == [b"new-%d" % n for n in range(at, at + 100)]
+
+
+@pytest.mark.parametrize("until", ["idle", "end"])
+def test_a_bounded_run_does_not_end_as_if_it_had_read_the_next_topic(
+    system: System, until: Any
+) -> None:
+    log = system.open()
+    name = f"{system.prefix}t"
+    create(log, name, "old", OLD)
+    app = sl.App(f"{system.prefix}app", log=log, state_dir=system.state)
+    given, out = app.topic(name, value=bytes), app.topic(f"{system.prefix}out", value=bytes)
+    replaced: list[bool] = []
+
+    @app.task(given)
+    def copy(record: sl.Record[Any, bytes]) -> None:
+        if record.offset == OLD - 1 and not replaced:
+            replaced.append(True)
+            replaced_by_another(system, name, OLD)
+        out.send(record.key, record.value)
+
+    with pytest.raises((OffsetOutOfRange, UnknownTopic)):
+        app.run(until=until, progress=False)
+    app.run(until=until, progress=False)
+    copied = [value for value in out.to_polars()["value"] if value.startswith(b"new")]
+    assert copied == [b"new-%d" % n for n in range(OLD)]
+
+
+def test_an_app_that_starts_again_at_once_counts_nothing_twice(system: System) -> None:
+    log = system.open()
+    name = f"{system.prefix}t"
+    create(log, name, "old", OLD)
+    app = sl.App(f"{system.prefix}app", log=log, state_dir=system.state)
+    given, counts = app.topic(name, value=bytes), app.counter("counts")
+
+    @app.task(given, stores=[counts])
+    def count(record: sl.Record[Any, bytes]) -> None:
+        counts.add(record.value[:3].decode(), 1)
+
+    app.run(until="idle", progress=False)
+    replaced_by_another(system, name, OLD // 2)
+    for _ in range(3):
+        with contextlib.suppress(OffsetOutOfRange):
+            app.run(until="idle", progress=False)
+    assert app.query(counts).to_dict() == {"old": OLD, "new": OLD // 2}
+
+
+def test_a_late_commit_does_not_replace_an_offset_of_the_next_topic(system: System) -> None:
+    log = system.open()
+    tp, group = TopicPartition(f"{system.prefix}t", 0), f"{system.prefix}g"
+    create(log, tp.topic, "old", OLD)
+    with log.consumer(group=group, auto_offset_reset="earliest") as asleep:
+        asleep.assign([tp])
+        assert len(list(asleep.records(timeout=0.5))) == OLD
+        replaced_by_another(system, tp.topic, 2 * OLD)
+        with log.consumer(group=group, auto_offset_reset="earliest") as awake:
+            awake.assign([tp])
+            assert len(list(awake.records(timeout=0.5))) == 2 * OLD
+            awake.commit()
+        asleep.commit()
+        asleep.commit({tp: 7})
+        assert log.broker.committed(group, [tp])[tp].offset == 2 * OLD
+        with log.producer(transactional_id=f"{system.prefix}x") as producer, producer.transaction():
+            producer.send_offsets_to_transaction(asleep.positions(), group)
+        assert log.broker.committed(group, [tp])[tp].offset == 2 * OLD
+
+
+def test_an_offset_without_an_id_is_believed_at_once(system: System) -> None:
+    """As that of another program, while this client has just known the deleted topic."""
+    log = system.open()
+    tp, group = TopicPartition(f"{system.prefix}t", 0), f"{system.prefix}g"
+    create(log, tp.topic, "old", OLD)
+    log.read(tp.topic)
+    replaced_by_another(system, tp.topic, OLD)
+    with contextlib.closing(changelog.open(system.url)) as other:
+        other.broker.commit_offsets(group, {tp: CommittedOffset(60)})
+    with log.consumer(group=group, auto_offset_reset="earliest") as consumer:
+        consumer.assign([tp])
+        values = [record.value for record in consumer.records(timeout=0.5)]
+    assert values == [b"new-%d" % n for n in range(60, OLD)]
+
+
+@pytest.mark.parametrize("system", ["kafka"], indirect=True)
+def test_metadata_of_each_length_below_the_clusters_limit_is_accepted(system: System) -> None:
+    log = system.open()
+    tp, group = TopicPartition(f"{system.prefix}t", 0), f"{system.prefix}g"
+    create(log, tp.topic, "old", 3)
+    topic_id = log.broker.topic(tp.topic).topic_id
+    for length in (*range(4_020, 4_032), 4_094, 4_095):
+        metadata = '{"a":"' + "x" * (length - 8) + '"}'
+        log.broker.commit_offsets(group, {tp: CommittedOffset(2, metadata, topic_id)})
+        assert log.broker.committed(group, [tp])[tp].metadata == metadata
