@@ -430,9 +430,10 @@ class Owner:
         """
         found: dict[TopicPartition, CommittedOffset | None] = {}
         for tp, offset in offsets.items():
-            ends = self._log.partition(tp).offsets()
-            if offset is None:
+            if offset is None:  # also of a topic that does not exist any more
                 found[tp] = None
-            elif offset.topic_id in ("", ends.topic_id):
+                continue
+            ends = self._log.partition(tp).offsets()
+            if offset.topic_id in ("", ends.topic_id):
                 found[tp] = located(tp, offset, ends)
         return found
