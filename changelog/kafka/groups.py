@@ -156,7 +156,7 @@ class KafkaGroups:
         unlike = {tp.topic for tp, at in offsets.items() if not self._may_be_of(tp, at)}
         if not unlike:
             return dict(offsets)
-        self._topics.refresh(unlike)  # what was known may be what is out of date
+        self._topics.refresh(unlike)  # the known ids may be out of date
         return {tp: at for tp, at in offsets.items() if self._may_be_of(tp, at)}
 
     def _may_be_of(self, tp: TopicPartition, committed: CommittedOffset) -> bool:

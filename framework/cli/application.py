@@ -51,6 +51,9 @@ class WholeCommand(ErrorGuardedGroup, LazyGroup):
             "Print records as JSON lines, in order within each partition, up to the topic's current "
             "end.",
         ),
+        "dead-letters": LazyCommand(
+            "dead_letters", "commands", "Dead letters: list their topics, put them back."
+        ),
         "groups": LazyCommand(
             "groups", "commands", "Consumer groups: committed offsets, lag, members."
         ),

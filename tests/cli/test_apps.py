@@ -512,3 +512,43 @@ def test_an_app_run_as_a_program_shows_its_commands(repository: Path) -> None:
     )
     for word in ("run", "describe", "reset"):
         assert word in done.stdout
+
+
+DEAD_LETTERS = """
+import strandline as sl
+
+app = sl.App("parsing")
+raw = app.topic("raw", key=str, value=str, partitions=3)
+numbers = app.topic("numbers", key=str, value=int)
+
+
+@app.task(raw, on_error="dead_letter")
+def parse(record):
+    numbers.send(record.key, int(record.value, BASE))
+"""
+
+
+def test_dead_letters_are_listed_and_put_back(
+    log: Log, tmp_path: Path, strandline: Command
+) -> None:
+    none = strandline("dead-letters", "list")
+    assert (none.code, none.err.strip()) == (0, "no dead-letter topics")
+    lines = "".join(f'{{"key": "k{n}", "value": "f{n}"}}\n' for n in range(9))
+    for base in (10, 16):
+        path = tmp_path / f"parsing_{base}.py"
+        path.write_text(f"BASE = {base}\n{DEAD_LETTERS}")
+        run = strandline("run", f"{path}:app", "--until", "idle")
+        assert run.code == 0, run.err
+        if base == 10:
+            strandline("produce", "raw", stdin=lines)
+            strandline("run", f"{path}:app", "--until", "idle")
+            assert strandline("dead-letters", "list", "--json").json == [
+                {"topic": "parsing-parse-dead-letter", "letters": 9}
+            ]
+            done = strandline("dead-letters", "retry", "parsing-parse-dead-letter")
+            assert (done.code, done.out.strip()) == (0, "9 put back into raw")
+    assert sorted(log.to_polars("numbers")["key"].to_list()) == [b"k%d" % n for n in range(9)]
+    again = strandline("dead-letters", "retry", "parsing-parse-dead-letter")
+    assert (again.code, again.out.strip()) == (0, "nothing to put back")
+    refused = strandline("dead-letters", "retry", "raw")
+    assert (refused.code, "is no dead-letter topic" in refused.err) == (1, True)

@@ -1,0 +1,142 @@
+"""Dead letters are put back where they came from, as they were, and once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from strandline.changelog.errors import InvalidRequest
+from strandline.changelog.log import Log
+from strandline.framework.dead_letters import retry, waiting
+from tests.systems import System
+
+KEYS = [f"k{n}" for n in range(8)]
+BASE = 1_700_000_000_000
+
+
+@dataclass(frozen=True)
+class Sale:
+    shop: str
+    amount: float
+
+
+class Counting:
+    """An app that counts by key, and fails for records until it is repaired."""
+
+    def __init__(self, system: System, log: Log, value: Any, given: list[Any]) -> None:
+        self.log, self.is_broken = log, True
+        self.app = sl.App(f"{system.prefix}app", log=log, state_dir=system.state)
+        self.input = self.app.topic(f"{system.prefix}in", key=str, value=value, partitions=4)
+        self.counts = self.app.counter("counts")
+        self.letters = f"{system.prefix}app-count-dead-letter"
+        self.headers: list[Any] = []
+
+        @self.app.task(self.input, stores=[self.counts], on_error="dead_letter")
+        def count(record: sl.Record[str, Any]) -> None:
+            if self.is_broken:
+                raise ValueError("not yet")
+            self.counts.add(record.key, 1)
+            self.headers.append((record.key, list(record.headers), record.timestamp))
+
+        self.input.append([(key, item, BASE + n) for n, (key, item) in enumerate(given)])
+        self.run()
+
+    def run(self) -> dict[str, int]:
+        self.app.run(until="idle", progress=False)
+        return dict(self.app.query(self.counts).to_dict())
+
+
+FORMS: dict[str, tuple[Any, Callable[[int], Any]]] = {
+    "plain": (int, lambda n: n),
+    "typed": (Sale, lambda n: Sale("york", float(n))),
+    "bytes": (bytes, lambda n: bytes([n])),
+}
+
+
+@pytest.mark.parametrize(("value", "item"), FORMS.values(), ids=FORMS)
+def test_records_go_back_into_their_partitions_once(
+    system: System, value: Any, item: Callable[[int], Any]
+) -> None:
+    log = system.open()
+    given = [(key, item(n)) for n, key in enumerate(KEYS * 3)]
+    counting = Counting(system, log, value, given)
+    assert waiting(log.broker, counting.letters) == len(given)
+    assert retry(log.broker, counting.letters).records == {counting.input.name: len(given)}
+    assert counting.run() == {}  # still broken: they are letters again
+    counting.is_broken = False
+    assert waiting(log.broker, counting.letters) == len(given)
+    done = retry(log.broker, counting.letters)
+    assert (done.records, done.left) == ({counting.input.name: len(given)}, 0)
+    assert counting.run() == dict.fromkeys(KEYS, 3)
+    assert (waiting(log.broker, counting.letters), retry(log.broker, counting.letters).records) == (
+        0,
+        {},
+    )
+    assert counting.run() == dict.fromkeys(KEYS, 3)
+    assert sorted(counting.headers) == sorted(
+        (key, [], BASE + n) for n, (key, _) in enumerate(given)
+    )
+
+
+def test_headers_of_the_record_itself_are_kept(system: System) -> None:
+    log = system.open()
+    counting = Counting(system, log, int, [])
+    own = [("error.type", b"mine"), ("trace", b"\xff"), ("none", None)]
+    with log.producer() as producer:
+        producer.send(counting.input.name, b"\x01", "k", headers=own)
+    counting.run()
+    retry(log.broker, counting.letters)
+    counting.run()
+    counting.is_broken = False
+    retry(log.broker, counting.letters)
+    assert counting.run() == {"k": 1}
+    assert [headers for _, headers, _ in counting.headers] == [own]
+
+
+def test_a_letter_of_a_timer_is_left(system: System) -> None:
+    log = system.open()
+    app = sl.App(f"{system.prefix}app", log=log, state_dir=system.state)
+    given = app.topic(f"{system.prefix}in", key=str, value=int)
+
+    @app.task(given, on_error="dead_letter")
+    def remind(record: sl.Record[str, int]) -> None:
+        sl.set_timer(record.key, record.timestamp + 1)
+
+    @app.on_timer(remind)
+    def due(name: Any) -> None:
+        raise ValueError("not yet")
+
+    given.append([("a", 1)])
+    app.run(until="end", progress=False)
+    done = retry(log.broker, f"{system.prefix}app-remind-dead-letter")
+    assert (done.records, done.left) == ({}, 1)
+
+
+def test_another_topic_is_refused(system: System) -> None:
+    with pytest.raises(InvalidRequest, match="is no dead-letter topic"):
+        retry(system.open().broker, f"{system.prefix}in")
+
+
+def test_a_record_whose_letter_has_no_value_is_taken_from_its_origin(system: System) -> None:
+    """The log had no room for its value; one that was deleted since is left."""
+    log = system.open()
+    name, letters = f"{system.prefix}in", f"{system.prefix}in-dead-letter"
+    log.create_topic(name)
+    log.create_topic(letters)
+    log.append(name, [{"key": b"a", "value": b"large", "headers": [("own", b"1")]}])
+    with log.producer() as producer:
+        for offset in (0, 7):
+            origin = {"topic": name, "partition": "0", "offset": str(offset)}
+            headers = [("error.type", b"E"), ("error.left_out", b"traceback, value, headers")]
+            headers += [(f"origin.{part}", text.encode()) for part, text in origin.items()]
+            producer.send(letters, None, b"a", headers=headers)
+    done = retry(log.broker, letters)
+    assert (done.records, done.left) == ({name: 1}, 1)
+    rows = log.read(name).to_pylist()
+    assert [(row["key"], row["value"], row["headers"]) for row in rows] == [
+        (b"a", b"large", [{"key": "own", "value": b"1"}])
+    ] * 2
