@@ -24,7 +24,12 @@ from strandline.framework.options import Options
 from strandline.framework.store import Store
 from strandline.framework.task import TaskSpec, dead_letter_topic, timer_store
 from strandline.framework.topic import Topic
-from strandline.framework.topic_creation import created_or_checked, dead_letter_config
+from strandline.framework.topic_creation import (
+    check_changelog,
+    copartitioned,
+    created_or_checked,
+    dead_letter_config,
+)
 from strandline.statestore.lost_topics import check_recorded
 from strandline.statestore.recorded import declarations_topic
 from strandline.statestore.spec import StoreSpec
@@ -208,7 +213,9 @@ class Declarations:
             config = dead_letter_config(infos[source.name] for source in spec.inputs)
             infos[name] = created_or_checked(broker, topic, config, infos)
         for spec in self.tasks.values():
-            partitions = self._copartitioned(spec, infos)
+            partitions = copartitioned(
+                spec.name, {topic.name: infos[topic.name].partitions for topic in spec.inputs}
+            )
             stores = [store.spec for store in spec.stores]
             for store in [*stores, spec.timer_store] if spec.has_timers else stores:
                 name = store.changelog_topic(self.app)
@@ -292,15 +299,6 @@ class Declarations:
         if len(set(spec.inputs)) != len(spec.inputs):
             raise InvalidConfig(f"task {spec.name!r} names an input twice")
 
-    def _copartitioned(self, spec: TaskSpec, infos: dict[str, TopicInfo]) -> int:
-        counts = {topic.name: infos[topic.name].partitions for topic in spec.inputs}
-        if len(set(counts.values())) > 1:
-            raise InvalidConfig(
-                f"the inputs of task {spec.name!r} have different numbers of partitions:"
-                f" {counts}; use app.repartition(..., partitions=...) for one of them"
-            )
-        return next(iter(counts.values()))
-
     def _changelog(
         self, broker: Broker, name: str, partitions: int, spec: TaskSpec, store: StoreSpec[Any, Any]
     ) -> TopicInfo:
@@ -312,12 +310,7 @@ class Declarations:
                 return broker.create_topic(name, partitions, config=changelog_config(store))
             except TopicExists:  # another worker of the app created it after the look-up
                 info = broker.topic(name)
-        if info.partitions != partitions:
-            raise InvalidConfig(
-                f"changelog {name!r} has {info.partitions} partitions, but the input of task"
-                f" {spec.name!r} has {partitions}: its state would be on the wrong partitions;"
-                " app.reset() rebuilds it"
-            )
+        check_changelog(info, spec.name, partitions)
         changes = _keeping_more(info.config, changelog_config(store))
         info = broker.alter_topic(name, config=changes) if changes else info
         return _accepting_every_time(broker, info)

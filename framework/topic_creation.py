@@ -62,9 +62,15 @@ def created_or_checked(
 def to_be_extended(topic: Topic[Any, Any], info: TopicInfo) -> bool:
     """Return True if the declaration adds columns to a topic. Raise InvalidConfig, SchemaMismatch."""
     if topic.partitions not in (None, info.partitions):
+        fix = (
+            "`strandline reset` makes it again, with the state that was made of it"
+            if topic.is_internal
+            else f"declare {info.partitions}. `strandline topics add-partitions` adds some, but then "
+            "the stores of tasks that read it have to be reset, because keys change their partitions"
+        )
         raise InvalidConfig(
             f"topic {topic.name!r} has {info.partitions} partitions, but is declared with"
-            f" {topic.partitions}; declare {info.partitions}, or alter the topic first"
+            f" {topic.partitions}; {fix}"
         )
     schema = topic.stored_schema
     if info.schema is None or schema is None:
@@ -75,6 +81,31 @@ def to_be_extended(topic: Topic[Any, Any], info: TopicInfo) -> bool:
         return False
     ValueSchemas((info.schema,)).extended(schema, topic.name)
     return True
+
+
+def copartitioned(task: str, partitions: Mapping[str, int]) -> int:
+    """Return the number of partitions that all inputs of a task have. Raises InvalidConfig.
+
+    Args:
+        task: Name of the task.
+        partitions: Number of partitions of each input.
+    """
+    if len(set(partitions.values())) > 1:
+        raise InvalidConfig(
+            f"the inputs of task {task!r} have different numbers of partitions:"
+            f" {partitions}; use app.repartition(..., partitions=...) for one of them"
+        )
+    return next(iter(partitions.values()))
+
+
+def check_changelog(info: TopicInfo, task: str, partitions: int) -> None:
+    """Raise InvalidConfig if a changelog has other partitions than the inputs of its task."""
+    if info.partitions != partitions:
+        raise InvalidConfig(
+            f"changelog {info.name!r} has {info.partitions} partitions, but the input of task"
+            f" {task!r} has {partitions}: its state would be on the wrong partitions;"
+            " app.reset() rebuilds it"
+        )
 
 
 def unlike_settings(topic: Topic[Any, Any], info: TopicInfo) -> str:

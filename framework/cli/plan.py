@@ -25,7 +25,12 @@ from strandline.framework.cli import output
 from strandline.framework.cli.loading import load_app, opened
 from strandline.framework.cli.options import JsonOption, LogOption, YesOption, confirmed
 from strandline.framework.container.reset import check_at_rest
-from strandline.framework.topic_creation import to_be_extended, unlike_settings
+from strandline.framework.topic_creation import (
+    check_changelog,
+    copartitioned,
+    to_be_extended,
+    unlike_settings,
+)
 from strandline.statestore.declaration import Declaration, compare, declaration_of
 from strandline.statestore.ownership import InternalTopics
 from strandline.statestore.recorded import DeclarationLog, declarations_topic, topic_key
@@ -33,6 +38,7 @@ from strandline.statestore.spec import AnySpec
 
 if TYPE_CHECKING:
     from strandline.framework.app import App
+    from strandline.framework.task import TaskSpec
     from strandline.framework.topic import Topic
 
 Verdict = Literal["new", "same", "extended", "rewritten", "changed", "unused", "orphaned"]
@@ -123,13 +129,15 @@ def command_of(app: App) -> Callable[..., None]:
 
 def compared(app: App, broker: Broker) -> list[PlanLine]:
     """Return the declared stores of an app and the orphans of its log, with their verdicts."""
-    specs = {
-        spec.changelog_topic(app.name): spec
+    tasks = {
+        spec.changelog_topic(app.name): (task, spec)
         for task in app.declared.tasks.values()
         for spec in task.all_stores
     }
+    specs = {topic: spec for topic, (_, spec) in tasks.items()}
     recorded = DeclarationLog(broker, app.name, SystemClock()).read().stores
     found = [_line(topic, spec, recorded.get(topic)) for topic, spec in specs.items()]
+    found = [_placed(line, tasks[line.topic][0], broker) for line in found]
     internal = InternalTopics(broker, SystemClock())
     found = [_owned(line, app.name, internal) for line in found]
     kept = {*specs, *app.declared.all_topics, declarations_topic(app.name)}
@@ -141,12 +149,8 @@ def compared(app: App, broker: Broker) -> list[PlanLine]:
 
 
 def compared_topics(app: App, broker: Broker) -> list[TopicLine]:
-    """Return the topics that an app declares itself, and its dead letters, with their verdicts."""
-    return [
-        _topic_line(broker, topic)
-        for name, topic in sorted(app.declared.all_topics.items())
-        if not topic.is_internal
-    ]
+    """Return the topics of an app, without changelogs, with their verdicts."""
+    return [_topic_line(broker, topic) for _, topic in sorted(app.declared.all_topics.items())]
 
 
 def _topic_line(broker: Broker, topic: Topic[Any, Any]) -> TopicLine:
@@ -177,6 +181,27 @@ def _line(topic: str, spec: AnySpec, stored: Declaration | None) -> PlanLine:
         return PlanLine(spec.name, "new", "", topic)
     change = compare(stored, declaration_of(spec), can_upgrade=spec.upgrade is not None)
     return PlanLine(spec.name, _VERDICTS[change.kind], "; ".join(change.reasons), topic)
+
+
+def _placed(line: PlanLine, task: TaskSpec, broker: Broker) -> PlanLine:
+    """Return the line of a store; "changed" if its changelog has other partitions than the input."""
+    try:
+        wanted = copartitioned(task.name, {t.name: _partitions(t, broker) for t in task.inputs})
+        check_changelog(broker.topic(line.topic), task.name, wanted)
+    except UnknownTopic:
+        return line
+    except InvalidConfig as error:
+        return replace(line, verdict="changed", reasons=str(error))
+    return line
+
+
+def _partitions(topic: Topic[Any, Any], broker: Broker) -> int:
+    """Return the number of partitions that a topic has, or will have when it is created."""
+    try:
+        return broker.topic(topic.name).partitions
+    except UnknownTopic:
+        before = [_partitions(source, broker) for source in topic.sources]  # type: ignore[arg-type]
+        return topic.partitions or max(before, default=1)
 
 
 def _owned(line: PlanLine, app: str, internal: InternalTopics) -> PlanLine:

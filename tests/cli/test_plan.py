@@ -173,6 +173,36 @@ def test_a_changed_topic_is_named_with_the_difference(
     assert reason in found[1]
 
 
+PARTITIONED = """
+names = app.topic("names", key=str, value=int, partitions={partitions})
+by_value = app.repartition(names, lambda record: record.value, name="by-value", key_type=int)
+seen = app.store("seen", key=str, value=int)
+valued = app.store("valued", key=int, value=int)
+
+@app.task(names, stores=[seen])
+def see(record):
+    seen[record.key] = 1
+
+@app.task(by_value, stores=[valued])
+def value(record):
+    valued[record.key] = 1
+"""
+
+
+def test_more_partitions_of_an_input_change_the_stores_of_its_task(
+    deployed: Deployed, strandline: Command
+) -> None:
+    deployed.run(PARTITIONED.format(partitions=2))
+    strandline("topics", "add-partitions", "names", "4", "--log", deployed.log)
+    outcome = deployed.plan(PARTITIONED.format(partitions=4))
+    [seen] = [line for line in outcome.json["state"] if line["name"] == "seen"]
+    assert (outcome.code, seen["verdict"]) == (1, "changed")
+    assert "has 2 partitions, but the input of task 'see' has 4" in seen["reasons"]
+    found = topics(outcome)
+    assert (found["names"][0], found["airport-by-value-repartition"][0]) == ("same", "changed")
+    assert "`strandline reset` makes it again" in found["airport-by-value-repartition"][1]
+
+
 def test_columns_that_are_added_extend_a_topic_and_others_are_refused(deployed: Deployed) -> None:
     typed = "value=pa.schema([{}])"
     old, more = '("n", pa.int64())', '("x", pa.string())'
