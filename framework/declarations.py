@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from strandline.changelog.errors import (
     Unauthenticated,
     UnknownTopic,
 )
-from strandline.changelog.records import TopicInfo
+from strandline.changelog.records import TopicInfo, TopicPartition
 from strandline.changelog.settings import LONG_MAX
 from strandline.framework.options import Options
 from strandline.framework.store import Store
@@ -220,7 +220,34 @@ class Declarations:
             for store in [*stores, spec.timer_store] if spec.has_timers else stores:
                 name = store.changelog_topic(self.app)
                 infos[name] = self._changelog(broker, name, partitions, spec, store)
+        self._warn_if_offsets_lost(broker, infos)
         return infos
+
+    def _warn_if_offsets_lost(self, broker: Broker, infos: Mapping[str, TopicInfo]) -> None:
+        """Warn if a task has state, but nothing says how far its inputs were read.
+
+        A cluster forgets the offsets of a group that is deleted, or that has had no member for
+        `offsets.retention.minutes`.
+        """
+        tasks = [spec for spec in self.tasks.values() if spec.stores]
+        inputs = {spec.name: _partitions_of(spec.inputs, infos) for spec in tasks}
+        asked = [tp for partitions in inputs.values() for tp in partitions]
+        committed = broker.committed(self.app, asked, require_stable=False) if asked else {}
+        for spec in tasks:
+            if committed.keys() & set(inputs[spec.name]):
+                continue
+            stores = [infos[store.spec.changelog_topic(self.app)] for store in spec.stores]
+            if _any_records(broker, stores) and _any_records(
+                broker, [infos[topic.name] for topic in spec.inputs]
+            ):
+                _log.warning(
+                    "task %r has state, but app %r has no committed offsets of its inputs: all their "
+                    "records are handled on top of that state. If they were handled before (the "
+                    "group was deleted, or its offsets have expired), stop the app; `strandline "
+                    "reset` lets it start over without the state",
+                    *(spec.name, self.app),
+                    extra={"task": spec.name, "app": self.app},
+                )
 
     def _check_not_lost(self, broker: Broker) -> None:
         """Raise InternalTopicLost if an internal topic that a task needs was deleted.
@@ -388,6 +415,22 @@ def _accepting_every_time(broker: Broker, info: TopicInfo) -> TopicInfo:
             extra={"topic": info.name, "error": error},
         )
         return info
+
+
+def _partitions_of(
+    topics: Iterable[Topic[Any, Any]], infos: Mapping[str, TopicInfo]
+) -> list[TopicPartition]:
+    return [tp for topic in topics for tp in _every_partition(infos[topic.name])]
+
+
+def _every_partition(info: TopicInfo) -> list[TopicPartition]:
+    return [TopicPartition(info.name, number) for number in range(info.partitions)]
+
+
+def _any_records(broker: Broker, topics: Iterable[TopicInfo]) -> bool:
+    """Return True if one of the topics has records."""
+    asked = [tp for info in topics for tp in _every_partition(info)]
+    return any(end.high_watermark > end.log_start for end in broker.offsets(asked).values())
 
 
 def _task(spec: TaskSpec) -> dict[str, Any]:

@@ -267,3 +267,21 @@ def outputs_of(log: Log) -> list[Any]:
     """Return the committed records of the output topic."""
     name = next((t.name for t in log.broker.topics() if t.name in ("out", "late")), None)
     return [] if name is None else log.read(name)["value"].to_pylist()
+
+
+def test_state_without_committed_offsets_is_named(
+    system: System, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a group that a cluster has forgotten."""
+    log = system.open(durability="os")
+    shop = Counting(log, system.state, system.prefix)
+    shop.sales.append([("k", n) for n in range(3)])
+    for _ in range(2):
+        shop = Counting(log, system.state, system.prefix)
+        assert shop.run() == {"k": 3}
+    assert "has no committed offsets" not in caplog.text
+    committed = log.broker.committed(f"{system.prefix}shop")
+    log.broker.commit_offsets(f"{system.prefix}shop", dict.fromkeys(committed))
+    shop = Counting(log, system.state, system.prefix)
+    assert shop.run() == {"k": 6}
+    assert "task 'tally' has state, but app" in caplog.text
