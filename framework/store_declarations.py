@@ -336,7 +336,7 @@ class StoreDeclarations:
         spec = self._specs[topic]
         raise InvalidConfig(
             f"store {spec.name!r} is declared otherwise than it is stored in {topic}: "
-            f"{'; '.join(change.reasons)}. Nothing was changed. Declare it as before; or "
+            f"{'; '.join(change.reasons)}. No state was changed. Declare it as before; or "
             f"{self._ways_out(spec)}"
         )
 

@@ -180,7 +180,8 @@ def dead_letter_topic(spec: TaskSpec) -> Topic[Any, Any]:
     if any(schema != schemas[0] for schema in schemas):
         raise InvalidConfig(
             f"task {spec.name!r}: on_error='dead_letter' needs inputs whose values are stored"
-            " alike, for they share one dead-letter topic; split the task"
+            ' alike, because they share one dead-letter topic. Give all of them serde="json", which '
+            "stores any values as bytes, or use on_error='skip'"
         )
     session = spec.inputs[0].session
     value = bytes if schemas[0] is None else schemas[0]

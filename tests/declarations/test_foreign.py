@@ -244,7 +244,7 @@ def test_another_serializer_is_refused_while_the_table_has_data(log: Log) -> Non
     assert "its values are JSON, and are declared as those of the serde Faust's" in str(
         refused.value
     )
-    assert "Nothing was changed" in str(refused.value)
+    assert "No state was changed" in str(refused.value)
     assert "strandline reset shop" in str(refused.value)
     assert "upgrade" not in str(refused.value)
     with pytest.raises(
