@@ -15,7 +15,7 @@ from strandline.changelog.location import is_url, shown
 from strandline.framework.cli import groups, output
 from strandline.framework.cli.loading import load_app, location, opened
 from strandline.framework.cli.options import JsonOption, LogOption
-from strandline.framework.cli.stores import stores_of
+from strandline.framework.querying.store_names import stores_of
 
 if TYPE_CHECKING:
     from strandline.framework.app import App

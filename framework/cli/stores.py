@@ -19,7 +19,6 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from strandline.changelog.broker import Broker
-from strandline.changelog.clock import SystemClock
 from strandline.changelog.decoding import json_value
 from strandline.changelog.errors import (
     UNREADABLE,
@@ -40,17 +39,15 @@ from strandline.framework.querying.client import Connection, connect
 from strandline.framework.querying.committed import entries
 from strandline.framework.querying.declared import as_recorded, parts_of
 from strandline.framework.querying.folded import ReplayedSource
+from strandline.framework.querying.store_names import StoreName, named_store, stores_of
 from strandline.framework.querying.workers import Source
 from strandline.statestore.declaration import Declaration, Form, plain_serde
 from strandline.statestore.key_types import key_from_wire
 from strandline.statestore.keys import KeyCodec, codec_of, decode_key, key_codec
-from strandline.statestore.ownership import InternalTopics
 from strandline.statestore.reader import KeyRange
-from strandline.statestore.spec import changelog_topic
 
 commands = typer.Typer(help="The stores of apps: list, get, scan.", no_args_is_help=True)
 
-CHANGELOG = changelog_topic("", "")[1:]
 """Ending of the name of a changelog."""
 MAX_MEANINGS = 4_096
 """Maximum number of keys that are looked up for a tuple: each text in it may be one of four types."""
@@ -69,21 +66,6 @@ ExpiredOption = Annotated[
 
 Row = tuple[bytes, int | None, bytes]
 """A key, the partition that holds it (None if several do), and the value."""
-
-
-class StoreName(NamedTuple):
-    """Name of an app's store."""
-
-    app: str
-    store: str
-
-    @property
-    def topic(self) -> str:
-        """Name of the store's changelog topic."""
-        return changelog_topic(self.app, self.store)
-
-    def __str__(self) -> str:
-        return f"{self.app}/{self.store}"
 
 
 @commands.command("list")
@@ -128,7 +110,7 @@ def get(
 ) -> None:
     """Print the committed value of a key. The exit code is 1 if it has none."""
     with _connected(log, expired=expired) as connection:
-        where = _named(connection.broker, store)
+        where = named_store(connection.broker, store)
         as_stored = parts or expired or value_format != "auto"
         rows = None if as_stored else stream_rows(connection, str(where), partition)
         if rows is not None:
@@ -169,7 +151,7 @@ def scan(
 ) -> None:
     """Print all keys of a store in order, with their committed values. --json: one line per key."""
     with _connected(log, expired=expired) as connection:
-        name = _named(connection.broker, store)
+        name = named_store(connection.broker, store)
         as_stored = parts or expired or value_format != "auto"
         stream = None if as_stored else stream_rows(connection, str(name), partition)
         if stream is not None:
@@ -199,16 +181,6 @@ def _connected(log: str | None, *, expired: bool) -> Iterator[Connection]:
                 raise
             hint = "--expired reads the changelogs instead, and asks no worker"
             raise RequestTimedOut(f"{error}; {hint}") from None
-
-
-def stores_of(broker: Broker) -> list[StoreName]:
-    """Return the stores that have a changelog, sorted by name."""
-    internal = InternalTopics(broker, SystemClock())
-    return sorted(
-        _name(info.name, internal)
-        for info in internal.topics
-        if info.name.endswith(CHANGELOG) and info.effective.compact
-    )
 
 
 def encoded_keys(text: str, keys: KeyCodec[Any] | None = None) -> Iterator[bytes]:
@@ -265,23 +237,6 @@ def _meanings_of_text(text: str) -> list[Any]:
         moment = dt.datetime.fromisoformat(text)
         found.append(moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC))
     return found
-
-
-def _named(broker: Broker, store: str) -> StoreName:
-    app, slash, name = store.partition("/")
-    known = stores_of(broker)
-    topics = {found.topic for found in known}
-    if not slash or StoreName(app, name).topic not in topics:
-        names = ", ".join(map(str, known)) or "none"
-        raise InvalidRequest(f"there is no store {store!r}; stores: {names}")
-    return StoreName(app, name)
-
-
-def _name(topic: str, internal: InternalTopics) -> StoreName:
-    """Return the store of a changelog topic. It is a guess if nothing in the log tells the app."""
-    whole = topic.removesuffix(CHANGELOG)
-    app = internal.app_of(topic) or whole.partition("-")[0]
-    return StoreName(app, whole[len(app) + 1 :])
 
 
 class _Held(NamedTuple):

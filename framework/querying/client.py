@@ -17,7 +17,7 @@ from strandline import changelog
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.credentials import token_of
-from strandline.changelog.errors import InvalidConfig, InvalidRequest, UnknownTopic
+from strandline.changelog.errors import InvalidConfig, UnknownTopic
 from strandline.changelog.location import is_encrypted, is_served
 from strandline.changelog.log import Log
 from strandline.changelog.records import TopicInfo
@@ -27,6 +27,7 @@ from strandline.framework.querying.declared import check_given
 from strandline.framework.querying.folded import ReplayedSource
 from strandline.framework.querying.placement import Placement
 from strandline.framework.querying.read_only_store import ReadOnlyStore
+from strandline.framework.querying.store_names import no_such_store
 from strandline.framework.querying.workers import Fleet
 from strandline.framework.session import Session
 from strandline.framework.store import Store
@@ -226,7 +227,7 @@ class Connection:
                 return found
         except UnknownTopic:
             pass
-        raise InvalidRequest(f"there is no store {name!r}, as app/store; {self._changelogs()}")
+        raise no_such_store(name, self.broker)
 
     def _checked(self, store: Store[Any, Any], changelog: TopicInfo) -> Expiry:
         """Compare a store of this program with the log; return which values carry an expiry.
@@ -237,8 +238,3 @@ class Connection:
             store.session.app, [store.spec], {changelog.name: changelog}, self.broker, self._clock
         )
         return declared.check()[changelog.name]
-
-    def _changelogs(self) -> str:
-        suffix = changelog_topic("", "")[1:]
-        names = [info.name for info in self.broker.topics() if info.name.endswith(suffix)]
-        return f"changelogs here: {', '.join(sorted(names)) or 'none'}"

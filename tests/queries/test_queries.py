@@ -105,9 +105,11 @@ def test_keys_and_values_have_the_types_that_the_app_declared(
 def test_the_error_about_a_wrong_name_lists_the_existing_ones(
     workers: list[Running], connection: sl.Connection, eventually: Eventually
 ) -> None:
-    for name in ("shop/none", "none/totals", "totals", ""):
-        with pytest.raises(sl.InvalidRequest, match=r"there is no store .*shop-totals-changelog"):
+    for name in ("shop/none", "none/totals", "totals", "shop/total", ""):
+        with pytest.raises(sl.InvalidRequest, match=r"there is no store .*shop/totals"):
             connection.store(name)
+    with pytest.raises(sl.InvalidRequest, match="did you mean shop/totals"):
+        connection.store("shop/total")
 
 
 def test_a_transaction_left_open_by_a_dead_worker_does_not_return_older_values(
