@@ -13,7 +13,7 @@ EVERY_SECONDS = 10.0
 class RateLimitedLog:
     """Logs a first message at once, then at most one in `every` seconds with the number skipped.
 
-    Thread-safe.
+    `close` logs the last one that was skipped. Thread-safe.
 
     >>> from strandline.changelog.clock import ManualClock
     >>> clock, logged = ManualClock(), []
@@ -22,8 +22,9 @@ class RateLimitedLog:
     >>> limited = RateLimitedLog(log, clock)
     >>> limited.note("a"); limited.note("b"); limited.note("c")
     >>> clock.advance(10_000); limited.note("d")
+    >>> limited.note("e"); limited.note("f"); limited.close()
     >>> logged
-    ['a', 'd (and 2 before it)']
+    ['a', 'd (and 2 before it)', 'f (and 1 before it)']
     """
 
     def __init__(self, log: logging.Logger, clock: Clock, every: float = EVERY_SECONDS) -> None:
@@ -32,6 +33,8 @@ class RateLimitedLog:
         self._every = every
         self._lock = threading.Lock()
         self._skipped = 0
+        self._last: tuple[int, str, dict[str, object]] | None = None
+        """Level, text and fields of the last message that was skipped."""
         self._next = clock.monotonic()
 
     def note(self, text: str, *, level: int = logging.WARNING, **fields: object) -> None:
@@ -40,15 +43,19 @@ class RateLimitedLog:
             now = self._clock.monotonic()
             if now < self._next:
                 self._skipped += 1
+                self._last = level, text, fields
                 return
             unsaid, self._skipped = self._skipped, 0
             self._next = now + self._every
-        more = f" (and {unsaid:,} before it)" if unsaid else ""
-        self._log.log(level, "%s", text + more, extra={**fields, "times": unsaid + 1})
+        self._write(level, text, fields, unsaid)
 
     def close(self) -> None:
-        """Log the number of messages skipped since the last one."""
+        """Log the last message that was skipped since one was logged, and the number of others."""
         with self._lock:
             unsaid, self._skipped = self._skipped, 0
-        if unsaid:
-            self._log.warning("(and %s more like the last one)", f"{unsaid:,}")
+        if unsaid and self._last is not None:
+            self._write(*self._last, unsaid - 1)
+
+    def _write(self, level: int, text: str, fields: dict[str, object], unsaid: int) -> None:
+        more = f" (and {unsaid:,} before it)" if unsaid else ""
+        self._log.log(level, "%s", text + more, extra={**fields, "times": unsaid + 1})
