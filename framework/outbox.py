@@ -7,7 +7,7 @@ its items begin.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -25,6 +25,15 @@ from strandline.framework.trial import Trial
 RECORD_BYTES = 200
 """Approximate bytes of memory of a record, besides those of a value that is bytes or a str."""
 _SIZED = frozenset({bytes, str})
+
+
+def _size_of(values: Sequence[Any]) -> int:
+    """Return the number of bytes, or characters, of the values that are bytes or a str."""
+    types = set(map(type, values))  # because mostly all are of one type
+    if types.isdisjoint(_SIZED):
+        return 0
+    sized = values if types <= _SIZED else [value for value in values if type(value) in _SIZED]
+    return sum(map(len, sized))
 
 
 class SentColumns(NamedTuple):
@@ -123,7 +132,7 @@ class Outbox:
         fresh = self.values[self._measured :]
         if fresh:
             self._measured = len(self.values)
-            large = sum([len(value) for value in fresh if type(value) in _SIZED])
+            large = _size_of(fresh)
             self._nbytes += large + RECORD_BYTES * len(fresh)
         return self._nbytes + self._columns_nbytes
 
