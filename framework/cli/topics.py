@@ -126,7 +126,7 @@ def add_partitions(
         info = where.broker.alter_topic(topic, partitions=total)
     message = (
         f"{info.name} has {info.partitions} partitions now, not {before}; the same key may go to "
-        "another partition than before"
+        "another partition than before, so apps with stores of its records have to be reset"
     )
     _report(info, message, json=json)
 
