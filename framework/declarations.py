@@ -14,6 +14,7 @@ from strandline.changelog.config import check_topic_name
 from strandline.changelog.errors import (
     InvalidConfig,
     InvalidRequest,
+    SchemaMismatch,
     TopicExists,
     Unauthenticated,
     UnknownTopic,
@@ -211,7 +212,14 @@ class Declarations:
             if topic.is_derived and stored is not None:
                 topic.follow(stored)  # records are copied as they are
             config = dead_letter_config(infos[source.name] for source in spec.inputs)
-            infos[name] = created_or_checked(broker, topic, config, infos)
+            try:
+                infos[name] = created_or_checked(broker, topic, config, infos)
+            except SchemaMismatch as error:
+                raise SchemaMismatch(
+                    f"{error}. It has letters from when task {spec.name!r} read records of another "
+                    f"form: handle them, then delete it (`strandline topics delete {name}`), or "
+                    "give the task another name"
+                ) from error
         for spec in self.tasks.values():
             partitions = copartitioned(
                 spec.name, {topic.name: infos[topic.name].partitions for topic in spec.inputs}

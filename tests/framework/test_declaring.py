@@ -6,12 +6,15 @@ import ast
 import inspect
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import strandline as sl
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import SchemaMismatch
 from strandline.changelog.memory_storage import MemoryStorage
 from strandline.framework.task import place_of
 from strandline.framework.testing import TestDriver
@@ -244,3 +247,16 @@ def test_a_send_to_a_topic_of_another_app_names_the_app() -> None:
         pytest.raises(sl.TaskFailed, match="topic 'out' belongs to app 'other'"),
     ):
         driver.run([("a", 1)])
+
+
+def test_letters_of_another_form_are_named_with_the_way_out(tmp_path: Path) -> None:
+    def app(value: Any, name: str) -> sl.App:
+        made = sl.App("app", log=tmp_path / "log")
+        made.task(made.topic(name, value=value), name="see", on_error="dead_letter")(nothing)
+        return made
+
+    with app(Flight, "flights") as first:
+        first.run(until="idle")
+    refused = pytest.raises(SchemaMismatch, match="topics delete app-see-dead-letter")
+    with app(bytes, "raw") as second, refused:
+        second.run(until="idle")
