@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +15,7 @@ from strandline.changelog.config import check_topic_name
 from strandline.changelog.errors import (
     InvalidConfig,
     InvalidRequest,
+    NotAuthorized,
     SchemaMismatch,
     TopicExists,
     Unauthenticated,
@@ -228,7 +230,8 @@ class Declarations:
             for store in [*stores, spec.timer_store] if spec.has_timers else stores:
                 name = store.changelog_topic(self.app)
                 infos[name] = self._changelog(broker, name, partitions, spec, store)
-        self._warn_if_offsets_lost(broker, infos)
+        with contextlib.suppress(NotAuthorized, Unauthenticated):  # of a program that only appends
+            self._warn_if_offsets_lost(broker, infos)
         return infos
 
     def _warn_if_offsets_lost(self, broker: Broker, infos: Mapping[str, TopicInfo]) -> None:
