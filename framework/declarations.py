@@ -230,7 +230,7 @@ class Declarations:
             for store in [*stores, spec.timer_store] if spec.has_timers else stores:
                 name = store.changelog_topic(self.app)
                 infos[name] = self._changelog(broker, name, partitions, spec, store)
-        with contextlib.suppress(NotAuthorized, Unauthenticated):  # of a program that only appends
+        with contextlib.suppress(NotAuthorized, Unauthenticated):  # it may only append
             self._warn_if_offsets_lost(broker, infos)
         return infos
 

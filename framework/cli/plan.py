@@ -12,10 +12,7 @@ orphaned   the log has state or an internal topic that the app does not declare
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,10 +20,7 @@ import typer
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import SystemClock
-from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import InvalidConfig, SchemaMismatch, UnknownTopic
-from strandline.changelog.location import exists
-from strandline.changelog.memory_storage import MemoryStorage
 from strandline.framework.cli import output
 from strandline.framework.cli.loading import load_app, opened
 from strandline.framework.cli.options import JsonOption, LogOption, YesOption, confirmed
@@ -98,8 +92,8 @@ def plan(
 
 def show(app: App, log: str | None, *, drop_orphans: bool, yes: bool, json: bool) -> None:
     """Print the comparison, and delete the orphans if that is asked for; see `plan`."""
-    with _deployed(log if log is not None else str(app.log)) as broker:
-        lines, topics = compared(app, broker), compared_topics(app, broker)
+    with opened(log if log is not None else str(app.log)) as where:
+        lines, topics = compared(app, where.broker), compared_topics(app, where.broker)
         if json:
             state, shown = ([asdict(line) for line in found] for found in (lines, topics))
             output.document({"app": app.name, "state": state, "topics": shown})
@@ -107,22 +101,11 @@ def show(app: App, log: str | None, *, drop_orphans: bool, yes: bool, json: bool
             _table(f"state of app {app.name}", ("name", "verdict", "reasons", "topic"), lines)
             _table(f"topics of app {app.name}", ("name", "verdict", "reasons"), topics)
         if drop_orphans:
-            dropped = _drop(app, broker, lines, yes=yes)
+            dropped = _drop(app, where.broker, lines, yes=yes)
             if dropped and not json:
                 output.line(f"deleted {dropped} topics")
     if "changed" in [*(line.verdict for line in lines), *(line.verdict for line in topics)]:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _deployed(log: str) -> Iterator[Broker]:
-    """Yield the log of an app; an empty one in memory for a folder that the app would create."""
-    if not exists(log) and not os.path.exists(log):
-        with contextlib.closing(Owner(MemoryStorage(), background=False)) as empty:
-            yield empty
-    else:
-        with opened(log) as where:
-            yield where.broker
 
 
 def _table(title: str, columns: Sequence[str], lines: Sequence[PlanLine | TopicLine]) -> None:

@@ -23,6 +23,8 @@ CREATING_NOTHING = [
     ("topics", "delete", "t", "--yes"),
     ("consume", "t"),
     ("produce", "t"),
+    ("dead-letters", "list"),
+    ("dead-letters", "retry", "app-t-dead-letter"),
     ("groups", "list"),
     ("groups", "offsets", "g"),
     ("groups", "lag", "g"),

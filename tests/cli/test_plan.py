@@ -138,13 +138,6 @@ def topics(outcome: Any) -> dict[str, tuple[str, str]]:
 SETTINGS = 'value=int, partitions=2, config={"retention.ms": "86400000"}'
 
 
-def test_all_is_new_in_a_folder_that_does_not_exist(deployed: Deployed, tmp_path: Path) -> None:
-    nowhere = tmp_path / "nowhere"
-    outcome = deployed.plan(COUNTS, options=("--log", str(nowhere)))
-    found = {line["verdict"] for line in outcome.json["state"] + outcome.json["topics"]}
-    assert (outcome.code, found, nowhere.exists()) == (0, {"new"}, False)
-
-
 def test_topics_are_new_until_the_app_has_run(deployed: Deployed) -> None:
     expected = dict.fromkeys(["counted", "airport-see-dead-letter"], ("new", ""))
     assert topics(deployed.plan(OUTPUT.format(settings=SETTINGS))) == expected | {
