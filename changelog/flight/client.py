@@ -18,12 +18,12 @@ from strandline.changelog.errors import StorageFailed
 from strandline.changelog.flight.connection import FlightConnection
 from strandline.changelog.flight.connection_target import ConnectionTarget
 from strandline.changelog.flight.files import FileReader
-from strandline.changelog.flight.fork import keep_in_child
 from strandline.changelog.flight.grants import Grants
 from strandline.changelog.flight.messages import FetchRequest, Located
 from strandline.changelog.flight.pins import FlightPins
 from strandline.changelog.flight.requests import Request, RequestBroker
 from strandline.changelog.flight.snapshots import FlightSnapshots
+from strandline.changelog.forks import keep_in_child
 from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.records import (
     Append,

@@ -37,7 +37,7 @@ from strandline.changelog.errors import (
     TransactionAborted,
     UnknownTopic,
 )
-from strandline.changelog.flight.fork import ForkGuard, keep_in_child
+from strandline.changelog.flight.fork import ForkGuard
 from strandline.changelog.flight.guard import TransactionGuard
 from strandline.changelog.flight.locating import LocatingBroker
 from strandline.changelog.flight.messages import Located
@@ -45,6 +45,7 @@ from strandline.changelog.flight.metrics import OWNED, TAKEOVERS
 from strandline.changelog.flight.pins import FailoverPins
 from strandline.changelog.flight.requests import Request, RequestBroker
 from strandline.changelog.flight.snapshots import FailoverSnapshots
+from strandline.changelog.forks import keep_in_child
 from strandline.changelog.metrics import MetricReading
 from strandline.changelog.pins import Pins, there
 from strandline.changelog.records import (

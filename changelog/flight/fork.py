@@ -1,21 +1,19 @@
 """Keeps a forked child from using its parent's handles, and from using this transport at all.
 
-The child has a copy of its parent's memory but none of its threads. A lock that was held at the
-fork stays locked, an answer never arrives, and both processes would write to one socket. gRPC's
-threads are missing too, so new connections of the child would hang. Therefore everything in this
-package raises an error in such a child, and the child destroys no handle of its parent.
+A lock that was held at the fork stays locked in the child, an answer never arrives, and both
+processes would write to one socket. gRPC's threads are missing too, so new connections of the child
+would hang. Therefore everything in this package raises an error in such a child.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
-from typing import Any
 
 from strandline.changelog.errors import Fenced
+from strandline.changelog.forks import keep_in_child
 
-_watched: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
-_kept: list[Any] = []
+_guards: weakref.WeakSet[ForkGuard] = weakref.WeakSet()
 
 
 class ForkGuard:
@@ -28,7 +26,9 @@ class ForkGuard:
 
     def __init__(self) -> None:
         _Process.check()
+        _Process.used = True
         self._foreign = False
+        _guards.add(self)
         keep_in_child(self)
 
     @property
@@ -46,20 +46,9 @@ class ForkGuard:
         self._foreign = True
 
 
-def keep_in_child(owner: Any, *handles: Any) -> None:
-    """Keep `handles` alive in forked children, whose destructors would wait for missing threads."""
+def forbid_in_children() -> None:
+    """Forbid this transport to the forked children of this process, because it serves a log."""
     _Process.used = True
-    _watched[owner] = handles
-
-
-def leave_alone(handle: Any) -> None:
-    """Keep `handle` from ever being destroyed, even at exit."""
-    _kept.append(handle)
-    # pyarrow shuts servers down at exit by a weakref.finalize. Only this private table has it.
-    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
-        found = finalizer.peek()
-        if found is not None and found[0] is handle:
-            finalizer.detach()
 
 
 class _Process:
@@ -83,12 +72,8 @@ class _Process:
 def _after_fork_in_child() -> None:
     if _Process.used:
         _Process.parent = os.getppid()
-    for owner, handles in list(_watched.items()):
-        _kept.append(owner)
-        for handle in handles:
-            leave_alone(handle)
-        if isinstance(owner, ForkGuard):
-            owner.disown()
+    for guard in list(_guards):
+        guard.disown()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

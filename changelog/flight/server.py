@@ -32,7 +32,6 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.embedded.view import RecordView
 from strandline.changelog.errors import InvalidRequest, StrandlineError
-from strandline.changelog.flight import fork
 from strandline.changelog.flight.answers import Answer
 from strandline.changelog.flight.authorization import Permit
 from strandline.changelog.flight.batches import (
@@ -48,6 +47,7 @@ from strandline.changelog.flight.batches import (
 from strandline.changelog.flight.budgets import Budgets
 from strandline.changelog.flight.caller import GATE, Caller, CallGate
 from strandline.changelog.flight.clients import Client, Clients
+from strandline.changelog.flight.fork import forbid_in_children
 from strandline.changelog.flight.grants import Granting, presented_in
 from strandline.changelog.flight.held import HeldObjects
 from strandline.changelog.flight.limits import MAX_REMOTE_APPEND_BYTES, ListenerLimits
@@ -86,6 +86,7 @@ from strandline.changelog.flight.requests import (
 )
 from strandline.changelog.flight.sessions import ClientSession, Sessions
 from strandline.changelog.flight.sink_rights import StagingTargets
+from strandline.changelog.forks import keep_in_child, leave_alone
 from strandline.changelog.groups import GroupMember
 from strandline.changelog.pins import PinName, there
 from strandline.changelog.records import Append, Fetched, TopicPartition
@@ -150,7 +151,8 @@ class FlightEndpoint:
         self._service.remote_locate = None if remote is None else remote.locate
         self._closing = threading.Lock()
         self._closed = False
-        fork.keep_in_child(self, self._service)
+        forbid_in_children()
+        keep_in_child(self, self._service)
         # Flight's shutdown waits for every client, and a stopped client must not block `close`.
         # Its thread starts now, because no thread can be started while the interpreter exits.
         self._end = threading.Event()
@@ -178,7 +180,7 @@ class FlightEndpoint:
         if self._shutdown.is_alive():
             _log.warning("closed the endpoint while some clients still had calls under way")
             # The destructor would wait like the shutdown does, so the server is never destroyed.
-            fork.leave_alone(self._service)
+            leave_alone(self._service)
 
 
 def _shut_down_after(end: threading.Event, service: _Service) -> None:

@@ -16,12 +16,12 @@ from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.config import check_client_name
 from strandline.changelog.errors import InvalidRequest, RebalanceInProgress, TransactionAborted
 from strandline.changelog.extents import Extent, OffsetSpan
+from strandline.changelog.forks import keep_in_child
 from strandline.changelog.groups import Assignment, GroupInfo, GroupMember, Subscription
 from strandline.changelog.kafka.address import check_files, parse_url
 from strandline.changelog.kafka.connection import KafkaConnection
 from strandline.changelog.kafka.coordinators import Coordinators
 from strandline.changelog.kafka.fetching import KafkaConsumers
-from strandline.changelog.kafka.forks import keep_in_child
 from strandline.changelog.kafka.groups import KafkaGroups
 from strandline.changelog.kafka.member_directory import MemberDirectory
 from strandline.changelog.kafka.members import Members
