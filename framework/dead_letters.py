@@ -22,14 +22,22 @@ from strandline.changelog.errors import InvalidRequest
 from strandline.changelog.records import HEADERS_TYPE, Batch, TopicPartition
 from strandline.changelog.scan import scan_batches
 from strandline.changelog.schema import upgrade, value_type
+from strandline.framework.dead_letter_names import (
+    ERROR_LEFT_OUT,
+    ERROR_TYPE,
+    FAUST_DEAD_LETTER,
+    FAUST_ERROR,
+    FAUST_ORIGIN,
+    ORIGIN,
+)
+from strandline.statestore.internal_names import DEAD_LETTER
 
-ENDINGS = ("-dead-letter", ".dead-letter")
+ENDINGS = (DEAD_LETTER, FAUST_DEAD_LETTER)
 """Endings of the names of dead-letter topics: of an app's tasks, and of Faust's topics."""
-_FIRST_HEADERS = ("error.type", "strandline.error")
+_FIRST_HEADERS = (ERROR_TYPE, FAUST_ERROR)
 """First of the headers that follow those of the record itself."""
-_ORIGINS = ("origin", "strandline")
+_ORIGINS = (ORIGIN, FAUST_ORIGIN)
 """Beginnings of the names of the headers that say where the record is."""
-_LEFT_OUT = "error.left_out"
 BATCH_RECORDS = 10_000
 """Maximum number of letters in a transaction."""
 
@@ -156,7 +164,7 @@ def _letter(headers: list[Mapping[str, bytes | str | None]]) -> Letter:
         topic = _text(added.get(f"{origin}.topic"))
         if topic:
             partition, offset = (_text(added.get(f"{origin}.{n}")) for n in ("partition", "offset"))
-            is_whole = "value" not in _text(added.get(_LEFT_OUT))
+            is_whole = "value" not in _text(added.get(ERROR_LEFT_OUT))
             return Letter(topic, int(partition), int(offset), kept, is_whole)
     return Letter("", -1, -1, kept, is_whole=True)
 

@@ -33,6 +33,7 @@ from strandline.framework.topic_creation import (
     created_or_checked,
     dead_letter_config,
 )
+from strandline.statestore.internal_names import CHANGELOG, REPARTITION, TIMERS
 from strandline.statestore.lost_topics import check_recorded
 from strandline.statestore.recorded import declarations_topic
 from strandline.statestore.spec import StoreSpec
@@ -42,7 +43,7 @@ _log = logging.getLogger("strandline")
 TopicT = TypeVar("TopicT", bound=Topic[Any, Any])
 StoreT = TypeVar("StoreT", bound=Store[Any, Any])
 
-INTERNAL_SUFFIXES = ("-changelog", "-repartition", "-timers")
+INTERNAL_SUFFIXES = (CHANGELOG, REPARTITION, TIMERS)
 """Endings that names of stores may not have, because internal topics use them."""
 CHANGELOG_CONFIG = {"cleanup.policy": "compact"}
 """Settings of the changelog of a store without a time to live."""

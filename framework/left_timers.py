@@ -12,6 +12,7 @@ from strandline.changelog.errors import InvalidConfig
 from strandline.framework.declarations import Declarations
 from strandline.framework.export import committed_batches
 from strandline.framework.timers import ClockName, TimerKey
+from strandline.statestore.internal_names import CHANGELOG, TIMERS
 from strandline.statestore.keys import key_codec
 from strandline.statestore.ownership import InternalTopics
 
@@ -45,7 +46,7 @@ def check_timers(declared: Declarations, broker: Broker, clock: Clock) -> None:
 
 def _task_of(app: str, topic: str) -> str | None:
     """Return the task whose timers a topic holds, if the app's name begins the topic's name."""
-    prefix, suffix = f"{app}-", "-timers-changelog"
+    prefix, suffix = f"{app}-", f"{TIMERS}{CHANGELOG}"
     if not topic.startswith(prefix) or not topic.endswith(suffix):
         return None
     return topic[len(prefix) : -len(suffix)] or None

@@ -13,6 +13,7 @@ from strandline.framework.session import Session
 from strandline.framework.task import TaskSpec
 from strandline.framework.topic import Topic
 from strandline.framework.topic_creation import KEEP_FOREVER
+from strandline.statestore.internal_names import REPARTITION
 
 
 def declare(
@@ -33,7 +34,7 @@ def declare(
         check_handler(f"the key function of repartition {name!r}", key, may_be_async=False)
     topic = Topic[Any, Any](
         session,
-        f"{session.app}-{name}-repartition",
+        f"{session.app}-{name}{REPARTITION}",
         key=key if isinstance(key, str) else (key_type or str),
         value=source.kind,
         partitions=partitions if partitions is not None else source.partitions,

@@ -19,6 +19,7 @@ from strandline.framework.handlers import (
 from strandline.framework.store import Store
 from strandline.framework.timers import TimerKey
 from strandline.framework.topic import Topic
+from strandline.statestore.internal_names import DEAD_LETTER
 from strandline.statestore.spec import AnySpec, StoreSpec
 
 OnError = Literal["fail", "skip", "dead_letter"]
@@ -186,7 +187,7 @@ def dead_letter_topic(spec: TaskSpec) -> Topic[Any, Any]:
     session = spec.inputs[0].session
     value = bytes if schemas[0] is None else schemas[0]
     topic = Topic[Any, Any](
-        session, f"{session.app}-{spec.name}-dead-letter", key=bytes, value=value
+        session, f"{session.app}-{spec.name}{DEAD_LETTER}", key=bytes, value=value
     )
     topic.is_derived = all(one.is_derived for one in spec.inputs)
     return topic

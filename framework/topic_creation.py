@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.errors import InvalidConfig, SchemaMismatch, TopicExists, UnknownTopic
@@ -44,23 +44,63 @@ def created_or_checked(
     try:
         info = broker.topic(topic.name)
     except UnknownTopic:
-        return _created(broker, topic, config, infos)
-    if topic.is_derived and topic.stored_schema is not None and info.schema is not None:
-        topic.follow(info.schema)
-    if unlike := unlike_settings(topic, info):
+        sources = [
+            infos[source.name].partitions for source in topic.sources if source.name in infos
+        ]
+        try:
+            return broker.create_topic(
+                topic.name,
+                partitions_of_new(topic, sources),
+                config={**KEEP_FOREVER, **config},
+                schema=topic.stored_schema,
+            )
+        except TopicExists:  # another worker of the app created it after the look-up
+            return broker.topic(topic.name)
+    difference = compared(topic, info)
+    if difference.settings:
         _log.warning(
             "topic %r exists, so its declared settings do not apply: %s; change it with "
             "`strandline topics alter`, or change config=",
-            *(topic.name, unlike),
+            *(topic.name, difference.settings),
             extra={"topic": topic.name},
         )
-    if to_be_extended(topic, info):
+    if difference.adds_columns:
         return broker.alter_topic(topic.name, schema=topic.stored_schema)
     return info
 
 
-def to_be_extended(topic: Topic[Any, Any], info: TopicInfo) -> bool:
-    """Return True if the declaration adds columns to a topic. Raise InvalidConfig, SchemaMismatch."""
+def partitions_of_new(topic: Topic[Any, Any], sources: Iterable[int]) -> int:
+    """Return the number of partitions that a topic is created with.
+
+    Args:
+        topic: The topic.
+        sources: Numbers of partitions of the topics that its records are made of.
+    """
+    return topic.partitions or max(sources, default=1)
+
+
+class Difference(NamedTuple):
+    """Difference between a topic that exists and its declaration."""
+
+    adds_columns: bool
+    """True if the declaration adds columns to the topic."""
+    settings: str
+    """Declared settings that the topic does not have, in words; "" if there are none."""
+
+
+def compared(topic: Topic[Any, Any], info: TopicInfo) -> Difference:
+    """Compare a topic with its declaration, which follows the topic's columns if it is derived.
+
+    Raises:
+        InvalidConfig: It has another number of partitions.
+        SchemaMismatch: It has columns that the declaration does not extend.
+    """
+    if topic.is_derived and topic.stored_schema is not None and info.schema is not None:
+        topic.follow(info.schema)
+    return Difference(_adds_columns(topic, info), _unlike_settings(topic, info))
+
+
+def _adds_columns(topic: Topic[Any, Any], info: TopicInfo) -> bool:
     if topic.partitions not in (None, info.partitions):
         fix = (
             "`strandline reset` makes it again, with the state that was made of it"
@@ -108,8 +148,7 @@ def check_changelog(info: TopicInfo, task: str, partitions: int) -> None:
         )
 
 
-def unlike_settings(topic: Topic[Any, Any], info: TopicInfo) -> str:
-    """Return the declared settings that a topic does not have, in words; "" if there are none."""
+def _unlike_settings(topic: Topic[Any, Any], info: TopicInfo) -> str:
     found = {setting.name: setting.value for setting in info.settings()} if topic.config else {}
     found |= info.config  # as it was given, because the log may write a number in another way
     return ", ".join(
@@ -123,24 +162,6 @@ def dead_letter_config(inputs: Iterable[TopicInfo]) -> dict[str, str]:
     """Return the settings of a new dead-letter topic: room for input records and more headers."""
     largest = max(info.effective.max_message_bytes for info in inputs)
     return {"max.message.bytes": str(min(largest + DEAD_LETTER_ROOM_BYTES, LARGEST_MESSAGE_BYTES))}
-
-
-def _created(
-    broker: Broker,
-    topic: Topic[Any, Any],
-    config: Mapping[str, str],
-    infos: Mapping[str, TopicInfo],
-) -> TopicInfo:
-    counts = [infos[source.name].partitions for source in topic.sources if source.name in infos]
-    try:
-        return broker.create_topic(
-            topic.name,
-            topic.partitions or max(counts, default=1),
-            config={**KEEP_FOREVER, **config},
-            schema=topic.stored_schema,
-        )
-    except TopicExists:  # another worker of the app created it after the look-up
-        return broker.topic(topic.name)
 
 
 def _other_form(topic: Topic[Any, Any], info: TopicInfo) -> SchemaMismatch:

@@ -13,9 +13,10 @@ from collections.abc import Collection
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
 from strandline.changelog.errors import InvalidConfig, InvalidRequest, NotAuthorized
+from strandline.statestore.internal_names import CHANGELOG, DEAD_LETTER, REPARTITION, TIMERS
 from strandline.statestore.recorded import SUFFIX, DeclarationLog, declarations_topic
 
-KINDS = ("-changelog", "-repartition", "-dead-letter")
+KINDS = (CHANGELOG, REPARTITION, DEAD_LETTER)
 """Endings of the names of internal topics that an app records."""
 
 
@@ -76,7 +77,7 @@ class InternalTopics:
 
     def of(self, app: str) -> list[str]:
         """Return an app's changelogs, repartition topics and recorded declarations."""
-        own, kinds = declarations_topic(app), ("-changelog", "-repartition")
+        own, kinds = declarations_topic(app), (CHANGELOG, REPARTITION)
         names = [name for name in self.names if name.endswith(kinds)]
         found = [name for name in names if self.app_of(name, app) == app]
         return [*found, own] if app in self._recording else found
@@ -163,8 +164,8 @@ def described(app: str, topic: str) -> str:
 
 
 _PARTS = {
-    "-timers-changelog": "timers of task",
-    "-changelog": "store",
-    "-repartition": "repartition topic",
-    "-dead-letter": "task",
+    f"{TIMERS}{CHANGELOG}": "timers of task",
+    CHANGELOG: "store",
+    REPARTITION: "repartition topic",
+    DEAD_LETTER: "task",
 }

@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from strandline.changelog.errors import InvalidConfig, InvalidRecord
 from strandline.changelog.settings import LONG_MAX, check_number
+from strandline.statestore.internal_names import CHANGELOG
 from strandline.statestore.keys import key_codec
 from strandline.statestore.serdes import is_immutable
 from strandline.statestore.values import ValueCodec
@@ -136,7 +137,7 @@ def changelog_topic(app: str, store: str) -> str:
     >>> changelog_topic("flights", "totals")
     'flights-totals-changelog'
     """
-    return f"{app}-{store}-changelog"
+    return f"{app}-{store}{CHANGELOG}"
 
 
 def store_of(app: str, changelog: str) -> str:
@@ -145,7 +146,7 @@ def store_of(app: str, changelog: str) -> str:
     >>> store_of("flights", "flights-totals-changelog")
     'totals'
     """
-    return changelog.removeprefix(f"{app}-").removesuffix("-changelog")
+    return changelog.removeprefix(f"{app}-").removesuffix(CHANGELOG)
 
 
 def _cannot_change(value: object) -> bool:

@@ -61,7 +61,7 @@ def backup(
         backup_storage = LocalStorage(target)
         backup_storage.make_dir("")
         store = BackupStore(backup_storage)
-        store.is_new()  # refuses a folder of something else before there is a lock in it
+        store.check_empty_or_own()  # before there is a lock in it
         with store.locked(lock_note("backup")):
             name = snapshots.take()
             try:

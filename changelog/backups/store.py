@@ -100,27 +100,29 @@ class BackupStore:
     def begin(self, log_id: str) -> None:
         """Initialize an empty folder. Raises InvalidConfig if the folder has other files."""
         self._storage.make_dir("")
-        if self.is_new():
+        self.check_empty_or_own()
+        if not self._is_own():
             document.save(self._storage, META, KIND, StoreMeta(log_id))
 
-    def is_new(self) -> bool:
-        """Return True for an empty folder. Raises InvalidConfig if the folder has other files."""
-        try:
-            document.load(self._storage, META, KIND, StoreMeta)
-        except FileNotFoundError:
-            if set(self._storage.list_dir("")) - {LOCK, f"{META}.tmp"}:
-                raise InvalidConfig(
-                    "the folder for backups is neither empty nor a backup folder; give another"
-                ) from None
-            return True
-        return False
+    def check_empty_or_own(self) -> None:
+        """Raise InvalidConfig if the folder has files of something else than backups."""
+        if not self._is_own() and set(self._storage.list_dir("")) - {LOCK, f"{META}.tmp"}:
+            raise InvalidConfig(
+                "the folder for backups is neither empty nor a backup folder; give another"
+            )
 
     def check(self, path: str) -> None:
         """Raise InvalidConfig, which names the folder by `path`, if it is not a backup folder."""
+        if not self._is_own():
+            raise InvalidConfig(f"{path} is not a backup folder: it has no backups.meta")
+
+    def _is_own(self) -> bool:
+        """Return True if the folder is a backup folder."""
         try:
             document.load(self._storage, META, KIND, StoreMeta)
         except FileNotFoundError:
-            raise InvalidConfig(f"{path} is not a backup folder: it has no backups.meta") from None
+            return False
+        return True
 
     def names(self) -> list[str]:
         """Return the names of all backups, the earliest first."""

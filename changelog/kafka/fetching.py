@@ -44,7 +44,7 @@ class KafkaConsumers:
         with self._reused(positions, isolation, topic_ids) as there:
             if there is not None and there.arrived(positions):
                 return _answer(there, positions)
-        ends = self._offsets.of(positions, topics_are_fresh=True)
+        ends = self._offsets.of(positions, refresh_ids=False)
         topic_ids = {tp: end.topic_id for tp, end in ends.items()}
         for tp, position in positions.items():
             _check_range(tp, position, ends[tp])

@@ -37,18 +37,18 @@ class KafkaOffsets:
         return self._topics.check(partition).topic_id
 
     def of(
-        self, partitions: Collection[TopicPartition], *, topics_are_fresh: bool = False
+        self, partitions: Collection[TopicPartition], *, refresh_ids: bool = True
     ) -> dict[TopicPartition, PartitionOffsets]:
         """See Broker.offsets.
 
-        The ids of the topics are asked for as well, unless `topics_are_fresh` says that those
-        known are good enough.
+        The cluster is asked for the ids of the topics as well. Without `refresh_ids`, ids that
+        are some seconds old are used.
 
         Kafka reports only the last leader epoch, and nothing about cleaning. It does not report
         which transactions were committed after the start of an open one, so `committed_end` is
         the high watermark.
         """
-        if not topics_are_fresh:
+        if refresh_ids:
             self._topics.refresh({tp.topic for tp in partitions})
         shapes = {tp: self._topics.check(tp) for tp in partitions}
         starts, ends, stable = self._with_leaders(partitions, lambda: self._ends(partitions))

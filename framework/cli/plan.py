@@ -21,16 +21,12 @@ import typer
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import InvalidConfig, SchemaMismatch, UnknownTopic
+from strandline.framework import topic_creation
 from strandline.framework.cli import output
 from strandline.framework.cli.loading import load_app, opened
 from strandline.framework.cli.options import JsonOption, LogOption, YesOption, confirmed
 from strandline.framework.container.reset import check_at_rest
-from strandline.framework.topic_creation import (
-    check_changelog,
-    copartitioned,
-    to_be_extended,
-    unlike_settings,
-)
+from strandline.framework.topic_creation import check_changelog, copartitioned
 from strandline.statestore.declaration import Declaration, compare, declaration_of
 from strandline.statestore.ownership import InternalTopics
 from strandline.statestore.recorded import DeclarationLog, declarations_topic, topic_key
@@ -158,14 +154,12 @@ def _topic_line(broker: Broker, topic: Topic[Any, Any]) -> TopicLine:
         info = broker.topic(topic.name)
     except UnknownTopic:
         return TopicLine(topic.name, "new", "")
-    if topic.is_derived and topic.stored_schema is not None and info.schema is not None:
-        topic.follow(info.schema)
     try:
-        verdict: Verdict = "extended" if to_be_extended(topic, info) else "same"
+        difference = topic_creation.compared(topic, info)
     except (InvalidConfig, SchemaMismatch) as error:
         return TopicLine(topic.name, "changed", str(error))
-    unlike = unlike_settings(topic, info)
-    return TopicLine(topic.name, verdict, f"not applied: {unlike}" if unlike else "")
+    reasons = f"not applied: {difference.settings}" if difference.settings else ""
+    return TopicLine(topic.name, "extended" if difference.adds_columns else "same", reasons)
 
 
 def _unused(app: App) -> list[AnySpec]:
@@ -200,8 +194,8 @@ def _partitions(topic: Topic[Any, Any], broker: Broker) -> int:
     try:
         return broker.topic(topic.name).partitions
     except UnknownTopic:
-        before = [_partitions(source, broker) for source in topic.sources]  # type: ignore[arg-type]
-        return topic.partitions or max(before, default=1)
+        sources = [_partitions(source, broker) for source in topic.sources]  # type: ignore[arg-type]
+        return topic_creation.partitions_of_new(topic, sources)
 
 
 def _owned(line: PlanLine, app: str, internal: InternalTopics) -> PlanLine:

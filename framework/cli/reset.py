@@ -23,6 +23,7 @@ from strandline.framework.cli.loading import location, opened
 from strandline.framework.cli.options import JsonOption, LogOption, YesOption, confirmed
 from strandline.framework.container.reset import check_at_rest, delete_all
 from strandline.framework.declarations import check_app_name
+from strandline.statestore.internal_names import CHANGELOG
 from strandline.statestore.ownership import InternalTopics
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class ResetPlan:
     @property
     def warning(self) -> str | None:
         """Warning if state and offsets would no longer match."""
-        changelogs = any(topic.endswith("-changelog") for topic in self.topics)
+        changelogs = any(topic.endswith(CHANGELOG) for topic in self.topics)
         if self.offsets and not changelogs:
             return "the state stays, so records that are read again count a second time"
         if changelogs and not self.offsets:

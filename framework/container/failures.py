@@ -8,6 +8,14 @@ from typing import Any
 
 from strandline.changelog.errors import TaskFailed
 from strandline.changelog.records import Headers
+from strandline.framework.dead_letter_names import (
+    ERROR_LEFT_OUT,
+    ERROR_MESSAGE,
+    ERROR_TRACEBACK,
+    ERROR_TYPE,
+    ORIGIN,
+    origin_headers,
+)
 from strandline.framework.record import Record
 
 EXCERPT_CHARS = 2_000
@@ -46,16 +54,14 @@ def dead_letter_headers(record: Record[Any, Any], error: Exception, level: int =
     """
     longest = EXCERPT_CHARS if level < SHORTENED else SHORT_EXCERPT_CHARS
     causes = {
-        "error.type": type(error).__name__,
-        "error.message": _excerpt(str(error), longest),
-        "error.traceback": "".join(traceback.format_exception(error))[-EXCERPT_CHARS:],
-        "origin.topic": record.topic,
-        "origin.partition": str(record.partition),
-        "origin.offset": str(record.offset),
+        ERROR_TYPE: type(error).__name__,
+        ERROR_MESSAGE: _excerpt(str(error), longest),
+        ERROR_TRACEBACK: "".join(traceback.format_exception(error))[-EXCERPT_CHARS:],
+        **origin_headers(ORIGIN, record.topic, record.partition, record.offset),
     }
     if level >= SHORTENED:
-        del causes["error.traceback"]
-        causes["error.left_out"] = (
+        del causes[ERROR_TRACEBACK]
+        causes[ERROR_LEFT_OUT] = (
             "traceback" if level < WITHOUT_VALUE else "traceback, value, headers"
         )
     added = [(name, text.encode(errors="replace")) for name, text in causes.items()]

@@ -19,6 +19,12 @@ from faust.exceptions import DecodeError, PartitionsMismatch
 from faust.sensors.base import Sensor
 from faust.streams import current_event
 
+from strandline.framework.dead_letter_names import (
+    FAUST_DEAD_LETTER,
+    FAUST_ERROR,
+    FAUST_ORIGIN,
+    origin_headers,
+)
 from strandline.framework.faust.ledger import Unit
 from strandline.framework.faust.log_link import FaustLink
 from strandline.framework.faust.record_event import (
@@ -35,7 +41,7 @@ _log = logging.getLogger("strandline")
 NOT_OF_A_RECORD = (*INFRASTRUCTURE_ERRORS, PartitionsMismatch, TableNotOwned)
 """Errors of the log, or of the app's setup, which all records would have."""
 
-DEAD_LETTER = "{topic}.dead-letter"
+DEAD_LETTER = f"{{topic}}{FAUST_DEAD_LETTER}"
 """Name of the topic of records that could not be handled."""
 
 
@@ -140,9 +146,5 @@ def _send_dead_letter(link: FaustLink, unit: Unit, message: Any, error: str) -> 
 
 
 def _described(message: Any, error: str) -> list[tuple[str, bytes]]:
-    return [
-        ("strandline.error", error.encode()),
-        ("strandline.topic", message.topic.encode()),
-        ("strandline.partition", str(message.partition).encode()),
-        ("strandline.offset", str(message.offset).encode()),
-    ]
+    where = origin_headers(FAUST_ORIGIN, message.topic, message.partition, message.offset)
+    return [(name, text.encode()) for name, text in {FAUST_ERROR: error, **where}.items()]

@@ -9,6 +9,7 @@ from strandline.framework.declarations import INTERNAL_SUFFIXES, Declarations
 from strandline.framework.session import Session
 from strandline.framework.streams.nodes import Node
 from strandline.framework.streams.places import refusal, user_place
+from strandline.statestore.internal_names import REPARTITION
 
 if TYPE_CHECKING:
     from strandline.framework.streams.plan import Plan
@@ -72,7 +73,7 @@ class StreamGraph:
 
         Raises InvalidConfig if another operator has it.
         """
-        topic = f"{self.session.app}-{name}-repartition"
+        topic = f"{self.session.app}-{name}{REPARTITION}"
         if topic in self._topics:
             raise refusal(
                 operator,

@@ -56,6 +56,7 @@ from strandline.framework.streams.windows import (
 )
 from strandline.framework.topic import Topic
 from strandline.statestore.aggregates import counter_spec
+from strandline.statestore.internal_names import REPARTITION
 from strandline.statestore.spec import AnySpec, StoreLimits, StoreSpec
 
 if TYPE_CHECKING:
@@ -308,7 +309,7 @@ def _names_of_times(stage: Stage) -> list[str]:
     operator is added to it.
     """
     timed = [node.name for node in stage.nodes if _needs_time(node)]
-    timed += [f"{node.name}-repartition" for node in stage.nodes if isinstance(node, Repartition)]
+    timed += [f"{node.name}{REPARTITION}" for node in stage.nodes if isinstance(node, Repartition)]
     return timed or list(stage.stores[:1])
 
 

@@ -13,6 +13,7 @@ from strandline.framework.streams.stateful import (
     Repartition,
     StatefulNode,
 )
+from strandline.statestore.internal_names import REPARTITION
 
 Sink = OutputNode | Repartition | Foreach
 """Operators at which the rows of a stage end."""
@@ -147,7 +148,7 @@ def _names(sources: Iterable[StageSource], nodes: Iterable[Node]) -> list[str]:
     nodes = list(nodes)
     first = next((topic_of(source) for source in sources), "nothing")
     found = [node.name for node in nodes if isinstance(node, StatefulNode)]
-    found += [f"{node.name}-repartition" for node in nodes if isinstance(node, Repartition)]
+    found += [f"{node.name}{REPARTITION}" for node in nodes if isinstance(node, Repartition)]
     found += [topic_of(node) for node in nodes if isinstance(node, OutputNode)]
     found += [f"{first}-{node.detail}" for node in nodes if isinstance(node, Foreach)]
     return [*found[:1], *(f"{name}-from-{first}" for name in found[:1])] or [first]
