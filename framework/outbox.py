@@ -25,6 +25,7 @@ from strandline.framework.trial import Trial
 RECORD_BYTES = 200
 """Approximate bytes of memory of a record, besides those of a value that is bytes or a str."""
 _SIZED = frozenset({bytes, str})
+_SMALL = frozenset({int, float, bool})
 
 
 def _size_of(values: Sequence[Any]) -> int:
@@ -53,6 +54,7 @@ class Outbox:
 
     __slots__ = (
         "_columns_nbytes",
+        "_exact",
         "_is_over",
         "_measured",
         "_nbytes",
@@ -68,9 +70,17 @@ class Outbox:
         "values",
     )
 
-    def __init__(self, context: TaskContext, trial: Trial) -> None:
+    def __init__(self, context: TaskContext, trial: Trial, exact: type | None) -> None:
+        """Make an empty outbox.
+
+        Args:
+            context: Context of the step that is running.
+            trial: Search for the step that makes the log refuse a commit.
+            exact: Type of all values; None if they may be of several types.
+        """
         self.context = context
         self._trial = trial
+        self._exact = exact
         self._is_over = False
         self._measured = 0
         self._nbytes = 0
@@ -129,11 +139,11 @@ class Outbox:
 
     def measure(self) -> int:
         """Return the approximate bytes of memory that the records use."""
-        fresh = self.values[self._measured :]
-        if fresh:
-            self._measured = len(self.values)
-            large = _size_of(fresh)
-            self._nbytes += large + RECORD_BYTES * len(fresh)
+        count = len(self.values)
+        if count > self._measured:
+            large = 0 if self._exact in _SMALL else _size_of(self.values[self._measured :])
+            self._nbytes += large + RECORD_BYTES * (count - self._measured)
+            self._measured = count
         return self._nbytes + self._columns_nbytes
 
     def cut(self, record: Record[Any, Any]) -> None:
@@ -151,7 +161,7 @@ class Outbox:
 
     def of_step(self, context: TaskContext) -> Outbox:
         """Return an empty outbox for a step that is kept apart from others."""
-        return Outbox(context, self._trial)
+        return Outbox(context, self._trial, self._exact)
 
     def absorb(self, step: Outbox) -> None:
         """Add the records of a step that was kept apart."""

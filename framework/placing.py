@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pyarrow as pa
 
 from strandline.changelog.client.partitioner import partition_for, partitions_for
@@ -25,6 +24,8 @@ from strandline.statestore.store import AnyStore
 
 FEW_KEYS = 32
 """Maximum number of keys that are hashed one at a time: for few keys NumPy's calls are slower."""
+_TAG_BYTES = 1
+"""Bytes of the type tag before the key's own bytes."""
 
 
 class Placed:
@@ -70,8 +71,8 @@ class Placed:
             return True
         if len(keys) <= FEW_KEYS:
             here = self._partition
-            return all(partition_for(key[1:], count) == here for key in keys.to_pylist())
-        found = partitions_for(_without_tags(keys), count)
+            return all(partition_for(key[_TAG_BYTES:], count) == here for key in keys.to_pylist())
+        found = partitions_for(keys, count, skip=_TAG_BYTES)
         return bool((found == self._partition).all())
 
     def _count(self) -> None:
@@ -89,18 +90,6 @@ def home(key: object, partitions: int) -> int | None:
     except UnicodeEncodeError:
         return None
     return partition_for(data, partitions) if isinstance(data, bytes) else None
-
-
-def _without_tags(keys: pa.BinaryArray) -> pa.BinaryArray:
-    """Return the keys without the first byte of each, which is its type tag."""
-    _, offset_buffer, data_buffer = keys.buffers()
-    offsets = np.frombuffer(offset_buffer, np.int32)[keys.offset :][: len(keys) + 1]
-    kept = np.ones(offsets[-1] - offsets[0], np.bool_)
-    kept[offsets[:-1] - offsets[0]] = False
-    data = np.frombuffer(data_buffer, np.uint8)[offsets[0] : offsets[-1]][kept]
-    ends = (offsets - offsets[0] - np.arange(len(offsets))).astype(np.int32)
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.binary(), len(keys), buffers)
 
 
 def _is_empty(store: AnyStore) -> bool:

@@ -44,6 +44,7 @@ class Topic(TopicDeclaration, Generic[K, V]):
     ) -> None:
         super().__init__(session, name, key=key, value=value, **settings)
         self._bound: ContextVar[Outbox | None] = ContextVar(f"outbox of {name}")
+        self._current = self._bound.get
         self._key_exact = self.keys.exact if self.key_column is None else None
         self._value_exact = self.values.exact
 
@@ -76,7 +77,7 @@ class Topic(TopicDeclaration, Generic[K, V]):
             InvalidRecord: The record does not have the declared types, or the time looks like
                 seconds.
         """
-        box = self._bound.get(None)
+        box = self._current(None)
         if box is None:
             raise self._not_in_task()
         record = box.context.record
@@ -189,7 +190,7 @@ class Topic(TopicDeclaration, Generic[K, V]):
         return topic_to_polars(self, tombstones=tombstones)
 
     def _box(self) -> Outbox:
-        box = self._bound.get(None)
+        box = self._current(None)
         if box is None:
             raise self._not_in_task()
         return box

@@ -58,9 +58,8 @@ class KeyCache:
         return self._young_bytes > self._half
 
     def absent(self, keys: Iterable[Any]) -> list[Any]:
-        """Return the keys that neither generation has a value of, each once."""
-        young, old = self.young, self._old
-        return [key for key in dict.fromkeys(keys) if key not in young and key not in old]
+        """Return the keys that neither generation has a value of, each once, in any order."""
+        return list(set(keys).difference(self.young).difference(self._old))
 
     def recall(self, key: Any) -> Any | None:
         """Move a key from the old generation to the young one; return its value, or None."""

@@ -49,8 +49,10 @@ def partition_for(key: bytes, partitions: int) -> int:
     return (murmur2(key) & _POSITIVE) % partitions
 
 
-def murmur2_array(keys: pa.BinaryArray) -> Hashes:
+def murmur2_array(keys: pa.BinaryArray, *, skip: int = 0) -> Hashes:
     """Return the unsigned hashes of a column of keys; the hash of a null is undefined.
+
+    The first `skip` bytes of each key are left out; all keys must have them.
 
     >>> murmur2_array(pa.array([b"foobar", b""], pa.binary())).astype("int32").tolist()
     [-790332482, 275646681]
@@ -60,13 +62,15 @@ def murmur2_array(keys: pa.BinaryArray) -> Hashes:
     # In pieces that fit the processor's cache.
     for start in range(0, len(keys), _PIECE_RECORDS):
         hashes[start : start + _PIECE_RECORDS] = _murmur2_piece(
-            offsets[start : start + _PIECE_RECORDS + 1], data
+            offsets[start : start + _PIECE_RECORDS + 1], data, skip
         )
     return hashes
 
 
-def partitions_for(keys: pa.BinaryArray, partitions: int) -> Partitions:
+def partitions_for(keys: pa.BinaryArray, partitions: int, *, skip: int = 0) -> Partitions:
     """Return the partition of each key; -1 for nulls.
+
+    The first `skip` bytes of each key are left out; all keys must have them.
 
     >>> partitions_for(pa.array([b"foobar", None], pa.binary()), 4).tolist()
     [2, -1]
@@ -74,7 +78,7 @@ def partitions_for(keys: pa.BinaryArray, partitions: int) -> Partitions:
     if partitions == 1:
         chosen = np.zeros(len(keys), dtype=np.int32)
     else:
-        hashes = murmur2_array(keys) & np.uint32(_POSITIVE)
+        hashes = murmur2_array(keys, skip=skip) & np.uint32(_POSITIVE)
         chosen = (hashes % np.uint32(partitions)).view(np.int32)
     if keys.null_count:
         chosen[pc.is_null(keys).to_numpy(zero_copy_only=False)] = -1
@@ -195,11 +199,15 @@ def _buffers(keys: pa.BinaryArray) -> tuple[npt.NDArray[np.int32], npt.NDArray[n
     return every_offset[keys.offset :], np.frombuffer(data, dtype=np.uint8)
 
 
-def _murmur2_piece(offsets: npt.NDArray[np.int32], column: npt.NDArray[np.uint8]) -> Hashes:
+def _murmur2_piece(
+    offsets: npt.NDArray[np.int32], column: npt.NDArray[np.uint8], skip: int
+) -> Hashes:
     data = column[offsets[0] : offsets[-1]]
     words = _words_at_every_byte(data)
     lengths = np.diff(offsets)
     starts = (offsets[:-1] - offsets[0]).astype(np.intp)
+    lengths -= skip
+    starts += skip
     whole = lengths >> 2
     state: Hashes = np.uint32(_SEED) ^ lengths.astype(np.uint32)
     for word in range(int(whole.min())):

@@ -88,7 +88,9 @@ class TaskInstance:
         self.timers = None if parts.timer_store is None else Timers(parts.timer_store)
         self.context = TaskContext(container.app, spec.name, parts.number, self.timers)
         self.context.step.infos = container.infos
-        self.outboxes = {topic: Outbox(self.context, trial) for topic in container.topics}
+        self.outboxes = {
+            topic: Outbox(self.context, trial, topic.values.exact) for topic in container.topics
+        }
         self.is_started = False
         """True once `init` has run; its effects are committed, or are part of the next commit."""
         self._start_is_committed = False

@@ -143,7 +143,8 @@ class StrCodec:
         return pa.array(items, pa.string()).view(pa.binary())
 
     def decode(self, column: pa.Array) -> list[Any]:
-        return list(self.text(column).to_pylist())
+        values: list[Any] = self.text(column).to_pylist()
+        return values
 
     def text(self, column: pa.Array) -> pa.StringArray:
         """Return the column as text. Raise InvalidRecord."""
@@ -187,9 +188,10 @@ class PackCodec:
     def decode(self, column: pa.Array) -> list[Any]:
         if _holds_one_scalar_each(column):
             try:
-                return list(self._decode_all(_as_one_array(column)))
+                values: list[Any] = self._decode_all(_as_one_array(column))
             except UNREADABLE as error:
                 raise InvalidRecord(f"not a MessagePack {self.exact}: {error}") from error
+            return values
         loads = self._serde.loads
         return [None if data is None else loads(data) for data in column.to_pylist()]
 

@@ -64,7 +64,7 @@ def test_a_commit_comes_early_when_much_was_sent(
 
 
 def test_an_outbox_estimates_its_memory() -> None:
-    box = Outbox(TaskContext("app", "t", 0), Trial())
+    box = Outbox(TaskContext("app", "t", 0), Trial(), None)
     for value in (b"x" * 1_000, "y" * 500, 7, None):
         box.put("k", value, 0)
     assert box.measure() == box.measure() == 1_500 + 4 * RECORD_BYTES

@@ -72,6 +72,14 @@ def test_keys_across_the_pieces_of_a_hashed_column_hash_the_same() -> None:
     assert int(hashes[-1]) == murmur2(keys[-1])
 
 
+@pytest.mark.parametrize("skip", [0, 1, 3])
+def test_bytes_before_the_keys_are_left_out(skip: int) -> None:
+    keys = [b"", b"a", b"abcd", b"user-00001", b"x" * 37, b""]
+    tagged = pa.array([b"#" * skip + key for key in [b"another", *keys]], pa.binary())[1:]
+    found = partitions_for(tagged, 7, skip=skip).tolist()
+    assert found == [partition_for(key, 7) for key in keys]
+
+
 def test_an_empty_column_has_no_partitions() -> None:
     assert partitions_for(pa.array([], pa.binary()), 4).tolist() == []
 
