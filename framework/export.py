@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.consumer import Consumer
@@ -20,12 +22,19 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-def topic_to_polars(topic: TopicDeclaration, *, tombstones: bool) -> pl.DataFrame:
+_log = logging.getLogger("strandline")
+
+
+def topic_to_polars(
+    topic: TopicDeclaration, *, tombstones: bool, errors: Literal["raise", "skip"]
+) -> pl.DataFrame:
     """Return the committed records of a topic as a Polars DataFrame; see `Topic.to_polars`."""
     topic.session.prepare_topic(topic.name)
     broker = topic.session.broker()
     with Consumer(broker) as consumer:
         stored = topic_table(consumer, broker.topic(topic.name), topic.values.arrow)
+    if errors == "skip":
+        stored = _readable(topic, stored)
     shown = {name: stored[name] for name in PLACE}
     shown["key"] = _shown(topic, topic.keys, stored, "key")
     shown["value"] = _shown(topic, topic.values, stored, "value")
@@ -44,7 +53,7 @@ def committed_batches(broker: Broker, topic: str) -> list[Batch]:
 def _shown(topic: TopicDeclaration, codec: Codec, stored: pa.Table, part: str) -> pa.ChunkedArray:
     """Return stored keys or values decoded; their bytes if the decoded values differ in type."""
     column = stored[part]
-    call = codec.decode if codec.rows is None else cast("TypedCodec", codec).to_columns
+    call = _decoder(codec)
     made = []
     begin = 0
     for chunk in column.chunks:
@@ -53,7 +62,8 @@ def _shown(topic: TopicDeclaration, codec: Codec, stored: pa.Table, part: str) -
         except InvalidRecord as error:
             at = stored.slice(begin + first_refused(call, chunk), 1).to_pylist()[0]
             raise InvalidRecord(
-                f"the {part} at {topic.name}[{at['partition']}]@{at['offset']} cannot be read: {error}"
+                f"the {part} at {topic.name}[{at['partition']}]@{at['offset']} cannot be read: {error};"
+                ' errors="skip" leaves such records out'
             ) from error
         begin += len(chunk)
     if codec.rows is not None:
@@ -62,6 +72,42 @@ def _shown(topic: TopicDeclaration, codec: Codec, stored: pa.Table, part: str) -
         return pa.chunked_array([pa.array([value for values in made for value in values])])
     except UNENCODABLE:
         return column
+
+
+def _decoder(codec: Codec) -> Callable[[pa.Array], Any]:
+    return codec.decode if codec.rows is None else cast("TypedCodec", codec).to_columns
+
+
+def _readable(topic: TopicDeclaration, stored: pa.Table) -> pa.Table:
+    """Return the records whose key and value can be decoded, and log how many cannot."""
+    parts = (("key", topic.keys), ("value", topic.values))
+    kept = [
+        [is_read for chunk in stored[part].chunks for is_read in _are_read(_decoder(codec), chunk)]
+        for part, codec in parts
+    ]
+    mask = pa.array([key and value for key, value in zip(*kept, strict=True)], pa.bool_())
+    left_out = stored.filter(pc.invert(mask))
+    if len(left_out):
+        first = left_out.select(["partition", "offset"]).slice(0, 1).to_pylist()[0]
+        _log.warning(
+            "topic %r: %d records cannot be read and are left out, the first at offset %d of "
+            "partition %d",
+            *(topic.name, len(left_out), first["offset"], first["partition"]),
+            extra={"topic": topic.name, "records": len(left_out)},
+        )
+    return stored.filter(mask)
+
+
+def _are_read(call: Callable[[pa.Array], Any], chunk: pa.Array) -> list[bool]:
+    """Return True for each value for which `call` does not raise InvalidRecord, by halving."""
+    try:
+        call(chunk)
+    except InvalidRecord:
+        if len(chunk) == 1:
+            return [False]
+        half = len(chunk) // 2
+        return [*_are_read(call, chunk.slice(0, half)), *_are_read(call, chunk.slice(half))]
+    return [True] * len(chunk)
 
 
 def first_refused(call: Callable[[pa.Array], Any], chunk: pa.Array) -> int:

@@ -6,12 +6,12 @@ import datetime as dt
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack
 
 import pyarrow as pa
 
 from strandline.changelog.client.accumulator import checked_headers
-from strandline.changelog.errors import InvalidRequest, NotInTask
+from strandline.changelog.errors import InvalidConfig, InvalidRequest, NotInTask
 from strandline.changelog.records import Headers
 from strandline.changelog.times import to_ms
 from strandline.framework import context
@@ -171,7 +171,9 @@ class Topic(TopicDeclaration, Generic[K, V]):
 
         return append_to(self, data, timestamp)
 
-    def to_polars(self, *, tombstones: bool = False) -> pl.DataFrame:
+    def to_polars(
+        self, *, tombstones: bool = False, errors: Literal["raise", "skip"] = "raise"
+    ) -> pl.DataFrame:
         """Return every committed record of the topic as a Polars DataFrame.
 
         The columns are partition, offset, timestamp, key, and those of the value. A column of the
@@ -181,13 +183,18 @@ class Topic(TopicDeclaration, Generic[K, V]):
             tombstones: True to include tombstones, as rows whose value is null, and a column
                 `tombstone` (bool) after the key that marks them. The default is False, because
                 handlers do not receive tombstones by default either.
+            errors: "skip" leaves out records whose key or value cannot be decoded, and logs how
+                many. The default "raise" is an error.
 
         Raises:
-            InvalidRecord: A stored value cannot be decoded.
+            InvalidRecord: A stored key or value cannot be decoded.
+            InvalidConfig: `errors` has another value.
         """
         from strandline.framework.export import topic_to_polars
 
-        return topic_to_polars(self, tombstones=tombstones)
+        if errors not in ("raise", "skip"):
+            raise InvalidConfig(f'errors is "raise" or "skip", got {errors!r}')
+        return topic_to_polars(self, tombstones=tombstones, errors=errors)
 
     def _box(self) -> Outbox:
         box = self._current(None)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Collection
 from typing import Annotated, Any
 
 import typer
 
 from strandline.changelog import signals
-from strandline.changelog.broker import Broker
-from strandline.changelog.records import ConsumerRecord, Isolation, TopicPartition
+from strandline.changelog.records import ConsumerRecord, Isolation
 from strandline.framework.cli import output
 from strandline.framework.cli.forms import KeyForm, ValueForm, show_key, show_value
 from strandline.framework.cli.json_values import json_line, plain
 from strandline.framework.cli.loading import opened
-from strandline.framework.cli.options import LogOption, PartitionOption, to_ms
-from strandline.framework.cli.reading import end_of, partitions_of, read
+from strandline.framework.cli.options import LogOption, PartitionOption
+from strandline.framework.cli.reading import partitions_of, read, starting_positions
 
 
 def consume(
@@ -57,7 +55,7 @@ def consume(
     # A command that never ends by itself must watch for Ctrl-C, or it may be lost (see signals).
     with opened(log, lasts=follow) as where, signals.awaited(*[signal.SIGINT] * follow) as came:
         chosen = partitions_of(where.broker, topic, partition)
-        positions = starting_positions(where.broker, chosen, start, isolation)
+        positions = starting_positions(where.broker, chosen, start, isolation, option="--from")
         printed = 0
         stopped = came.qsize if follow else None
         for batch in read(where.broker, positions, isolation=isolation, follow=stopped):
@@ -86,51 +84,6 @@ def as_json(
     if record.headers:
         shown["headers"] = [[name, _header(value)] for name, value in record.headers]
     return shown
-
-
-def starting_positions(
-    broker: Broker, partitions: Collection[TopicPartition], start: str, isolation: Isolation
-) -> dict[TopicPartition, int]:
-    """Return the offset at which `--from` begins in each partition, within its bounds."""
-    now = broker.offsets(partitions)
-    ends = {tp: end_of(offsets, isolation) for tp, offsets in now.items()}
-    if start == "earliest":
-        return {tp: offsets.log_start for tp, offsets in now.items()}
-    if start == "latest":
-        return ends
-    if start.lstrip("-").isdecimal():
-        offset = int(start)
-        if offset < 0:
-            return {
-                tp: _last(broker, tp, now[tp].log_start, ends[tp], -offset, isolation) for tp in now
-            }
-        if offset > (last := max(ends.values())):
-            output.note(f"no partition has offset {offset}: the longest one ends at {last}")
-        return {tp: min(max(offset, now[tp].log_start), ends[tp]) for tp in now}
-    ms = to_ms(start)
-    if ms is None:
-        raise typer.BadParameter(
-            f"--from is earliest, latest, an offset, -N, or a time like 2013-01-01T10:00, "
-            f"got {start!r}"
-        )
-    found = {tp: broker.offset_for_time(tp, ms, isolation=isolation) for tp in partitions}
-    return {tp: ends[tp] if offset is None else offset for tp, offset in found.items()}
-
-
-def _last(
-    broker: Broker, tp: TopicPartition, start: int, end: int, count: int, isolation: Isolation
-) -> int:
-    """Return the offset of the last `count` records; aborted or removed ones do not count."""
-    back = count
-    while True:
-        at = max(start, end - back)
-        batches = read(broker, {tp: at}, isolation=isolation)
-        offsets = [offset for batch in batches for offset in batch.offsets.to_pylist()]
-        if len(offsets) >= count:
-            return int(offsets[-count])
-        if at == start:
-            return start
-        back *= 4
 
 
 def _header(value: bytes | None) -> Any:

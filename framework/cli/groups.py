@@ -1,4 +1,4 @@
-"""`strandline groups`: committed offsets, lag and members of consumer groups."""
+"""`strandline groups`: committed offsets, lag and members of consumer groups, and new offsets."""
 
 from __future__ import annotations
 
@@ -7,11 +7,22 @@ from typing import Annotated, Any
 import typer
 
 from strandline.changelog.broker import Broker
+from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import InvalidRequest
-from strandline.changelog.records import TopicPartition
+from strandline.changelog.records import CommittedOffset, TopicPartition
 from strandline.framework.cli import output
 from strandline.framework.cli.loading import opened
-from strandline.framework.cli.options import JsonOption, LogOption
+from strandline.framework.cli.options import (
+    JsonOption,
+    LogOption,
+    PartitionOption,
+    YesOption,
+    confirmed,
+)
+from strandline.framework.cli.reading import partitions_of, starting_positions
+from strandline.framework.container.reset import check_at_rest
+from strandline.statestore.internal_names import CHANGELOG
+from strandline.statestore.ownership import InternalTopics
 
 commands = typer.Typer(
     help="Consumer groups: committed offsets, lag, members.", no_args_is_help=True
@@ -51,6 +62,73 @@ def group_lag(group: GroupArgument, log: LogOption = None, json: JsonOption = Fa
         output.document({"group": group, "lag": sum(lags.values()), "topics": lags})
     else:
         output.table("", ("topic", "lag"), lags.items())
+
+
+@commands.command("reset")
+def reset_group(
+    group: GroupArgument,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="WHERE",
+            help="earliest, latest, an offset, -N for the last N records of each partition, or a "
+            "time (ISO 8601): the first record at or after it.",
+        ),
+    ],
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic", help="Only this topic; may be repeated. Default: all that the group reads."
+        ),
+    ] = None,
+    partition: PartitionOption = None,
+    yes: YesOption = False,
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Set the committed offsets of a group that has no members.
+
+    Shows the offsets and asks before it changes them.
+    """
+    with opened(log) as where:
+        broker = where.broker
+        names = topic or sorted({row["topic"] for row in _known(broker, group)})
+        chosen = [tp for name in names for tp in partitions_of(broker, name, partition)]
+        now = broker.offsets(chosen)
+        new = starting_positions(broker, chosen, to, option="--to")
+        committed = broker.committed(group, chosen)
+        rows = [
+            {"topic": tp.topic, "partition": tp.partition}
+            | {"offset": committed[tp].offset if tp in committed else None, "new": at}
+            for tp, at in sorted(new.items())
+        ]
+        check_at_rest(broker, group, "group")
+        if not json:
+            output.table(
+                "", ("topic", "partition", "offset", "new"), [list(row.values()) for row in rows]
+            )
+            _note_state(broker, group)
+        agreed = confirmed("Set them?", yes=yes)
+        if agreed:
+            check_at_rest(broker, group, "group")  # a member may have joined before the answer
+            offsets = {tp: CommittedOffset(at, topic_id=now[tp].topic_id) for tp, at in new.items()}
+            broker.commit_offsets(group, offsets)
+    if json:
+        output.document({"group": group, "done": agreed, "offsets": rows})
+    elif not agreed:
+        output.note("nothing was changed; --yes does it")
+    if not agreed:
+        raise typer.Exit(1)
+
+
+def _note_state(broker: Broker, group: str) -> None:
+    """Print a note if the group is that of an app with stores."""
+    if any(name.endswith(CHANGELOG) for name in InternalTopics(broker, SystemClock()).of(group)):
+        output.note(
+            f"note: app {group!r} keeps its state, so records that are read again count a second "
+            "time, and records that are left out never count"
+        )
 
 
 @commands.command("members")

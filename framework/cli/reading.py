@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 
+import typer
+
 from strandline.changelog.broker import Broker
 from strandline.changelog.errors import OffsetOutOfRange
 from strandline.changelog.history import Epochs, follows
 from strandline.changelog.records import Batch, Isolation, PartitionOffsets, TopicPartition
 from strandline.changelog.scan import REPLACED, scan
+from strandline.framework.cli import output
+from strandline.framework.cli.options import to_ms
 
 POLL_S = 0.5
 """Seconds that one request waits for new records; `follow` is called between requests."""
@@ -30,6 +34,64 @@ def end_of(offsets: PartitionOffsets, isolation: Isolation) -> int:
     if isolation == "read_committed":
         return offsets.last_stable_offset
     return offsets.high_watermark
+
+
+def starting_positions(
+    broker: Broker,
+    partitions: Collection[TopicPartition],
+    start: str,
+    isolation: Isolation = "read_committed",
+    *,
+    option: str,
+) -> dict[TopicPartition, int]:
+    """Return the offset in each partition that the value of an option names, within its bounds.
+
+    Args:
+        broker: The log.
+        partitions: Partitions of interest.
+        start: earliest, latest, an offset, -N for the last N records, or a time in ISO 8601.
+        isolation: Records that count for -N and for a time.
+        option: Name of the option, for errors.
+    """
+    now = broker.offsets(partitions)
+    ends = {tp: end_of(offsets, isolation) for tp, offsets in now.items()}
+    if start == "earliest":
+        return {tp: offsets.log_start for tp, offsets in now.items()}
+    if start == "latest":
+        return ends
+    if start.lstrip("-").isdecimal():
+        offset = int(start)
+        if offset < 0:
+            return {
+                tp: _last(broker, tp, now[tp].log_start, ends[tp], -offset, isolation) for tp in now
+            }
+        if offset > (last := max(ends.values())):
+            output.note(f"no partition has offset {offset}: the longest one ends at {last}")
+        return {tp: min(max(offset, now[tp].log_start), ends[tp]) for tp in now}
+    ms = to_ms(start)
+    if ms is None:
+        raise typer.BadParameter(
+            f"{option} is earliest, latest, an offset, -N, or a time like 2013-01-01T10:00, "
+            f"got {start!r}"
+        )
+    found = {tp: broker.offset_for_time(tp, ms, isolation=isolation) for tp in partitions}
+    return {tp: ends[tp] if offset is None else offset for tp, offset in found.items()}
+
+
+def _last(
+    broker: Broker, tp: TopicPartition, start: int, end: int, count: int, isolation: Isolation
+) -> int:
+    """Return the offset of the last `count` records; aborted or removed ones do not count."""
+    back = count
+    while True:
+        at = max(start, end - back)
+        batches = read(broker, {tp: at}, isolation=isolation)
+        offsets = [offset for batch in batches for offset in batch.offsets.to_pylist()]
+        if len(offsets) >= count:
+            return int(offsets[-count])
+        if at == start:
+            return start
+        back *= 4
 
 
 def read(

@@ -74,13 +74,13 @@ def delete_all(
         _delete(broker, recorded)
 
 
-def check_at_rest(broker: Broker, app: str) -> None:
-    """Raise InvalidRequest if the app has workers on this or another machine."""
-    members = broker.describe_group(app).members
+def check_at_rest(broker: Broker, group: str, kind: str = "app") -> None:
+    """Raise InvalidRequest if an app, or a group of another kind, has members on any machine."""
+    members = broker.describe_group(group).members
     if members:
         who = ", ".join(sorted(member.client or member.member_id for member in members))
         raise InvalidRequest(
-            f"app {app!r} is running ({who}); stop it first. A worker that was killed leaves the "
+            f"{kind} {group!r} is running ({who}); stop it first. A process that was killed leaves the "
             "group at once if the log is a folder; on Kafka, or with STRANDLINE_INSTANCE set, it "
             "leaves after its session timeout"
         )

@@ -29,6 +29,7 @@ CREATING_NOTHING = [
     ("groups", "offsets", "g"),
     ("groups", "lag", "g"),
     ("groups", "members", "g"),
+    ("groups", "reset", "g", "--to", "latest"),
     ("sinks", "list"),
     ("sinks", "forget", "s"),
     ("stores", "list"),

@@ -167,3 +167,55 @@ def test_deleting_a_missing_topic_does_not_suggest_creating_it(
     outcome = strandline("topics", "delete", name, "--yes")
     assert outcome.code == 1
     assert "check the spelling, or create it if there shall be one" in outcome.err
+
+
+OFFSETS = {"earliest": 0, "latest": 10, "4": 4, "-3": 7, "2026-01-01T00:00:00.005": 5, "99": 10}
+
+
+@pytest.mark.parametrize("to", OFFSETS)
+def test_a_group_is_reset_to_an_offset(
+    strandline: Command, log: Log, first: TopicPartition, name: str, to: str
+) -> None:
+    fill(log, first)
+    log.broker.commit_offsets(name, {first: CommittedOffset(2)})
+    asked = strandline("groups", "reset", name, "--to", to)
+    assert (asked.code, "nothing was changed" in asked.err) == (1, True)
+    assert log.broker.committed(name)[first].offset == 2
+    done = strandline("groups", "reset", name, "--to", to, "--yes", "--json").json
+    expected = {"topic": first.topic, "partition": 0, "offset": 2, "new": OFFSETS[to]}
+    assert expected in done["offsets"]
+    assert log.broker.committed(name)[first].offset == OFFSETS[to]
+    with log.consumer(group=name) as member:
+        member.assign([first])
+        assert member.position(first) == OFFSETS[to]
+
+
+def test_only_a_chosen_topic_is_reset_even_if_the_group_is_new(
+    strandline: Command, log: Log, first: TopicPartition, name: str
+) -> None:
+    fill(log, first)
+    unknown = strandline("groups", "reset", name, "--to", "latest", "--yes")
+    assert (unknown.code, "has committed offsets" in unknown.err) == (1, True)
+    options = ("--to", "3", "--topic", first.topic, "--partition", "0", "--yes")
+    assert strandline("groups", "reset", name, *options).code == 0
+    assert {tp: at.offset for tp, at in log.broker.committed(name).items()} == {first: 3}
+
+
+@pytest.mark.long_on_kafka
+def test_a_group_with_members_is_not_reset(
+    strandline: Command, log: Log, first: TopicPartition, name: str, eventually: Callable[..., None]
+) -> None:
+    fill(log, first)
+    log.broker.commit_offsets(name, {first: CommittedOffset(2)})
+    with log.consumer(group=name) as member:
+        member.subscribe(first.topic)
+        eventually(lambda: [member.poll(0), member.assignment][1], what="an assignment")
+        refused = strandline("groups", "reset", name, "--to", "latest", "--yes")
+        assert (refused.code, f"group '{name}' is running" in refused.err) == (1, True)
+        assert log.broker.committed(name)[first].offset == 2
+
+
+def fill(log: Log, first: TopicPartition) -> None:
+    """Append ten records, one at each millisecond of 2026."""
+    records = [{"value": b"x", "timestamp": 1_767_225_600_000 + at} for at in range(10)]
+    log.append(first.topic, records, partition=first.partition)

@@ -114,6 +114,37 @@ def test_a_record_of_another_form_is_named(app: sl.App, form: Any) -> None:
     assert stored(app, "shop-look-dead-letter") == [b"\xff\xff"]
 
 
+@EACH
+def test_records_of_another_form_can_be_left_out(
+    app: sl.App, form: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    sales = app.topic("sales", value=Sale, key="shop", serde=form)
+    with app.producer() as producer:
+        for _ in range(3):
+            producer.send("sales", b"\xff\xff", key=b"k")
+    assert sales.to_polars(errors="skip").height == 0
+    sales.append(SALES)
+    with app.producer() as producer:
+        producer.send("sales", b"\xff\xff", key=b"k")
+        producer.send("sales", None, key=b"york")
+    caplog.clear()
+    found = sales.to_polars(errors="skip", tombstones=True)
+    assert found["offset"].to_list() == [3, 4, 6]
+    assert "4 records cannot be read and are left out, the first at offset 0" in caplog.text
+    with pytest.raises(sl.InvalidConfig, match="errors is"):
+        sales.to_polars(errors="ignore")  # type: ignore[arg-type]
+
+
+def test_keys_of_another_form_can_be_left_out(app: sl.App) -> None:
+    numbers = app.topic("numbers", key=str, value=int)
+    numbers.append([("a", 1), ("b", 2)])
+    with app.producer() as producer:
+        producer.send("numbers", b"\x07", key=b"\xff")
+    with pytest.raises(sl.InvalidRecord, match='errors="skip"'):
+        numbers.to_polars()
+    assert numbers.to_polars(errors="skip")["value"].to_list() == [1, 2]
+
+
 def test_a_value_that_cannot_be_written_is_found_among_those_of_a_commit(tmp_path: Path) -> None:
     app = sl.App("shop", log=tmp_path / "log")
     numbers = app.topic("numbers", value=float)
