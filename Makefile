@@ -11,7 +11,7 @@ BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 PYTHON  ?=
 MINUTES ?= 5
-JOBS    ?= 2
+JOBS    ?= 3
 LOCK    ?= requirements/dev.lock
 EXTRAS  := dev,spark,demo
 VERSIONS ?= 3.11 3.12 3.13
@@ -44,7 +44,7 @@ cast: $(STAMP)  ## Record docs/wow.cast (asciinema play docs/wow.cast) and docs/
 pictures: $(STAMP)  ## Draw the pictures of docs/compaction.md, from logs that are filled and cleaned for it
 	$(BIN)/python -m examples.compaction.pictures
 
-test: $(STAMP)  ## All tests, in JOBS processes (default 2; ARGS='-k name' for some)
+test: $(STAMP)  ## All tests, in JOBS processes (default 3, because many wait; ARGS='-k name' for some)
 	$(PYTEST) $(PARALLEL) $(ARGS)
 
 quick: $(STAMP)  ## The tests that take no JVM and no patience

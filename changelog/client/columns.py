@@ -81,6 +81,18 @@ def check_valid(column: pa.ChunkedArray, name: str, where: str) -> None:
         ) from error
 
 
+def in_ms(times: pa.Array) -> pa.Int64Array:
+    """Return datetimes, dates or integer milliseconds in milliseconds since the epoch.
+
+    >>> in_ms(pa.array([1_500_000], pa.timestamp("us", "UTC"))).to_pylist()
+    [1500]
+    """
+    kind = times.type
+    if not pa.types.is_integer(kind):
+        times = pc.cast(times, pa.timestamp("ms", getattr(kind, "tz", None)), safe=False)
+    return pc.cast(times, pa.int64())
+
+
 def check_columns(
     data: pa.Schema, topic: TopicInfo, *, key: str | None = None, timestamp: str | None = None
 ) -> None:
@@ -270,9 +282,7 @@ class _Layout:
                 f"{self.where}: the timestamp column {name!r} must hold datetimes or integer "
                 f"milliseconds, got {kind}"
             )
-        if not pa.types.is_integer(kind):
-            column = pc.cast(column, pa.timestamp("ms", getattr(kind, "tz", None)), safe=False)
-        times = pc.cast(column, pa.int64())
+        times = in_ms(column)
         _refuse(times.is_null(), f"{self.where}: timestamp {name!r} is null")
         _refuse(pc.less(times, 0), f"{self.where}: timestamp {name!r} is before 1970")
         if pa.types.is_integer(kind):

@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from strandline.changelog.records import Fetched, TopicPartition
 from strandline.framework.container.commit_schedule import CommitSchedule
 from strandline.framework.container.container_context import ContainerContext
+from strandline.framework.container.foreign_records import ForeignRecords
 from strandline.framework.container.inputs import Input, groups
 from strandline.framework.container.instance import TaskInstance
-from strandline.framework.container.key_placement import KeyPlacement
 from strandline.framework.container.manager import TaskManager
 
 MAX_LINGER_S = 0.05
@@ -46,7 +46,7 @@ class Feeder:
         self._clock = context.clock
         self._options = context.options
         self._tasks = tasks
-        self._placement = KeyPlacement(context)
+        self._foreign = ForeignRecords(context)
         self._most = UNLIMITED_INPUTS
         """Maximum number of inputs that may have fetched records at the same time."""
         self._round = 0
@@ -74,7 +74,7 @@ class Feeder:
             self._adapt(fetched)
             _add(group, fetched)
             for tp, (source, *_) in group.items():
-                self._placement.look(tp, source.topic, fetched[tp].batches)
+                self._foreign.look(tp, source.topic, fetched[tp].batches)
         self._fed_at = self._clock.monotonic()
 
     def note_handled(self) -> None:

@@ -184,7 +184,7 @@ def test_a_consumer_takes_up_a_shorter_topic_once(system: System, reset: Any) ->
         assert len(list(consumer.records(timeout=0.5))) == OLD
         replaced_by_another(system, tp.topic, OLD // 2)
         begun, read, sent = time.monotonic(), list[bytes](), OLD // 2
-        while time.monotonic() - begun < PAST_CACHES_S:
+        while time.monotonic() - begun < (PAST_CACHES_S if system.is_kafka else 1.0):
             read += [record.value for batch in consumer.poll(0.1) for record in batch.records()]
             log.append(tp.topic, [{"key": b"k", "value": b"new-%d" % sent}])
             sent += 1

@@ -1,11 +1,14 @@
-"""Records in other partitions than those of their keys are named, once."""
+"""Records in other partitions, or of other times, than their columns say are named, once."""
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pyarrow as pa
 import pytest
 
 import strandline as sl
@@ -73,3 +76,58 @@ def test_a_task_without_state_may_have_any_keys(
 ) -> None:
     Counting(tmp_path, stores=False).run(*SHOPS, partition=2)
     assert "State is kept by partition" not in caplog.text
+
+
+@dataclass(frozen=True)
+class Visit:
+    user: str
+    at: dt.datetime
+
+
+FIRST = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
+MS = int(FIRST.timestamp() * 1000)
+
+
+@pytest.mark.parametrize("serde", [None, "json"])
+def test_times_that_differ_from_their_column_are_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, serde: Any
+) -> None:
+    app = sl.App("app", log=tmp_path / "log")
+    visits = app.topic("visits", key="user", timestamp="at", value=Visit, serde=serde)
+    counts = app.counter("counts")
+
+    @app.task(visits, stores=[counts], name="count")
+    def count(record: sl.Record[str, Visit]) -> None:
+        counts.add(record.key, 1)
+
+    visits.append([Visit("a", FIRST)])
+    app.run(until="idle", progress=False)
+    assert "has the time" not in caplog.text
+    for hours in (1, 2):
+        value: Any = {"user": "b", "at": FIRST + dt.timedelta(hours=hours)}
+        with app.producer() as producer:
+            producer.send(
+                "visits", msgspec.json.encode(value) if serde else value, b"b", timestamp=MS
+            )
+    app.run(until="idle", progress=False)
+    assert caplog.text.count("has the time") == 1
+    assert f"offset 1 of partition 0 has the time {MS} (ms), but its column" in caplog.text
+
+
+def test_a_record_without_a_time_in_its_column_or_that_cannot_be_decoded_is_not_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = sl.App("app", log=tmp_path / "log")
+    value = pa.schema([("user", pa.string()), ("at", pa.timestamp("ms", "UTC"))])
+    visits = app.topic("visits", key="user", timestamp="at", value=value, serde="json")
+    counts = app.counter("counts")
+
+    @app.task(visits, stores=[counts], name="count", on_error="skip")
+    def count(record: sl.Record[str, Any]) -> None:
+        counts.add(record.key, 1)
+
+    visits.append([{"user": "a", "at": None}])
+    with app.producer() as producer:
+        producer.send("visits", b"{", key=b"b")
+    app.run(until="idle", progress=False)
+    assert "has the time" not in caplog.text
