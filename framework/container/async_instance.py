@@ -171,8 +171,7 @@ class AsyncInstance(TaskInstance):
         if not self._slice.is_last:
             await self._drive(self.ticks())
         if self.has_failed():
-            await self._cancel([flight.task for flight in self._flights])
-            self._forget_flights()
+            await self._drop_flights()
         return 0
 
     def _goes_on(self) -> bool:
@@ -312,6 +311,13 @@ class AsyncInstance(TaskInstance):
 
     # Ending ---------------------------------------------------------------------------
 
+    def stop_steps(self) -> None:
+        """Cancel the running handlers. No step takes effect any more, even if the loop runs."""
+        if not self._is_dropping:
+            self._is_dropping = True
+            for task in self._asyncio_tasks:
+                task.cancel()
+
     def rewind(self) -> None:
         """Drop the running handlers, and undo everything since the last commit."""
         self._drop()
@@ -324,20 +330,29 @@ class AsyncInstance(TaskInstance):
 
     def _drop(self) -> None:
         """Cancel the running handlers and wait for their ends; what they did has no effect."""
-        tasks = [self._main, *(flight.task for flight in self._flights)]
-        if any(task is not None and not task.done() for task in tasks):
-            self._loop.run(self._cancel(tasks))
+        self.stop_steps()
+        tasks = self._asyncio_tasks
+        if not all(task.done() for task in tasks):
+            self._loop.run(_ends_of(tasks))
+        self._is_dropping = False
         self._main = None
         self._uncounted = 0
         self._forget_flights()
 
-    async def _cancel(self, tasks: list[Any]) -> None:
-        running = [task for task in tasks if task is not None]
+    @property
+    def _asyncio_tasks(self) -> list[asyncio.Task[Any]]:
+        tasks = [self._main, *(flight.task for flight in self._flights)]
+        return [task for task in tasks if task is not None]
+
+    async def _drop_flights(self) -> None:
+        """Cancel the handlers of records, because the instance has stopped."""
+        tasks = [flight.task for flight in self._flights if flight.task is not None]
         self._is_dropping = True
-        for task in running:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await _ends_of(tasks)
         self._is_dropping = False
+        self._forget_flights()
 
     def _forget_flights(self) -> None:
         for flight in self._flights:
@@ -347,6 +362,11 @@ class AsyncInstance(TaskInstance):
         self._last_of_key.clear()
         self._run = None
         self._latest = -1
+
+
+async def _ends_of(tasks: list[asyncio.Task[Any]]) -> None:
+    """Wait for the ends of asyncio tasks, whatever their results are."""
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _cancellations() -> int:

@@ -190,16 +190,19 @@ class Committer:
 
     def _rewind(self) -> None:
         """Reset every instance in memory to the last commit."""
-        self._uncount_handled()
+        self._stop_steps()
         for instance in self._tasks.instances:
             instance.rewind()
 
     def _drop(self) -> None:
         """Close all instances without committing; the worker opens them again from the log."""
-        self._uncount_handled()
+        self._stop_steps()
         self._tasks.drop()
         self._intact = True
 
-    def _uncount_handled(self) -> None:
+    def _stop_steps(self) -> None:
+        """Let no step take effect, while its store is to be committed, and count none as handled."""
+        for instance in self._tasks.instances:
+            instance.stop_steps()
         self._trial.rewound()
         self._schedule.undo()

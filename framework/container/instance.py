@@ -308,6 +308,9 @@ class TaskInstance:
         if self.timers is not None:
             self.context.stream_time = self.timers.rebuild()
 
+    def stop_steps(self) -> None:
+        """Let no step take effect any more before `rewind` or `close`, as only async ones could."""
+
     def rewind(self) -> None:
         """Undo everything since the last commit, and set the inputs to their positions then.
 

@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.changelog.errors import DiskFull, RegistryUnavailable
-from strandline.framework.container import async_slice, outage, scheduler
+from strandline.changelog.errors import (
+    DiskFull,
+    MemberFenced,
+    RegistryUnavailable,
+    TransactionAborted,
+)
+from strandline.framework.container import async_slice, commit, outage, scheduler
 from strandline.framework.decoding import decode
 from strandline.framework.testing import TestDriver
 from tests.exactly_once.apps import expected, running_totals, totals_sent
@@ -107,3 +112,42 @@ def test_each_record_counts_once_if_another_partition_fails(
         append(driver, [(words, *record) for record in GIVEN])
         driver.settle()
         assert driver.store(seen) == {key: list(range(5)) for key in "abcd"}
+
+
+@pytest.mark.parametrize("error", [TransactionAborted("aborted"), MemberFenced("fenced")], ids=str)
+def test_no_handler_fails_because_a_commit_is_undone_while_it_runs(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(scheduler, "SLICE_SECONDS", 0.0005)
+    monkeypatch.setattr(async_slice, "GATHER_S", 0)
+    app = sl.App("app", commit_records=1)
+    words = app.topic("words", value=int, partitions=4)
+    sums = app.store("sums", value=int, default=0)
+
+    @app.task(words, stores=[sums], concurrency=4, name="add")
+    class Add:
+        async def process(self, record: sl.Record[str, int]) -> None:
+            for _ in range(record.value):
+                await asyncio.sleep(0)
+            sums[record.key] += record.value
+
+        async def close(self) -> None:
+            for _ in range(50):
+                await asyncio.sleep(0)
+
+    append_all, aborts = commit._append, [0]
+
+    def appended(*given: Any) -> Any:
+        done = append_all(*given)
+        aborts[0] += 1
+        if aborts[0] % 3 and aborts[0] < 60:
+            raise error
+        return done
+
+    monkeypatch.setattr(commit, "_append", appended)
+    with TestDriver(app) as driver:
+        append(driver, [(words, key, n) for n in range(1, 41) for key in "abcdefgh"])
+        driver.settle()
+        assert driver.store(sums) == dict.fromkeys("abcdefgh", sum(range(1, 41)))
+    assert "stops" not in caplog.text
+    assert aborts[0] > 10
