@@ -335,8 +335,11 @@ class Consumer:
             if not self._starting.recover(self._assigned, partitions):
                 raise
             return self._fetch_from(partitions, timeout)
-        except (UnknownTopic, UnknownPartition):
+        except (UnknownTopic, UnknownPartition) as error:
             self._topics_checked_at = float("-inf")
+            if self._subscribed and isinstance(error, UnknownPartition):
+                self._refresh_topics()  # the topic was created again with fewer partitions
+                return False
             raise
         diverged = [tp for tp, one in fetched.items() if not self._assigned[tp].follows(one)]
         if diverged:
@@ -537,9 +540,13 @@ class Consumer:
     def _refresh_topics(self) -> None:
         """Check from time to time for added partitions and for topics that were recreated."""
         if self._clock.monotonic() - self._topics_checked_at >= METADATA_MAX_AGE_S:
-            every = self._subscribed and self._subscription is None
-            wanted = self._partitions_of_subscribed() if every else self._assigned
-            self._assign(list(wanted), later=True)
+            wanted = list(self._assigned)
+            if self._subscription is not None:
+                counts = {name: self._broker.topic(name).partitions for name in self._subscribed}
+                wanted = self._subscription.refresh(wanted, counts)
+            elif self._subscribed:
+                wanted = self._partitions_of_subscribed()
+            self._assign(wanted, later=True)
 
     def _active(self) -> list[TopicPartition]:
         """Return the assigned partitions that are not paused, in the order to read them."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +14,8 @@ from strandline.changelog.clock import Clock
 from strandline.changelog.errors import MemberFenced
 from strandline.changelog.groups import Assignor, GroupMember, Subscription
 from strandline.changelog.records import TopicPartition
+
+_log = logging.getLogger("strandline")
 
 Listener = Callable[[list[TopicPartition]], None]
 """Called with the partitions that a rebalance adds or takes away."""
@@ -62,6 +66,8 @@ class GroupSubscription:
         self._max_poll_interval_ms = options.max_poll_interval_ms
         self._listener = listener
         self._membership: Membership | None = None
+        self._shrunk: dict[str, int] = {}
+        """Number of partitions of each topic that has fewer than the group has assigned."""
 
     @property
     def member(self) -> GroupMember:
@@ -74,7 +80,7 @@ class GroupSubscription:
         """Release revoked partitions and add new ones; `assign` gets the owned ones afterwards."""
         membership = self._membership or self._join()
         try:
-            assigned = membership.allowed()
+            assigned = self._existing(membership.allowed())
         except MemberFenced:
             self._membership = None
             assign([])
@@ -94,6 +100,40 @@ class GroupSubscription:
 
         if rebalance(membership, frozenset(owned), assigned, release=release, take=take):
             self._listener.on_assigned(new)
+
+    def refresh(
+        self, owned: Sequence[TopicPartition], counts: Mapping[str, int]
+    ) -> list[TopicPartition]:
+        """Return the owned partitions that their topics still have; the others are lost.
+
+        A topic that was created again may have fewer partitions. Kafka does not assign anew then.
+
+        Args:
+            owned: Partitions that the consumer reads.
+            counts: Present number of partitions of each topic.
+        """
+        assigned: Collection[TopicPartition] = ()
+        with contextlib.suppress(MemberFenced):  # which the next rebalance handles
+            if self._membership is not None:
+                assigned = self._membership.allowed()
+        missing = {tp.topic for tp in assigned if tp.partition >= counts[tp.topic]}
+        self._shrunk = {topic: counts[topic] for topic in missing}
+        kept = [tp for tp in owned if tp.partition < counts[tp.topic]]
+        if lost := [tp for tp in owned if tp not in kept]:
+            _log.warning(
+                "topic %s has fewer partitions than before: %s are lost",
+                ", ".join(sorted(missing)),
+                ", ".join(map(str, lost)),
+            )
+            self._listener.on_lost(lost)
+        return kept
+
+    def _existing(self, assigned: frozenset[TopicPartition]) -> frozenset[TopicPartition]:
+        if not self._shrunk:
+            return assigned
+        return frozenset(
+            tp for tp in assigned if tp.partition < self._shrunk.get(tp.topic, tp.partition + 1)
+        )
 
     def leave(self) -> None:
         """Leave the group. A static member only stops its heartbeats, because it may return."""

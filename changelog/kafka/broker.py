@@ -199,7 +199,7 @@ class KafkaBroker:
     ) -> None:
         self._connection.check_open()
         self._groups.check(group, offsets)
-        offsets = self._groups.of_present(offsets)
+        offsets = self._groups.of_present(offsets, is_member=bool(member_id))
         member = self._members.of(group, member_id) if member_id else None
         if member and not offsets:
             # Kafka checks the membership only together with offsets.

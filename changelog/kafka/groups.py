@@ -109,7 +109,7 @@ class KafkaGroups:
         dropped = set(offsets) - set(given)
         if dropped:
             self._drop(group, dropped, others=bool(given))
-        given = self.of_present(given)
+        given = self.of_present(given, is_member=False)
         if given:
             positions = [self._position_of(tp, one) for tp, one in given.items()]
             doing = f"committing offsets of group {group!r}"
@@ -132,7 +132,7 @@ class KafkaGroups:
                 f"group {member.group!r}: on a Kafka cluster a member cannot delete the offsets of "
                 f"{', '.join(map(str, sorted(dropped)))}; commit others instead"
             )
-        if given := self.of_present(given):
+        if given := self.of_present(given, is_member=True):
             member.commit({tp: self._position_of(tp, one) for tp, one in given.items()})
 
     def check(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
@@ -146,17 +146,20 @@ class KafkaGroups:
             self._topics.check(tp)
 
     def of_present(
-        self, offsets: Mapping[TopicPartition, CommittedOffset]
+        self, offsets: Mapping[TopicPartition, CommittedOffset], *, is_member: bool
     ) -> dict[TopicPartition, CommittedOffset]:
         """Return the offsets without those of topics that were created again since.
 
-        Such an offset must not replace one of the new topic. It may be some seconds until that is
-        known here; then its topic id tells readers.
+        Such an offset must not replace one of the new topic. The ids that are known here may be
+        some seconds old. A member owns its partitions, so nobody else has committed an offset of a
+        newer topic meanwhile, and the id of its own offset tells readers what it is. Of an offset
+        without a member the cluster is asked for the id.
         """
+        named = {tp.topic for tp, at in offsets.items() if at.topic_id}
         unlike = {tp.topic for tp, at in offsets.items() if not self._may_be_of(tp, at)}
-        if not unlike:
+        if not (doubtful := unlike if is_member else named):
             return dict(offsets)
-        self._topics.refresh(unlike)  # the known ids may be out of date
+        self._topics.refresh(doubtful)
         return {tp: at for tp, at in offsets.items() if self._may_be_of(tp, at)}
 
     def _may_be_of(self, tp: TopicPartition, committed: CommittedOffset) -> bool:

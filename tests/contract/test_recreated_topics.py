@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,43 @@ def test_a_consumer_takes_up_a_shorter_topic_once(system: System, reset: Any) ->
     ]
 
 
+@pytest.mark.parametrize("group", [None, "g"])
+def test_a_subscriber_goes_on_with_fewer_partitions_and_with_more_again(
+    system: System, group: str | None, fresh_shapes: None, eventually: Callable[..., None]
+) -> None:
+    log = system.open()
+    topic = f"{system.prefix}t"
+    read: list[bytes] = []
+
+    def polled() -> int:
+        read.extend(one.value for batch in consumer.poll(0.1) for one in batch.records())
+        return len(read)
+
+    log.create_topic(topic, 3)
+    for partition in range(3):
+        log.append(topic, [{"value": b"old"}] * 5, partition=partition)
+    named = None if group is None else f"{system.prefix}{group}"
+    with log.consumer(group=named, auto_offset_reset="earliest") as consumer:
+        consumer.subscribe([topic])
+        eventually(lambda: polled() == 15, what="the old records")
+        for partitions in (1, 3):
+            with contextlib.closing(changelog.open(system.url)) as other:
+                other.delete_topic(topic)
+                other.create_topic(topic, partitions)
+                for partition in range(partitions):
+                    other.append(topic, [{"value": b"new"}] * 4, partition=partition)
+            consumer._topics_checked_at = 0  # as if half a minute had passed
+            read.clear()
+            wanted = (4 * partitions, partitions)
+            eventually(
+                lambda wanted=wanted: (polled(), len(consumer.assignment())) == wanted,
+                what="the new records",
+            )
+            if group is not None:
+                consumer.commit()
+        assert read == [b"new"] * 12
+
+
 def test_a_client_returns_no_records_of_a_deleted_topic(system: System) -> None:
     """Also if it has received them before the topic was deleted."""
     log = system.open()
@@ -272,6 +310,32 @@ def test_a_late_commit_does_not_replace_an_offset_of_the_next_topic(system: Syst
         with log.producer(transactional_id=f"{system.prefix}x") as producer, producer.transaction():
             producer.send_offsets_to_transaction(asleep.positions(), group)
         assert log.broker.committed(group, [tp])[tp].offset == 2 * OLD
+
+
+@pytest.mark.parametrize("how", ["consumer", "transaction"])
+def test_a_late_commit_of_another_process_does_not_replace_it_either(
+    system: System, how: str
+) -> None:
+    """That process has not heard of the next topic yet."""
+    tp, group = TopicPartition(f"{system.prefix}t", 0), f"{system.prefix}g"
+    log = system.open()
+    create(log, tp.topic, "old", OLD)
+    with log.consumer(group=group, auto_offset_reset="earliest") as asleep:
+        asleep.assign([tp])
+        assert len(list(asleep.records(timeout=0.5))) == OLD
+        with contextlib.closing(changelog.open(system.url)) as other:
+            replace(other, tp.topic, 2 * OLD)
+            with other.consumer(group=group, auto_offset_reset="earliest") as awake:
+                awake.assign([tp])
+                assert len(list(awake.records(timeout=0.5))) == 2 * OLD
+                awake.commit()
+            if how == "consumer":
+                asleep.commit()
+            else:
+                transactional_id = f"{system.prefix}x"
+                with log.producer(transactional_id) as producer, producer.transaction():
+                    producer.send_offsets_to_transaction(asleep.positions(), group)
+            assert other.broker.committed(group, [tp])[tp].offset == 2 * OLD
 
 
 def test_an_offset_without_an_id_is_believed_at_once(system: System) -> None:
