@@ -332,8 +332,8 @@ def test_a_late_commit_of_another_process_does_not_replace_it_either(
             if how == "consumer":
                 asleep.commit()
             else:
-                transactional_id = f"{system.prefix}x"
-                with log.producer(transactional_id) as producer, producer.transaction():
+                own = f"{system.prefix}x"
+                with log.producer(transactional_id=own) as producer, producer.transaction():
                     producer.send_offsets_to_transaction(asleep.positions(), group)
             assert other.broker.committed(group, [tp])[tp].offset == 2 * OLD
 
