@@ -89,11 +89,14 @@ class ReadHistories:
             self._read[tp] = fetched
             return
         if not before.is_continued_by(fetched):
-            raise OffsetOutOfRange(
-                f"{tp}: offset {position} {REPLACED}. Start the worker again: it reads a new topic "
-                "as one without committed offsets"
-            )
+            raise _replaced(tp, position)
         self._read[tp] = before.joined(fetched)
+
+    def check_topic(self, tp: TopicPartition, position: int, topic_id: str) -> None:
+        """Raise OffsetOutOfRange if the topic that was read to `position` had another id."""
+        read = self._read.get(tp)
+        if read is not None and "" not in (read.topic_id, topic_id) and read.topic_id != topic_id:
+            raise _replaced(tp, position)
 
     def named(self, tp: TopicPartition, offset: int) -> CommittedOffset:
         """Return an offset of a partition with the history that it belongs to."""
@@ -101,3 +104,10 @@ class ReadHistories:
         if read is None:
             return named_offset(offset, "", ())
         return named_offset(offset, read.topic_id, read.epochs)
+
+
+def _replaced(tp: TopicPartition, position: int) -> OffsetOutOfRange:
+    return OffsetOutOfRange(
+        f"{tp}: offset {position} {REPLACED}. Start the worker again: it reads a new topic as one "
+        "without committed offsets"
+    )

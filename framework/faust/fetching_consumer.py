@@ -219,8 +219,10 @@ class FetchingConsumer(CommittingConsumer):
                 timeout=timeout,
             )
         except OffsetOutOfRange as error:
+            moved = await self.link.call_patiently(
+                within, self.link.broker, wanted, self.link.histories
+            )
             self.log.warning("records are gone, and those after them are read: %s", error)
-            moved = await self.link.call_patiently(within, self.link.broker, wanted)
             for partition, at in moved.items():
                 tp = TP(*partition)
                 if self._positions.get(tp) == wanted[tp]:

@@ -10,6 +10,7 @@ from strandline.changelog.clock import Clock
 from strandline.changelog.errors import OffsetOutOfRange
 from strandline.changelog.records import PartitionOffsets, TopicPartition
 from strandline.changelog.scan import scan_batches
+from strandline.framework.faust.fetched_records import ReadHistories
 from strandline.framework.positions import check_history, of_present_topics, starting_offset
 
 LOADING_S = 30.0
@@ -88,9 +89,18 @@ def _after_last_record(broker: Broker, tp: TopicPartition, start: int, end: int)
         back *= 4
 
 
-def within(broker: Broker, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """Return the wanted positions, moved into the range of offsets that the log has."""
+def within(
+    broker: Broker, wanted: Mapping[TopicPartition, int], read: ReadHistories | None = None
+) -> dict[TopicPartition, int]:
+    """Return the wanted positions, moved into the range of offsets that the log has.
+
+    Raises OffsetOutOfRange if a topic that was read up to these positions was deleted, and another
+    one has its name.
+    """
     ends = broker.offsets(wanted.keys()) if wanted else {}
+    if read is not None:
+        for tp, offset in wanted.items():
+            read.check_topic(TopicPartition(*tp), offset, ends[tp].topic_id)
     return {
         tp: min(max(offset, ends[tp].log_start), ends[tp].high_watermark)
         for tp, offset in wanted.items()

@@ -15,7 +15,7 @@ from strandline.changelog.errors import OffsetOutOfRange
 from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import CommittedOffset, TopicPartition
 from strandline.framework.faust.fetched_records import ReadHistories, fetch_records
-from strandline.framework.faust.positions import starting_offsets
+from strandline.framework.faust.positions import starting_offsets, within
 
 T0 = TopicPartition("t", 0)
 
@@ -117,3 +117,14 @@ def test_a_position_that_was_sought_is_compared_with_nothing(owner: Owner) -> No
     histories.note(T0, 0, fetch_records(owner, {T0: 0})[T0].source)
     owner.commit_offsets("g", {T0: histories.named(T0, 9)})
     assert start(owner) == 9
+
+
+def test_positions_are_not_moved_into_another_topic_of_the_name(owner: Owner) -> None:
+    read = ReadHistories()
+    read.note(T0, 0, owner.fetch({T0: 0})[T0])
+    assert within(owner, {T0: 9}, read) == {T0: 5}
+    owner.delete_topic("t")
+    owner.create_topic("t", 1)
+    assert within(owner, {T0: 5}) == {T0: 0}
+    with pytest.raises(OffsetOutOfRange, match="deleted and created again"):
+        within(owner, {T0: 5}, read)
