@@ -12,7 +12,7 @@ decoders without the check in modules that do not check the depth themselves.
 
 from __future__ import annotations
 
-import os
+import sys
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -21,19 +21,12 @@ from typing import Any, Generic, TypeVar, overload
 import msgspec
 
 from strandline.changelog.depth import check_json, check_msgpack
+from strandline.changelog.forks import renew_lock_in_child
 
 T = TypeVar("T")
 
 _building = threading.Lock()
-
-
-def _unlock_after_fork() -> None:
-    # A thread of the parent may have held the lock at the fork.
-    global _building  # noqa: PLW0603
-    _building = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_unlock_after_fork)
+renew_lock_in_child(sys.modules[__name__], "_building", threading.Lock)
 
 
 class CheckedDecoder(Generic[T]):

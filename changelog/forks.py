@@ -1,8 +1,8 @@
-"""Keeps a forked child from destroying handles of its parent.
+"""Keeps a forked child from destroying handles of its parent, and from waiting for its locks.
 
 A child has a copy of its parent's memory but none of its threads. Destroying a handle of gRPC or of
 librdkafka waits for these threads, or crashes. So in a child the handles are never destroyed, not
-even at exit.
+even at exit. And a lock that another thread held at the fork is never released.
 """
 
 from __future__ import annotations
@@ -10,14 +10,21 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
+from collections.abc import Callable
 from typing import Any
 
+_locks: weakref.WeakKeyDictionary[Any, tuple[str, Callable[[], Any]]] = weakref.WeakKeyDictionary()
 _watched: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 
 
 def keep_in_child(owner: Any, *handles: Any) -> None:
     """Keep `owner`, all that it refers to, and `handles` from being destroyed in forked children."""
     _watched[owner] = handles
+
+
+def renew_lock_in_child(owner: Any, attribute: str, make: Callable[[], Any]) -> None:
+    """Set an attribute of `owner` that is a lock to the result of `make` in forked children."""
+    _locks[owner] = (attribute, make)
 
 
 def leave_alone(handle: Any) -> None:
@@ -41,6 +48,8 @@ def _after_fork_in_child() -> None:
         for handle in handles:
             leave_alone(handle)
     _watched.clear()
+    for owner, (attribute, make) in _locks.items():
+        setattr(owner, attribute, make())
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

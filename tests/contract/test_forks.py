@@ -101,3 +101,69 @@ def test_a_forked_child_gets_fenced_and_its_parent_goes_on(system: System) -> No
         assert told.pop("open") == ["done"]
     assert set(map(tuple, told.values())) == {("Fenced", "True")}, done.stdout
     assert {"topics", "read", "append", "send", "poll", "commit", "run", "query"} < set(told)
+
+
+FORKING_WHILE_OPENING = """
+import os, sys, threading, time
+
+import strandline as sl
+from strandline.changelog.errors import StrandlineError
+from strandline.framework import session
+
+app = sl.App("app", log=sys.argv[1], state_dir=sys.argv[2])
+events = app.topic(sys.argv[3], value=int)
+opening, go_on = threading.Event(), threading.Event()
+open_log = session._open
+
+
+def slow(*given):
+    opening.set()
+    go_on.wait()
+    return open_log(*given)
+
+
+session._open = slow
+thread = threading.Thread(target=lambda: events.append([(None, 1)]))
+thread.start()
+opening.wait()
+child = os.fork()
+if child == 0:
+    session._open = open_log
+    try:
+        events.append([(None, 2)])
+    except StrandlineError as error:
+        print(type(error).__name__, flush=True)
+    os._exit(0)
+go_on.set()
+deadline = time.monotonic() + 20
+while os.waitpid(child, os.WNOHANG) == (0, 0):
+    if time.monotonic() > deadline:
+        os.kill(child, 9)
+        print("the child hangs")
+    time.sleep(0.01)
+thread.join()
+events.append([(None, 3)])
+print(sorted(set(events.to_polars()["value"]) - {2}))
+"""
+
+
+def test_a_child_that_is_forked_while_the_log_is_opened_does_not_wait_for_it(
+    system: System,
+) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            FORKING_WHILE_OPENING,
+            system.url,
+            str(system.state),
+            f"{system.prefix}t",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "hangs" not in done.stdout
+    assert done.stdout.endswith("[1, 3]\n"), (done.stdout, done.stderr)
