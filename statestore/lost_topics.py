@@ -35,10 +35,21 @@ def topic_lost(app: str, topic: str) -> InternalTopicLost:
 def check_recorded(
     app: str, broker: Broker, clock: Clock, topics: Collection[str] | None = None
 ) -> None:
-    """Raise InternalTopicLost if a recorded topic is lost, and the app has committed offsets.
+    """Raise InternalTopicLost if a recorded topic is lost; see `lost`.
 
-    Call it before topics are created. In a log with a copy of the records, as after a move, the ids
-    mean nothing, but a changelog that is absent is lost there too.
+    Call it before topics are created.
+    """
+    if found := lost(app, broker, clock, topics):
+        raise topic_lost(app, found[0])
+
+
+def lost(
+    app: str, broker: Broker, clock: Clock, topics: Collection[str] | None = None
+) -> list[str]:
+    """Return the recorded topics that are lost; none if the app has no committed offsets.
+
+    In a log with a copy of the records, as after a move, the ids mean nothing, but a changelog that
+    is absent is lost there too.
 
     Args:
         app: Name of the app.
@@ -51,9 +62,8 @@ def check_recorded(
     known = {topic: one.changelog_id for topic, one in recorded.stores.items()}
     known |= {topic: ids for topic, ids in recorded.topics.items() if ids is not None}
     wanted = known if topics is None else known.keys() & set(topics)
-    lost = [one for one in sorted(wanted) if is_lost(known[one], ids_of(broker, one, log.topic))]
-    if lost and broker.committed(app, require_stable=False):
-        raise topic_lost(app, lost[0])
+    found = [one for one in sorted(wanted) if is_lost(known[one], ids_of(broker, one, log.topic))]
+    return found if found and broker.committed(app, require_stable=False) else []
 
 
 def is_lost(recorded: TopicIds | None, found: TopicIds | None) -> bool:

@@ -12,7 +12,7 @@ orphaned   the log has state or an internal topic that the app does not declare
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -28,6 +28,7 @@ from strandline.framework.cli.options import JsonOption, LogOption, YesOption, c
 from strandline.framework.container.reset import check_at_rest
 from strandline.framework.topic_creation import check_changelog, copartitioned
 from strandline.statestore.declaration import Declaration, compare, declaration_of
+from strandline.statestore.lost_topics import lost, topic_lost
 from strandline.statestore.ownership import InternalTopics
 from strandline.statestore.recorded import DeclarationLog, declarations_topic, topic_key
 from strandline.statestore.spec import AnySpec
@@ -133,6 +134,8 @@ def compared(app: App, broker: Broker) -> list[PlanLine]:
     specs = {topic: spec for topic, (_, spec) in tasks.items()}
     recorded = DeclarationLog(broker, app.name, SystemClock()).read().stores
     found = [_line(topic, spec, recorded.get(topic)) for topic, spec in specs.items()]
+    gone = lost(app.name, broker, SystemClock(), specs)
+    found = [_kept(line, app.name, gone) for line in found]
     found = [_placed(line, tasks[line.topic][0], broker) for line in found]
     internal = InternalTopics(broker, SystemClock())
     found = [_owned(line, app.name, internal) for line in found]
@@ -146,7 +149,13 @@ def compared(app: App, broker: Broker) -> list[PlanLine]:
 
 def compared_topics(app: App, broker: Broker) -> list[TopicLine]:
     """Return the topics of an app, without changelogs, with their verdicts."""
-    return [_topic_line(broker, topic) for _, topic in sorted(app.declared.all_topics.items())]
+    gone = lost(app.name, broker, SystemClock(), app.declared.repartition_topics())
+    return [
+        TopicLine(name, "changed", str(topic_lost(app.name, name)))
+        if name in gone
+        else _topic_line(broker, topic)
+        for name, topic in sorted(app.declared.all_topics.items())
+    ]
 
 
 def _topic_line(broker: Broker, topic: Topic[Any, Any]) -> TopicLine:
@@ -175,6 +184,13 @@ def _line(topic: str, spec: AnySpec, stored: Declaration | None) -> PlanLine:
         return PlanLine(spec.name, "new", "", topic)
     change = compare(stored, declaration_of(spec), can_upgrade=spec.upgrade is not None)
     return PlanLine(spec.name, _VERDICTS[change.kind], "; ".join(change.reasons), topic)
+
+
+def _kept(line: PlanLine, app: str, gone: Collection[str]) -> PlanLine:
+    """Return the line of a store; its verdict is "changed" if the changelog was deleted."""
+    if line.topic not in gone:
+        return line
+    return replace(line, verdict="changed", reasons=str(topic_lost(app, line.topic)))
 
 
 def _placed(line: PlanLine, task: TaskSpec, broker: Broker) -> PlanLine:

@@ -220,3 +220,25 @@ def test_settings_that_an_existing_topic_does_not_have_are_logged(
     assert "do not apply" not in caplog.text
     deployed.run(OUTPUT.format(settings='value=int, config={"retention.ms": "1000"}'))
     assert "'counted' exists, so its declared settings do not apply: retention.ms" in caplog.text
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["deleted", "created again"])
+def test_a_lost_changelog_or_repartition_topic_is_named(deployed: Deployed, again: bool) -> None:
+    """The app is refused then, until it is reset."""
+    streams = COUNTS, HOURLY.format(size="1h")
+    state = "airport-hourly-changelog"
+    with changelog.open(deployed.log) as log:
+        [between] = [one.name for one in log.topics() if one.name.endswith("-repartition")][:1]
+        for topic in (state, between):
+            partitions = log.topic(topic).partitions
+            log.delete_topic(topic)
+            if again:
+                log.create_topic(topic, partitions, config={"cleanup.policy": "compact"})
+    outcome = deployed.plan(*streams)
+    assert outcome.code == 1
+    assert verdicts(outcome) | {"counts": "same"} == verdicts(outcome)
+    [line] = [line for line in outcome.json["state"] if line["topic"] == state]
+    for verdict, reasons in (tuple(topics(outcome)[between]), (line["verdict"], line["reasons"])):
+        assert (verdict, "strandline reset airport" in reasons) == ("changed", True)
+    with changelog.open(deployed.log) as log:
+        assert {one.name for one in log.topics()}.isdisjoint({state, between}) != again
