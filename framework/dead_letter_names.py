@@ -12,17 +12,22 @@ ERROR_TRACEBACK = "error.traceback"
 ERROR_LEFT_OUT = "error.left_out"
 """Parts of the letter or of its record for which the log had no room."""
 ORIGIN = "origin"
+TOPIC_ID = "topic_id"
 
 FAUST_DEAD_LETTER = ".dead-letter"
 FAUST_ERROR = "strandline.error"
 FAUST_ORIGIN = "strandline"
 
 
-def origin_headers(origin: str, topic: str, partition: int, offset: int) -> dict[str, str]:
-    """Return the headers that say where the record is.
+def origin_headers(
+    origin: str, topic: str, topic_id: str, partition: int, offset: int
+) -> dict[str, str]:
+    """Return the headers that say where the record is. The topic's id is that of the present one.
 
-    >>> origin_headers(ORIGIN, "sales", 0, 17)
-    {'origin.topic': 'sales', 'origin.partition': '0', 'origin.offset': '17'}
+    >>> origin_headers(ORIGIN, "sales", "5f0c", 0, 17)  # doctest: +NORMALIZE_WHITESPACE
+    {'origin.topic': 'sales', 'origin.topic_id': '5f0c', 'origin.partition': '0',
+    'origin.offset': '17'}
     """
-    found = {"topic": topic, "partition": str(partition), "offset": str(offset)}
+    found = {"topic": topic, TOPIC_ID: topic_id, "partition": str(partition)}
+    found["offset"] = str(offset)
     return {f"{origin}.{name}": text for name, text in found.items()}

@@ -16,10 +16,12 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from strandline.changelog.broker import Broker
+from strandline.changelog.client.asking_again import stable_offsets
 from strandline.changelog.client.consumer import Consumer
 from strandline.changelog.client.producer import Producer
+from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import InvalidRequest
-from strandline.changelog.records import HEADERS_TYPE, Batch, TopicPartition
+from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo, TopicPartition
 from strandline.changelog.scan import scan_batches
 from strandline.changelog.schema import upgrade, value_type
 from strandline.framework.dead_letter_names import (
@@ -29,6 +31,7 @@ from strandline.framework.dead_letter_names import (
     FAUST_ERROR,
     FAUST_ORIGIN,
     ORIGIN,
+    TOPIC_ID,
 )
 from strandline.statestore.internal_names import DEAD_LETTER
 
@@ -40,6 +43,8 @@ _ORIGINS = (ORIGIN, FAUST_ORIGIN)
 """Beginnings of the names of the headers that say where the record is."""
 BATCH_RECORDS = 10_000
 """Maximum number of letters in a transaction."""
+LOADING_S = 30.0
+"""Maximum seconds to wait for the transaction of another process that puts the letters back."""
 
 
 class Letter(NamedTuple):
@@ -50,7 +55,9 @@ class Letter(NamedTuple):
     partition: int
     offset: int
     headers: list[tuple[str, bytes | None]]
-    is_whole: bool
+    topic_id: str = ""
+    """Id of the topic; "" if the letter does not tell."""
+    is_whole: bool = True
     """False if the log had no room for the record's value."""
 
 
@@ -82,6 +89,8 @@ def retry(broker: Broker, topic: str) -> Retried:
     Raises:
         InvalidRequest: It is no dead-letter topic.
         UnknownTopic: The topic, or one that a letter came from, does not exist.
+        OffsetOutOfRange: The dead-letter topic was deleted and created again meanwhile. What was put
+            back before stays so.
         ProducerFenced: Another process puts the same letters back.
     """
     if not topic.endswith(ENDINGS):
@@ -90,23 +99,27 @@ def retry(broker: Broker, topic: str) -> Retried:
             f"{' or '.join(ENDINGS)}: see `strandline dead-letters list`"
         )
     group, put_back, left = group_of(topic), dict[str, int](), 0
+    origins = Origins(broker)
     partitions = [TopicPartition(topic, n) for n in range(broker.topic(topic).partitions)]
     with (
         Producer(broker, transactional_id=group) as producer,
-        Consumer(broker, group=group, auto_offset_reset="earliest") as consumer,
+        Consumer(broker, group=group, auto_offset_reset="none") as consumer,
     ):
         consumer.assign(partitions)
+        done = stable_offsets(broker, group, partitions, SystemClock(), within_s=LOADING_S)
+        for tp, start in consumer.beginning_offsets(partitions).items():
+            consumer.seek(tp, max(start, done[tp].offset if tp in done else start))
         ends = consumer.end_offsets(partitions)
         while any(consumer.position(tp) < end for tp, end in ends.items()):
             batches = consumer.poll(1.0, max_records=BATCH_RECORDS)
+            # Before the transaction, which has a timeout: it may take long to find records.
+            found = [one for batch in batches for one in origins.records_of(batch)]
             with producer.transaction():
-                for batch in batches:
-                    found = list(_records_of(broker, batch))
-                    producer.append_batches(found)
-                    for tp, columns, _ in found:
-                        put_back[tp.topic] = put_back.get(tp.topic, 0) + len(columns)
-                    left += len(batch) - sum(len(columns) for _, columns, _ in found)
+                producer.append_batches(found)
                 producer.send_offsets_to_transaction(consumer.positions(), group)
+            left += sum(map(len, batches)) - sum(len(columns) for _, columns, _ in found)
+            for tp, columns, _ in found:
+                put_back[tp.topic] = put_back.get(tp.topic, 0) + len(columns)
     return Retried(put_back, left)
 
 
@@ -120,28 +133,69 @@ def waiting(broker: Broker, topic: str) -> int:
     return sum(len(batch) for batch in scan_batches(broker, at, ends))
 
 
-def _records_of(
-    broker: Broker, batch: Batch
-) -> Iterator[tuple[TopicPartition, pa.RecordBatch, int]]:
-    """Yield the records of letters, in runs of one partition, with the version of their schema."""
-    start = 0
-    for _, run in groupby(_letters(batch), _run_of):
-        letters = list(run)
-        columns = batch.columns.slice(start, len(letters))
-        start += len(letters)
-        first = letters[0]
-        if not first.topic:
-            continue
-        info = broker.topic(first.topic)
-        tp = TopicPartition(first.topic, first.partition)
-        found = _with_headers(columns, letters) if first.is_whole else _original(broker, first)
-        if found is not None:
-            yield tp, upgrade(found, value_type(info.schema)), info.schema_id
+class Origins:
+    """The topics from which letters came."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._infos: dict[str, TopicInfo] = {}
+
+    def records_of(self, batch: Batch) -> Iterator[tuple[TopicPartition, pa.RecordBatch, int]]:
+        """Yield the records of letters by partition, with the version of their schema.
+
+        Those of a partition are in the order of the letters.
+        """
+        letters = _letters(batch)
+        by_partition: dict[TopicPartition, list[int]] = {}
+        for at, letter in enumerate(letters):
+            if letter.topic:
+                tp = TopicPartition(letter.topic, letter.partition)
+                by_partition.setdefault(tp, []).append(at)
+        for tp, indices in by_partition.items():
+            info = self._info(tp.topic)
+            for whole, run in groupby(indices, key=lambda at: -1 if letters[at].is_whole else at):
+                chosen = list(run)
+                columns = batch.columns.take(pa.array(chosen))
+                if whole < 0:
+                    found = _with_headers(columns, [letters[at] for at in chosen])
+                else:
+                    found = self._original(letters[whole], columns)
+                if found is not None:
+                    yield tp, upgrade(found, value_type(info.schema)), info.schema_id
+
+    def _info(self, topic: str) -> TopicInfo:
+        if topic not in self._infos:
+            self._infos[topic] = self._broker.topic(topic)
+        return self._infos[topic]
+
+    def _original(self, letter: Letter, columns: pa.RecordBatch) -> pa.RecordBatch | None:
+        """Return the record of a letter without its value; None if it was deleted.
+
+        Args:
+            letter: The letter.
+            columns: The letter as the log has it, with the record's own key and time.
+        """
+        if letter.topic_id not in ("", self._info(letter.topic).topic_id):
+            return None
+        tp, offset = TopicPartition(letter.topic, letter.partition), letter.offset
+        bounds = self._broker.offsets([tp])[tp]
+        if bounds.log_start <= offset < bounds.last_stable_offset:
+            for batch in scan_batches(self._broker, {tp: offset}, {tp: offset + 1}):
+                if len(found := batch.clip(offset, offset + 1)):
+                    is_same = letter.topic_id or _are_alike(found.columns, columns)
+                    return found.columns if is_same else None
+        return None
 
 
-def _run_of(letter: Letter) -> tuple[str, int, int]:
-    """Return what successive letters have in common if their records are appended together."""
-    return letter.topic, letter.partition, -1 if letter.is_whole else letter.offset
+def _are_alike(record: pa.RecordBatch, letter: pa.RecordBatch) -> bool:
+    """Return True if a record has the time and the key of a letter.
+
+    Letters of earlier versions do not say which topic of a name their record was in.
+    """
+    return bool(
+        record.column("timestamp").equals(letter.column("timestamp"))
+        and record.column("key").equals(letter.column("key"))
+    )
 
 
 def _letters(batch: Batch) -> list[Letter]:
@@ -165,8 +219,9 @@ def _letter(headers: list[Mapping[str, bytes | str | None]]) -> Letter:
         if topic:
             partition, offset = (_text(added.get(f"{origin}.{n}")) for n in ("partition", "offset"))
             is_whole = "value" not in _text(added.get(ERROR_LEFT_OUT))
-            return Letter(topic, int(partition), int(offset), kept, is_whole)
-    return Letter("", -1, -1, kept, is_whole=True)
+            topic_id = _text(added.get(f"{origin}.{TOPIC_ID}"))
+            return Letter(topic, int(partition), int(offset), kept, topic_id, is_whole)
+    return Letter("", -1, -1, kept)
 
 
 def _text(value: bytes | str | None) -> str:
@@ -183,14 +238,3 @@ def _with_headers(columns: pa.RecordBatch, letters: list[Letter]) -> pa.RecordBa
         pa.field("headers", HEADERS_TYPE),
         pa.array([one.headers for one in letters], HEADERS_TYPE),
     )
-
-
-def _original(broker: Broker, letter: Letter) -> pa.RecordBatch | None:
-    """Return the record of a letter without its value; None if it was deleted."""
-    tp, offset = TopicPartition(letter.topic, letter.partition), letter.offset
-    bounds = broker.offsets([tp])[tp]
-    if bounds.log_start <= offset < bounds.last_stable_offset:
-        for batch in scan_batches(broker, {tp: offset}, {tp: offset + 1}):
-            if len(found := batch.clip(offset, offset + 1)):
-                return found.columns
-    return None

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from strandline.changelog.clock import Clock
 from strandline.changelog.errors import NotInTask, TaskFailed
 from strandline.changelog.rate_limited_log import RateLimitedLog
+from strandline.framework.container.container_context import ContainerContext
 from strandline.framework.container.failures import (
     WITHOUT_VALUE,
     dead_letter_headers,
@@ -36,7 +36,7 @@ class ErrorPolicy:
         partition: int,
         outboxes: Mapping[Topic[Any, Any], Outbox],
         trial: Trial,
-        clock: Clock,
+        container: ContainerContext,
     ) -> None:
         self.failure: TaskFailed | None = None
         """Error at which the instance has stopped; None if it has not."""
@@ -44,7 +44,8 @@ class ErrorPolicy:
         self._partition = partition
         self._outboxes = outboxes
         self._trial = trial
-        self._failure_log = RateLimitedLog(_log, clock)
+        self._infos = container.infos
+        self._failure_log = RateLimitedLog(_log, container.clock)
         self._skipped = self._dead_lettered = 0
         """Number of steps skipped and dead-lettered since the last commit."""
         self._last: tuple[Record[Any, Any], Chunk | str, Exception | None] | None = None
@@ -176,5 +177,6 @@ class ErrorPolicy:
             if level < WITHOUT_VALUE:
                 [stored] = topic.values.decode(columns.column("value"))
                 value = topic.values.item(stored)
-        headers = dead_letter_headers(record, error, level)
+        topic_id = self._infos[record.topic].topic_id if record.topic else ""
+        headers = dead_letter_headers(record, topic_id, error, level)
         self._outboxes[topic].put(key, value, record.timestamp, headers)

@@ -44,11 +44,14 @@ def described(record: Record[Any, Any]) -> str:
     return f"record {record.position} with key {record.key!r}"
 
 
-def dead_letter_headers(record: Record[Any, Any], error: Exception, level: int = 0) -> Headers:
+def dead_letter_headers(
+    record: Record[Any, Any], topic_id: str, error: Exception, level: int = 0
+) -> Headers:
     """Return the headers of a dead letter: the record's own, then its origin and its error.
 
     Args:
         record: The record, or the one that stands for a timer or window.
+        topic_id: Id of the record's topic; "" for a record that is in no topic.
         error: The error raised by the handler, or the log's reason for refusing the commit.
         level: 0 at first; raised by 1 each time the log refuses the dead letter.
     """
@@ -57,7 +60,7 @@ def dead_letter_headers(record: Record[Any, Any], error: Exception, level: int =
         ERROR_TYPE: type(error).__name__,
         ERROR_MESSAGE: _excerpt(str(error), longest),
         ERROR_TRACEBACK: "".join(traceback.format_exception(error))[-EXCERPT_CHARS:],
-        **origin_headers(ORIGIN, record.topic, record.partition, record.offset),
+        **origin_headers(ORIGIN, record.topic, topic_id, record.partition, record.offset),
     }
     if level >= SHORTENED:
         del causes[ERROR_TRACEBACK]

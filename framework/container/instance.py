@@ -103,7 +103,7 @@ class TaskInstance:
         self.turn = 0
         """Number of its latest slice, counted over all slices of the worker."""
         self._trial = trial
-        self._policy = ErrorPolicy(spec, parts.number, self.outboxes, trial, clock)
+        self._policy = ErrorPolicy(spec, parts.number, self.outboxes, trial, container)
         self.mark_refused = self._policy.mark_refused
         self._runner = RecordLoop(self.context, self.all_stores, self.outboxes, self._policy, trial)
         self._may_continue = self._runner.may_continue

@@ -19,6 +19,7 @@ from faust.exceptions import DecodeError, PartitionsMismatch
 from faust.sensors.base import Sensor
 from faust.streams import current_event
 
+from strandline.changelog.records import TopicInfo
 from strandline.framework.dead_letter_names import (
     FAUST_DEAD_LETTER,
     FAUST_ERROR,
@@ -140,11 +141,13 @@ def _send_dead_letter(link: FaustLink, unit: Unit, message: Any, error: str) -> 
     letters = link.info(topic)
     # The topic of the record may have got more partitions since.
     partition = message.partition % (letters.partitions if letters is not None else 1)
-    headers = (*(message.headers or ()), *_described(message, error))
+    headers = (*(message.headers or ()), *_described(message, info, error))
     when = int(message.timestamp * 1000)
     link.ledger.send(unit, topic, partition, message.key, message.value, when, headers)
 
 
-def _described(message: Any, error: str) -> list[tuple[str, bytes]]:
-    where = origin_headers(FAUST_ORIGIN, message.topic, message.partition, message.offset)
+def _described(message: Any, info: TopicInfo | None, error: str) -> list[tuple[str, bytes]]:
+    topic_id = "" if info is None else info.topic_id
+    at = message.partition, message.offset
+    where = origin_headers(FAUST_ORIGIN, message.topic, topic_id, *at)
     return [(name, text.encode()) for name, text in {FAUST_ERROR: error, **where}.items()]

@@ -57,3 +57,12 @@ def sees(log: Log, eventually: Callable[..., None]) -> Callable[..., None]:
         eventually(same, timeout=10, what=f"that {topic} has {values}, not {got},")
 
     return wait
+
+
+@pytest.fixture
+def fresh_shapes(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a client of Kafka ask for a topic's id each time, instead of once in five seconds."""
+    if system.is_kafka:
+        from strandline.changelog.kafka import topics
+
+        monkeypatch.setattr(topics, "SHAPE_MAX_AGE_S", 0.0)

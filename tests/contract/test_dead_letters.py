@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.changelog.errors import InvalidRequest
+from strandline.changelog.errors import (
+    InvalidRequest,
+    OffsetOutOfRange,
+    UnknownPartition,
+    UnknownTopic,
+)
 from strandline.changelog.log import Log
+from strandline.framework import dead_letters
 from strandline.framework.dead_letters import retry, waiting
 from tests.systems import System
 
@@ -122,21 +128,84 @@ def test_another_topic_is_refused(system: System) -> None:
 
 
 def test_a_record_whose_letter_has_no_value_is_taken_from_its_origin(system: System) -> None:
-    """The log had no room for its value; one that was deleted since is left."""
+    """The log had no room for its value. One that was deleted since, or of another topic, is left."""
     log = system.open()
     name, letters = f"{system.prefix}in", f"{system.prefix}in-dead-letter"
-    log.create_topic(name)
+    topic_id = log.create_topic(name).topic_id
     log.create_topic(letters)
-    log.append(name, [{"key": b"a", "value": b"large", "headers": [("own", b"1")]}])
+    record = {"key": b"a", "value": b"large", "headers": [("own", b"1")], "timestamp": BASE}
+    log.append(name, [record])
+    #           offset, topic id, time of the letter
+    put_back = [(0, topic_id, BASE + 1), (0, None, BASE)]
+    left = [(7, topic_id, BASE), (0, "0" * 32, BASE), (0, None, BASE + 1)]
     with log.producer() as producer:
-        for offset in (0, 7):
+        for offset, known_id, time in (*put_back, *left):
             origin = {"topic": name, "partition": "0", "offset": str(offset)}
+            origin |= {} if known_id is None else {"topic_id": known_id}
             headers = [("error.type", b"E"), ("error.left_out", b"traceback, value, headers")]
             headers += [(f"origin.{part}", text.encode()) for part, text in origin.items()]
-            producer.send(letters, None, b"a", headers=headers)
+            producer.send(letters, None, b"a", headers=headers, timestamp=time)
     done = retry(log.broker, letters)
-    assert (done.records, done.left) == ({name: 1}, 1)
+    assert (done.records, done.left) == ({name: len(put_back)}, len(left))
     rows = log.read(name).to_pylist()
     assert [(row["key"], row["value"], row["headers"]) for row in rows] == [
         (b"a", b"large", [{"key": "own", "value": b"1"}])
-    ] * 2
+    ] * 3
+
+
+def test_a_letter_names_the_topic_that_its_record_was_in(system: System) -> None:
+    log = system.open()
+    counting = Counting(system, log, int, [("a", 1)])
+    [row] = log.read(counting.letters).to_pylist()
+    headers = {pair["key"]: pair["value"] for pair in row["headers"]}
+    assert headers["origin.topic_id"].decode() == log.topic(counting.input.name).topic_id
+
+
+def test_letters_of_several_partitions_keep_their_order(
+    system: System, eventually: Callable[..., None]
+) -> None:
+    """Some of them are put back from their letters, others from their topic."""
+    log = system.open()
+    name, letters = f"{system.prefix}in", f"{system.prefix}in-dead-letter"
+    topic_id = log.create_topic(name, 3).topic_id
+    log.create_topic(letters)
+    for n in range(30):
+        log.append(name, [{"key": b"k", "value": b"%d" % n}], partition=n % 3)
+    with log.producer() as producer:
+        for n in range(30):
+            origin = {"topic": name, "partition": str(n % 3), "offset": str(n // 3)}
+            origin |= {"topic_id": topic_id}
+            headers = [("error.type", b"E")]
+            if n % 4 == 0:
+                headers += [("error.left_out", b"traceback, value, headers")]
+            headers += [(f"origin.{part}", text.encode()) for part, text in origin.items()]
+            producer.send(letters, None if n % 4 == 0 else b"%d" % n, b"k", headers=headers)
+    assert retry(log.broker, letters).records == {name: 30}
+    eventually(lambda: len(log.read(name)) == 60, what="the records")
+    rows = log.read(name).to_pylist()
+    for partition in range(3):
+        found = [row["value"] for row in rows if row["partition"] == partition]
+        assert found == [b"%d" % n for n in range(partition, 30, 3)] * 2
+
+
+def test_letters_of_a_topic_that_is_replaced_meanwhile_end_the_retry(
+    system: System, monkeypatch: pytest.MonkeyPatch, fresh_shapes: None
+) -> None:
+    log = system.open()
+    counting = Counting(system, log, int, [(key, n) for n, key in enumerate(KEYS)])
+    monkeypatch.setattr(dead_letters, "BATCH_RECORDS", 1)
+    found = dead_letters.Origins.records_of
+
+    def replaced(self: Any, batch: Any) -> Any:
+        yield from found(self, batch)
+        if len(log.read(counting.letters)) == len(KEYS):
+            log.delete_topic(counting.letters)
+            log.create_topic(counting.letters)
+
+    monkeypatch.setattr(dead_letters.Origins, "records_of", replaced)
+    try:
+        done = retry(log.broker, counting.letters)
+    except (OffsetOutOfRange, UnknownTopic, UnknownPartition):
+        return
+    assert not system.is_kafka  # which fetches less ahead
+    assert done.records == {counting.input.name: len(KEYS)}

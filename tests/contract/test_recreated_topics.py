@@ -33,15 +33,6 @@ def replace(log: Log, topic: str, count: int) -> None:
     create(log, topic, "new", count)
 
 
-@pytest.fixture
-def fresh_shapes(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a client of Kafka ask for a topic's id each time, instead of once in five seconds."""
-    if system.is_kafka:
-        from strandline.changelog.kafka import topics
-
-        monkeypatch.setattr(topics, "SHAPE_MAX_AGE_S", 0.0)
-
-
 class Copy:
     """An app that copies a topic; at the old topic's last record the topic is replaced."""
 
