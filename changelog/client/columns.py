@@ -371,10 +371,55 @@ def _array(column: list[Any], kind: pa.DataType | None, name: str, where: str) -
     """
     direct = kind is not None and (pa.types.is_nested(kind) or is_bytes(kind))
     try:
+        if kind is not None and pa.types.is_nested(kind):
+            _check_fields(column, kind, name, where)
         return pa.array(column, kind) if direct else pa.array(column)
     except (pa.ArrowException, TypeError, OverflowError, UnicodeError) as error:
         expected = f", expected {kind}" if kind is not None else ""
         raise SchemaMismatch(f"{where}: column {name!r}{expected}: {error}") from error
+
+
+def _check_fields(items: Iterable[Any], kind: pa.DataType, name: str, where: str) -> None:
+    """Raise SchemaMismatch for mappings with fields that `kind` lacks; pa.array would drop them."""
+    if pa.types.is_struct(kind):
+        present = [item for item in items if isinstance(item, Mapping)]
+        check_names(set().union(*present), kind.names, (), f"{where}: {name}")
+        for field in kind:
+            inner = [item.get(field.name) for item in present]
+            _check_fields(inner, field.type, f"{name}.{field.name}", where)
+    elif pa.types.is_map(kind):
+        pairs = [pair for item in items if item for pair in _pairs(item)]
+        _check_fields([key for key, _ in pairs], kind.key_type, name, where)
+        _check_fields([value for _, value in pairs], kind.item_type, name, where)
+    elif pa.types.is_nested(kind):
+        inner = [each for item in items if isinstance(item, list | tuple) for each in item]
+        _check_fields(inner, kind.value_type, name, where)
+    elif (item := shortened(items, kind)) is not None:
+        raise SchemaMismatch(f"{where}: column {name!r}: expected {kind}, got {item!r}")
+
+
+def shortened(items: Iterable[Any], kind: pa.DataType) -> Any:
+    """Return the first item that pa.array would shorten to `kind` silently; None if there is none.
+
+    >>> shortened([1, 2.0, 1.5], pa.int64()), shortened([1, 1.5], pa.float64())
+    (1.5, None)
+    """
+    if pa.types.is_integer(kind):
+        return next((i for i in items if type(i) not in _WHOLE and not _is_whole(i)), None)
+    if pa.types.is_date(kind):
+        return next((i for i in items if isinstance(i, dt.datetime)), None)
+    return None
+
+
+_WHOLE = (int, type(None))
+
+
+def _is_whole(item: Any) -> bool:
+    return not isinstance(item, float | decimal.Decimal) or item % 1 == 0
+
+
+def _pairs(item: Any) -> Iterable[tuple[Any, Any]]:
+    return item.items() if isinstance(item, Mapping) else item
 
 
 def _fit(column: pa.Array, field: pa.Field, where: str, mask: pa.Array | None = None) -> pa.Array:
@@ -391,12 +436,34 @@ def cast_column(column: pa.Array, kind: pa.DataType, name: str, where: str) -> p
     if column.type == kind:
         return column
     expected = f"{where}: column {name!r}: expected {kind}, got {column.type}"
-    if not pa.types.is_null(column.type) and _family(column.type) != _family(kind):
+    if not _is_related(column.type, kind):
         raise SchemaMismatch(f"{expected}; convert it first")
     try:
         return pc.cast(column, kind, safe=True)
     except pa.ArrowException as error:
         raise SchemaMismatch(f"{expected}, which loses something: {error}") from error
+
+
+def _is_related(kind: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return True if values of type `kind` can be cast to `wanted` without another meaning.
+
+    A struct may lack nullable fields, but have no others, because Arrow would drop them.
+    """
+    if pa.types.is_null(kind):
+        return True
+    if pa.types.is_dictionary(kind):
+        return _is_related(kind.value_type, wanted)
+    if _family(kind) != _family(wanted):
+        return False
+    if pa.types.is_struct(kind):
+        needed = {field.name for field in wanted if not field.nullable}
+        return needed <= set(kind.names) <= set(wanted.names) and all(
+            _is_related(field.type, wanted.field(field.name).type) for field in kind
+        )
+    if pa.types.is_map(kind):
+        parts = ((kind.key_type, wanted.key_type), (kind.item_type, wanted.item_type))
+        return all(_is_related(*pair) for pair in parts)
+    return not pa.types.is_nested(kind) or _is_related(kind.value_type, wanted.value_type)
 
 
 def _family(kind: pa.DataType) -> str:
@@ -410,7 +477,10 @@ def _family(kind: pa.DataType) -> str:
         return "bytes"
     if types.is_timestamp(kind):
         return "zoned time" if kind.tz else "time"
-    for same in (types.is_date, types.is_time, types.is_duration, types.is_nested):
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return "list"
+    nested = (types.is_struct, types.is_map, types.is_nested)
+    for same in (types.is_date, types.is_time, types.is_duration, *nested):
         if same(kind):
             return str(same.__name__)
     return str(kind)

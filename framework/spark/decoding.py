@@ -12,12 +12,13 @@ another framework has written keys and values, as Faust does in JSON.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from strandline.changelog.client.columns import shortened
 from strandline.changelog.errors import CorruptLog, InvalidRecord
 from strandline.framework.spark.planning import StoredValues
 from strandline.framework.table_types import spark_type
@@ -50,6 +51,10 @@ def infer(
         "key": _common_type(_decode_keys(keys, stored), "keys", topic),
         "value": _common_type(_decode_values(values, topic, stored), "values", topic),
     }
+    if stored.declaration is not None:
+        described = Declaration.from_bytes(stored.declaration).value
+        if described is not None:
+            found["value"] = _with_floats(found["value"], described.root, described.objects)
     return pa.schema([pa.field(name, spark_type(kind, name)) for name, kind in found.items()])
 
 
@@ -132,15 +137,56 @@ def _common_type(items: list[Any], what: str, topic: str) -> pa.DataType:
         ) from error
 
 
+def _with_floats(kind: pa.DataType, node: Any, objects: Mapping[str, Any]) -> pa.DataType:
+    """Return the type found in some values, with float64 where the declaration has floats.
+
+    A whole number that a handler stores as a float may be written as an integer.
+    """
+    if pa.types.is_integer(kind):
+        members = node["of"] if node["is"] == "union" else [node]
+        return pa.float64() if any(one["is"] == "float" for one in members) else kind
+    if node["is"] == "union":
+        members = [one for one in node["of"] if one["is"] in ("object", "dict") or "items" in one]
+        return _with_floats(kind, members[0], objects) if len(members) == 1 else kind
+    if pa.types.is_list(kind) and isinstance(node.get("items"), dict):
+        return pa.list_(_with_floats(kind.value_type, node["items"], objects))
+    if pa.types.is_struct(kind) and node["is"] in ("object", "dict"):
+        if node["is"] == "dict":
+            nodes = dict.fromkeys(kind.names, node["values"])
+        else:
+            described: Mapping[str, Any] = objects[node["name"]]["fields"]
+            nodes = {name: each["type"] for name, each in described.items()}
+        return pa.struct(
+            field.with_type(_with_floats(field.type, nodes[field.name], objects))
+            if field.name in nodes
+            else field
+            for field in kind
+        )
+    return kind
+
+
 def _typed(items: list[Any], field: pa.Field, topic: str) -> pa.Array:
     try:
         if unknown := _unknown_fields(items, field.type):
             raise ValueError(f"there is no field {', '.join(sorted(unknown))}")
+        _check_whole(items, field.type)
         return pa.array(items, field.type)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise InvalidRecord(
             f"a {field.name} of {topic!r} does not fit {field.type}: {error}; {_GIVE_A_TYPE}"
         ) from error
+
+
+def _check_whole(items: Iterable[Any], kind: pa.DataType) -> None:
+    """Raise ValueError for an item that Arrow would shorten to `kind` silently, as 1.5 to 1."""
+    if pa.types.is_list(kind):
+        _check_whole((i for each in items if each for i in each), kind.value_type)
+    elif pa.types.is_struct(kind):
+        present = [item for item in items if isinstance(item, dict)]
+        for field in kind:
+            _check_whole((item.get(field.name) for item in present), field.type)
+    elif (item := shortened(items, kind)) is not None:
+        raise ValueError(f"{item!r} is no {kind}")
 
 
 def _unknown_fields(items: Iterable[Any], kind: pa.DataType) -> set[str]:

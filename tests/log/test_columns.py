@@ -263,3 +263,65 @@ def test_large_data_is_converted_in_pieces() -> None:
     sizes = [batch.num_rows for batch in to_batches(table, BYTES, now_ms=NOW)]
     assert sum(sizes) == 300
     assert max(sizes) <= 128
+
+
+PLACE = pa.struct([pa.field("city", pa.string()), pa.field("zip", pa.int32())])
+NESTED = {
+    "struct": (PLACE, lambda place: place),
+    "list": (pa.list_(PLACE), lambda place: [place]),
+    "map": (pa.map_(pa.string(), PLACE), lambda place: [("home", place)]),
+    "struct in a struct": (pa.struct([("place", PLACE)]), lambda place: {"place": place}),
+}
+
+
+def nested_topic(kind: pa.DataType) -> TopicInfo:
+    return TopicInfo("nested", "id", 1, {}, pa.schema([("places", kind)]), 1)
+
+
+def inferred(kind: pa.DataType, place: pa.StructArray) -> pa.Array:
+    """Return a column as `kind`, but with the place's own fields."""
+    if pa.types.is_map(kind):
+        return pa.MapArray.from_arrays([0, 1], pa.array(["home"]), place)
+    if pa.types.is_list(kind):
+        return pa.ListArray.from_arrays([0, 1], place)
+    return place if kind == PLACE else pa.StructArray.from_arrays([place], ["place"])
+
+
+@pytest.mark.parametrize("name", NESTED)
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"city": "York", "zip": 1, "street": "Main St"},
+        {"City": "York", "Zip": 1},
+        {"city": "York", "zip": 1.5},
+    ],
+    ids=["unknown field", "other case", "not an int"],
+)
+def test_nothing_within_a_value_is_dropped_or_shortened(name: str, place: Any) -> None:
+    kind, nest = NESTED[name]
+    topic = nested_topic(kind)
+    with pytest.raises(SchemaMismatch, match=r"places|there is no column"):
+        list(to_batches([{"places": nest(place)}], topic, now_ms=NOW))
+    table = pa.table({"places": inferred(kind, pa.array([place]))})
+    with pytest.raises(SchemaMismatch, match="places"):
+        list(to_batches(table, topic, now_ms=NOW))
+
+
+@pytest.mark.parametrize("name", NESTED)
+@pytest.mark.parametrize("place", [{"city": "York", "zip": 1}, {"zip": 1}, {"city": None}])
+def test_fields_that_may_be_null_may_be_left_out(name: str, place: Any) -> None:
+    kind, nest = NESTED[name]
+    topic = nested_topic(kind)
+    expected = nest({"city": None, "zip": None} | place)
+    [batch] = to_batches([{"places": nest(place)}], topic, now_ms=NOW)
+    assert batch["value"].to_pylist() == [{"places": expected}]
+    table = pa.table({"places": inferred(kind, pa.array([place]))})
+    [batch] = to_batches(table, topic, now_ms=NOW)
+    assert batch["value"].to_pylist() == [{"places": expected}]
+
+
+def test_naive_times_within_a_value_are_not_taken_for_utc() -> None:
+    topic = nested_topic(pa.struct([("at", pa.timestamp("us", "UTC"))]))
+    table = pa.table({"places": pa.array([{"at": dt.datetime(2026, 1, 1)}])})
+    with pytest.raises(SchemaMismatch, match="convert it first"):
+        list(to_batches(table, topic, now_ms=NOW))
