@@ -254,9 +254,10 @@ class Declarations:
             ):
                 _log.warning(
                     "task %r has state, but app %r has no committed offsets of its inputs: all their "
-                    "records are handled on top of that state. If they were handled before (the "
-                    "group was deleted, or its offsets have expired), stop the app; `strandline "
-                    "reset` lets it start over without the state",
+                    "records are handled on top of that state. That is right if an input was deleted "
+                    "and created again. If its records were handled before (the group was deleted, "
+                    "or its offsets have expired), stop the app; `strandline reset` lets it start "
+                    "over without the state",
                     *(spec.name, self.app),
                     extra={"task": spec.name, "app": self.app},
                 )

@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from strandline.changelog.errors import OffsetOutOfRange
 from strandline.changelog.records import Fetched, TopicPartition
 from strandline.framework.container.commit_schedule import CommitSchedule
 from strandline.framework.container.container_context import ContainerContext
@@ -70,7 +71,7 @@ class Feeder:
         elif wait and self._gathers(running):
             wait -= self._linger(wait)
         for group in grouped:
-            fetched = self._fetch(_positions(group), wait)
+            fetched = self._fetch(group, _positions(group), wait)
             self._adapt(fetched)
             _add(group, fetched)
             for tp, (source, *_) in group.items():
@@ -168,7 +169,7 @@ class Feeder:
         until = self._clock.monotonic() + seconds
         seen: Mapping[TopicPartition, Fetched] | None = None
         while not is_needed() and (left := until - self._clock.monotonic()) > 0:
-            fetched = self._fetch(positions, min(left, self._options.poll_ms / 1000))
+            fetched = self._fetch(grouped[0], positions, min(left, self._options.poll_ms / 1000))
             if fetched is seen:
                 continue  # the log returns the same result while nothing has changed
             if any(one.batches or one.next_offset != positions[tp] for tp, one in fetched.items()):
@@ -177,11 +178,17 @@ class Feeder:
             seen = fetched
 
     def _fetch(
-        self, positions: Mapping[TopicPartition, int], wait: float
+        self, group: Group, positions: Mapping[TopicPartition, int], wait: float
     ) -> Mapping[TopicPartition, Fetched]:
         count = len(self._tasks.instances)
         size = self._tasks.memory.fetch_bytes(count, self._options.fetch_bytes)
-        return self._broker.fetch(positions, max_bytes=size, timeout=wait)
+        try:
+            return self._broker.fetch(positions, max_bytes=size, timeout=wait)
+        except OffsetOutOfRange:
+            for tp, ends in self._broker.offsets(list(group)).items():
+                for source in group[tp]:
+                    source.check_topic(ends.topic_id)  # raises an error that says more
+            raise
 
     def _pause(self, seconds: float) -> None:
         """Wait up to `seconds` for restores to end, or just wait if none is under way."""
