@@ -27,7 +27,7 @@ from strandline.changelog.records import Batch, PartitionOffsets
 from strandline.framework.spark import decoding, tables
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.planning import Ends, OffsetRange, ReadPlan, StoredValues
-from strandline.framework.spark.reading import read_range
+from strandline.framework.spark.reading import read_range, report
 from strandline.framework.table_types import INSTANT, fit
 
 CHANGES = ("offset", "timestamp")
@@ -63,29 +63,31 @@ def changes_schema(broker: Broker, options: SourceOptions) -> pa.Schema:
 
 
 def widened(plan: ReadPlan, ends: Ends) -> ReadPlan:
-    """Return a plan whose ranges begin at the start of the log, to find old values.
-
-    A batch whose changes or old values compaction may have removed is a loss.
-    """
-    losses = list(plan.losses)
-    for each in plan.ranges:
-        now = ends[each.topic_partition]
-        if problem := _compacted(each, now):
-            losses.append(problem)
+    """Return a plan whose ranges begin at the start of the log, to find old values."""
     ranges = [replace(r, start=ends[r.topic_partition].log_start) for r in plan.ranges]
-    return ReadPlan(ranges, losses)
+    return ReadPlan(ranges, plan.losses)
 
 
-def _compacted(range_: OffsetRange, now: PartitionOffsets) -> str | None:
-    """Return why changes or old values of a range may be gone; None if all are there."""
+def compacted(range_: OffsetRange, since: int, now: PartitionOffsets | None) -> list[str]:
+    """Return the losses of a range whose changes or old values may be gone; none if all are there.
+
+    Args:
+        range_: Widened range of the changes.
+        since: Offset of the first change.
+        now: Bounds of the partition after the range was pinned, or was read without a pin. A
+            cleaning before that may have removed records of the range. None if it does not exist.
+    """
+    if now is None or now.topic_id != range_.topic_id or since <= range_.start:
+        return []
     gone = max(now.superseding_end, now.purged_end)
-    if range_.start <= now.log_start or gone <= range_.start:
-        return None
-    return (
-        f"changes of {range_.topic_partition} from offset {range_.start} on are to be read, but "
+    if gone <= since:
+        return []
+    loss = (
+        f"changes of {range_.topic_partition} from offset {since} on are to be read, but "
         f"compaction has removed records up to offset {gone}; set min.compaction.lag.ms of the topic "
         "longer than the query may lag"
     )
+    return [loss]
 
 
 def read_changes(
@@ -107,6 +109,9 @@ def read_changes(
     before = replace(range_, end=max(range_.start, since))
     earlier = read_range(broker, before, fail_on_data_loss=fail)
     found = _last_values(earlier, pc.unique(changes["key"]))
+    if range_.pin is None:
+        tp = range_.topic_partition
+        report(compacted(range_, since, broker.offsets([tp])[tp]), fail=fail)
     prior = changes.slice(0, 0) if found is None else found
     old = previous_values(prior, changes)
     stored = range_.stored or decoding.UNRECORDED

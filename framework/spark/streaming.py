@@ -17,7 +17,12 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from strandline.changelog.broker import Broker
-from strandline.changelog.errors import InvalidConfig, StrandlineError, UnknownPartition
+from strandline.changelog.errors import (
+    InvalidConfig,
+    OffsetOutOfRange,
+    StrandlineError,
+    UnknownPartition,
+)
 from strandline.changelog.pins import PinName, there
 from strandline.changelog.records import TopicInfo
 from strandline.framework.spark import (
@@ -138,8 +143,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         until = from_json(end)
         self._reached = until.positions
         if self._pins:
-            holder = until.holder or self._holder
-            there(self._broker().pins).release(holder, pinning.position_name(until.positions))
+            self._release(until)
 
     def stop(self) -> None:
         """Close the log."""
@@ -164,6 +168,11 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         """Return the pin name of a micro-batch, the same each time it is planned."""
         ends = pinning.position_name(before), pinning.position_name(until.positions)
         return PinName(until.holder or self._holder, *ends)
+
+    def _release(self, until: QueryProgress) -> None:
+        """Release the pins of the batches that end at `until`."""
+        holder = until.holder or self._holder
+        there(self._broker().pins).release(holder, pinning.position_name(until.positions))
 
     def _tasks(self, ranges: list[OffsetRange], _before: Positions) -> Sequence[InputPartition]:
         return [RangePartition(task) for task in tasks_of(self._broker(), self._options, ranges)]
@@ -257,6 +266,25 @@ class ChangesReader(StreamReader):
     def _plan(self, before: Positions, until: Positions) -> planning.ReadPlan:
         ends = self._ends()
         return changes.widened(planning.plan(before, until, ends), ends)
+
+    def _planned(self, before: Positions, until: QueryProgress) -> list[OffsetRange]:
+        ranges = super()._planned(before, until)
+        # After the pin, because the log may have been cleaned between the plan and the pin.
+        now = self._ends()
+        losses = [
+            loss
+            for each in ranges
+            for loss in changes.compacted(
+                each, _first_change(each, before), now.get(each.topic_partition)
+            )
+        ]
+        try:
+            reading.report(losses, fail=self._options.fail_on_data_loss)
+        except OffsetOutOfRange:
+            if self._pins:
+                self._release(until)
+            raise
+        return ranges
 
     def _tasks(self, ranges: list[OffsetRange], before: Positions) -> Sequence[InputPartition]:
         stored = tables.stored_values(self._broker(), self._topics()[0], self._options)

@@ -123,6 +123,38 @@ def test_changes_that_compaction_has_removed_are_a_loss(log: Owner) -> None:
     assert found[-1] == expected(99, 100)[0]
 
 
+def test_a_cleaning_between_the_plan_and_the_pin_is_a_loss(
+    log: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ends are looked up before the records are pinned, and the cleaner may run in between."""
+    write(log, 0, 100)
+    reader = feed()
+    start, _ = following(reader, reader.initialOffset(), 10)
+    reader.commit(start)
+    hold, cleaned = log.pins.hold, []
+
+    def late(*args: Any, **more: Any) -> Any:
+        if not cleaned:
+            cleaned.append(rewritten(log))
+        return hold(*args, **more)
+
+    monkeypatch.setattr(log.pins, "hold", late)
+    with pytest.raises(OffsetOutOfRange, match=r"compaction has removed.*min\.compaction\.lag\.ms"):
+        following(reader, start)
+    assert log._log.context.storage.list_dir("pins") == []
+
+
+def test_a_cleaning_before_a_batch_without_a_pin_is_read_is_a_loss(log: Owner) -> None:
+    write(log, 0, 100)
+    reader = feed(pinTimeoutMs="0")
+    start, _ = following(reader, reader.initialOffset(), 10)
+    end = json.loads(json.dumps(reader.latestOffset(start, read_limit(BatchLimit()))))
+    [planned] = reader.partitions(start, end)
+    rewritten(log)
+    with pytest.raises(OffsetOutOfRange, match="compaction has removed"):
+        list(reader.read(planned))
+
+
 def test_a_new_query_begins_with_the_values_that_a_cleaned_log_still_has(log: Owner) -> None:
     write(log, 0, 100)
     rewritten(log)
