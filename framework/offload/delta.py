@@ -91,7 +91,7 @@ class DeltaTarget:
         progress = self._progress()
         if self._folder.pending() is not None and self._table is not None:
             self._sync_log(self._table)  # the crash may have come before this
-        self._folder.resolve(progress)
+        self._folder.resolve(progress, self._has)
         return progress
 
     def _progress(self) -> Progress | None:
@@ -216,7 +216,10 @@ class DeltaTarget:
         return self._table
 
     def _has(self, files: Sequence[DataFile]) -> bool:
-        """Return True if the table has the files, whatever the library said of their commit."""
+        """Return True if the table has any of the files.
+
+        The answer does not depend on what the library said of their commit.
+        """
         from deltalake import DeltaTable
 
         added = {file.path.rpartition("/")[2] for file in files}

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -122,14 +122,21 @@ class TargetFolder:
                 self.storage.sync_dir(folder)
         self.forget_pending()
 
-    def resolve(self, progress: Progress | None) -> None:
-        """End what a crash has left of a load into a table with this progress.
+    def resolve(self, progress: Progress | None, has: Callable[[Sequence[DataFile]], bool]) -> None:
+        """End what a crash has left of a load into a table.
 
-        The commit that was pending is in the table, or its files are removed.
+        The commit that was pending is in the table, or its files are removed. Its number does not
+        tell, because a table may lose the numbers of its commits, and keep the offsets.
+
+        Args:
+            progress: Progress of the table; None before its first commit.
+            has: Return True if the table, or a version that it can return to, has any of the files.
+                It is called if the progress does not reach that of the pending commit.
         """
         pending = self.pending()
         if pending is not None:
-            if progress is not None and progress.commit >= pending.progress.commit:
+            made = progress is not None and progress.reaches(pending.progress)
+            if made or has(pending.files):
                 self.forget_pending()
             else:
                 self.withdraw(pending)

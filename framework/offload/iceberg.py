@@ -120,7 +120,7 @@ class IcebergTarget:
 
     def progress(self) -> Progress | None:
         progress = None if self._table is None else self._progress(self._table)
-        self._folder.resolve(progress)
+        self._folder.resolve(progress, self._has)
         return progress
 
     def _progress(self, table: Table) -> Progress | None:
@@ -174,6 +174,11 @@ class IcebergTarget:
         try:
             self._table = self._commit(self._table or self._created(), files, progress)
         except CommitFailedException as error:
+            if self._has(files):
+                raise StorageFailed(
+                    f"the files are in table {self._folder.claim.table}, but its commit failed later: "
+                    f"{error}; the next run goes on after them"
+                ) from error
             self._folder.withdraw(pending)
             raise InvalidRequest(
                 f"another program has changed table {self._folder.claim.table} meanwhile ({error}); nothing was "
@@ -227,10 +232,40 @@ class IcebergTarget:
             transaction.add_files(paths, snapshot_properties=stored, check_duplicate_files=False)
         return table
 
+    def _has(self, files: Sequence[DataFile]) -> bool:
+        """Return True if a snapshot of the table, current or not, has any of the files.
+
+        A table that was rolled back can return to the snapshots after that.
+        """
+        added = {file.path.rpartition("/")[2] for file in files}
+        table = self._loaded() if added else None
+        if table is None:
+            return False
+        try:
+            return not added.isdisjoint(_files_of_snapshots(table))
+        except (OSError, ValueError) as error:
+            raise StorageFailed(
+                f"the snapshots of table {self._folder.claim.table} cannot be read: "
+                f"{str(error).splitlines()[0]}; if its metadata is damaged, put it back from a backup, or "
+                f"{ANOTHER_FOLDER}"
+            ) from error
+
     @property
     def _location(self) -> str:
         """URL of the folder, not percent-encoded, because PyIceberg takes URLs as they are."""
         return f"file://{self._path}"
+
+
+def _files_of_snapshots(table: Table) -> Iterator[str]:
+    """Yield the names of the data files of all snapshots, newest first."""
+    seen: set[str] = set()
+    for snapshot in reversed(table.snapshots()):
+        for manifest in snapshot.manifests(table.io):
+            if manifest.manifest_path in seen:
+                continue
+            seen.add(manifest.manifest_path)
+            for entry in manifest.fetch_manifest_entry(table.io):
+                yield entry.data_file.file_path.rpartition("/")[2]
 
 
 def _in_iceberg(field: pa.Field) -> pa.Field:

@@ -65,6 +65,13 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
             partitions={**self.partitions, **reached},
         )
 
+    def reaches(self, other: Progress) -> bool:
+        """Return True if this progress is at the offsets of `other`, or after them."""
+        return all(
+            number in self.partitions and self.partitions[number].offset >= at.offset
+            for number, at in other.partitions.items()
+        )
+
     def to_json(self) -> str:
         """Return the progress as tables store it."""
         return msgspec.json.encode(self).decode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,17 +107,24 @@ def by_manifests(path: Path) -> pa.Table:
     return pa.concat_tables(tables, promote_options="permissive")
 
 
+@contextmanager
+def iceberg_table(path: Path, name: str = "default.t") -> Iterator[Any]:
+    """Yield an Iceberg table in the catalog of its folder."""
+    with load_catalog("strandline", type="sql", uri=f"sqlite:///{path}/catalog.db") as catalog:
+        yield catalog.load_table(name)
+
+
 def iceberg(path: Path, name: str = "default.t") -> pa.Table:
     """Return the rows of an Iceberg table in the catalog of its folder."""
-    with load_catalog("strandline", type="sql", uri=f"sqlite:///{path}/catalog.db") as catalog:
-        return catalog.load_table(name).scan().to_arrow()
+    with iceberg_table(path, name) as table:
+        rows: pa.Table = table.scan().to_arrow()
+        return rows
 
 
 def iceberg_files(path: Path) -> list[str]:
     """Return the files of an Iceberg table."""
-    with load_catalog("strandline", type="sql", uri=f"sqlite:///{path}/catalog.db") as catalog:
-        scan = catalog.load_table("default.t").scan()
-        return [task.file.file_path for task in scan.plan_files()]
+    with iceberg_table(path) as table:
+        return [task.file.file_path for task in table.scan().plan_files()]
 
 
 def delta(path: Path) -> DeltaTable:

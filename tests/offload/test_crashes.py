@@ -24,8 +24,9 @@ from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import StorageFailed
 from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.log import Log
-from strandline.framework.offload.api import Format, OffloadOptions, Place, run
+from strandline.framework.offload.api import Format, OffloadOptions, Place, offload, run
 from strandline.framework.offload.delta import DeltaTarget
+from strandline.framework.offload.folder import TargetFolder
 from strandline.framework.offload.iceberg import IcebergTarget
 from tests.crash.twin import Died, Operation, PowerStorage
 from tests.forms import by_form
@@ -37,6 +38,7 @@ from tests.offload.kit import (
     data_files,
     delta,
     iceberg_files,
+    iceberg_table,
     manifests,
     places,
     sales,
@@ -305,3 +307,79 @@ def _files_of(form: Format, to: Path) -> set[str]:
     if form == "iceberg":
         return {Path(name).name for name in iceberg_files(to)}
     return {Path(file["path"]).name for one in manifests(to) for file in one["files"]}
+
+
+# Tables that other programs change after a crash -----------------------------------------------
+
+
+def crash_after_the_commit(
+    source: Log, to: Path, form: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Load, and die after the table's own commit, before `pending.json` is removed."""
+
+    def died(*_: Any) -> None:
+        raise Died
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TargetFolder, "forget_pending", died)
+        with pytest.raises(Died):
+            offload("t", to, log=source, format=form)
+    assert (to / "_strandline/pending.json").exists()
+
+
+def test_a_delta_table_whose_log_expires_after_a_crash_keeps_its_files(
+    source: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to = tmp_path / "lake"
+    offload("t", to, log=source, format="delta")
+    append(source, "t", sales(12, 6, every_ms=HOUR), 2)
+    crash_after_the_commit(source, to, "delta", monkeypatch)
+    table = delta(to)
+    table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
+    table.create_checkpoint()
+    last = delta(to).version()
+    for entry in (to / "_delta_log").glob("*.json"):
+        if int(entry.stem) < last:
+            entry.unlink()
+    assert not any("strandline.offload" in entry for entry in delta(to).history())
+    assert offload("t", to, log=source, format="delta").rows == 0
+    assert places(stored("delta", to)) == committed(source, "t")
+
+
+def test_an_iceberg_table_that_is_rolled_back_after_a_crash_can_return_to_its_snapshots(
+    source: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to = tmp_path / "lake"
+    offload("t", to, log=source, format="iceberg")
+    append(source, "t", sales(12, 6, every_ms=HOUR), 2)
+    crash_after_the_commit(source, to, "iceberg", monkeypatch)
+    whole = committed(source, "t")
+    with iceberg_table(to) as table:
+        last = table.current_snapshot()
+        first = table.history()[0].snapshot_id
+        table.manage_snapshots().rollback_to_snapshot(first).commit()
+    assert offload("t", to, log=source, format="iceberg").rows == 6
+    assert places(stored("iceberg", to)) == whole
+    with iceberg_table(to) as table:
+        assert places(table.scan(snapshot_id=last.snapshot_id).to_arrow()) == whole
+
+
+@pytest.mark.parametrize("form", ["delta", "iceberg"])
+def test_files_of_a_pending_commit_that_the_table_lacks_are_removed(
+    source: Log, tmp_path: Path, form: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to = tmp_path / "lake"
+    offload("t", to, log=source, format=form)
+    append(source, "t", sales(12, 6, every_ms=HOUR), 2)
+
+    def died(*_: Any) -> None:
+        raise Died
+
+    with monkeypatch.context() as patched:
+        patched.setattr({"delta": DeltaTarget, "iceberg": IcebergTarget}[form], "_commit", died)
+        with pytest.raises(Died):
+            offload("t", to, log=source, format=form)
+    assert data_files(to) > _files_of(form, to)
+    assert offload("t", to, log=source, format=form).rows == 6
+    assert data_files(to) == _files_of(form, to)
+    assert places(stored(form, to)) == committed(source, "t")
