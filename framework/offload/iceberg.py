@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,14 +107,26 @@ class IcebergTarget:
     def _loaded(self) -> Table | None:
         from pyiceberg.exceptions import ValidationError
 
+        name = self._folder.claim.table
         try:
             exists = self._catalog.table_exists(self._name)
             return self._catalog.load_table(self._name) if exists else None
+        except FileNotFoundError as error:
+            if f"{self._path}/" not in str(error):
+                raise self._moved(
+                    f"has its metadata in another folder ({_first_line(error)})"
+                ) from error
+            raise _unreadable(f"table {name}", error) from error
         except (OSError, ValueError, ValidationError) as error:
-            raise StorageFailed(
-                f"table {self._folder.claim.table} cannot be read: {str(error).splitlines()[0]}; if its metadata is damaged, put it "
-                f"back from a backup, or {ANOTHER_FOLDER}"
-            ) from error
+            raise _unreadable(f"table {name}", error) from error
+
+    def _moved(self, where: str) -> InvalidConfig:
+        """Return the error of a table that belongs to another folder than this one."""
+        return InvalidConfig(
+            f"table {self._folder.claim.table} of the folder {self._path} {where}: an Iceberg table cannot be "
+            "copied or moved as a folder, because its metadata names files by absolute paths. Load into the "
+            f"original folder (move it back, if it was moved), or {ANOTHER_FOLDER}"
+        )
 
     # Progress -------------------------------------------------------------------------
 
@@ -131,6 +143,8 @@ class IcebergTarget:
                 f"{where} exists, and was not made by a load of topic {self._folder.claim.topic!r}; name another "
                 "one (--table), or another folder"
             )
+        if not _is_folder(table.location(), self._path):
+            raise self._moved(f"is at {table.location()}")
         snapshot = table.current_snapshot()
         while snapshot is not None:
             if snapshot.summary is not None and (found := snapshot.summary.get(KEY)):
@@ -244,16 +258,39 @@ class IcebergTarget:
         try:
             return not added.isdisjoint(_files_of_snapshots(table))
         except (OSError, ValueError) as error:
-            raise StorageFailed(
-                f"the snapshots of table {self._folder.claim.table} cannot be read: "
-                f"{str(error).splitlines()[0]}; if its metadata is damaged, put it back from a backup, or "
-                f"{ANOTHER_FOLDER}"
-            ) from error
+            name = self._folder.claim.table
+            raise _unreadable(f"a snapshot of table {name}", error) from error
 
     @property
     def _location(self) -> str:
         """URL of the folder, not percent-encoded, because PyIceberg takes URLs as they are."""
         return f"file://{self._path}"
+
+
+def _is_folder(location: str, path: Path) -> bool:
+    """Return True if a table's location is the folder `path`, or no local folder.
+
+    >>> _is_folder("file:///lake/a", Path("/lake/a")), _is_folder("/lake/a", Path("/lake/b"))
+    (True, False)
+    """
+    scheme, found, rest = location.partition(":")
+    if found and scheme != "file" and "/" not in scheme:
+        return True  # the catalog has chosen a place for the metadata, for example in s3://
+    local = Path("/" + (rest if found and scheme == "file" else location).strip("/"))
+    with suppress(OSError):
+        return local == path or local.samefile(path)
+    return False
+
+
+def _unreadable(what: str, error: Exception) -> StorageFailed:
+    return StorageFailed(
+        f"{what} cannot be read: {_first_line(error)}; if its metadata is damaged, put it back from a "
+        f"backup, or {ANOTHER_FOLDER}"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _files_of_snapshots(table: Table) -> Iterator[str]:

@@ -450,6 +450,59 @@ def test_an_iceberg_table_that_was_rolled_back_is_loaded_again_from_there(
     assert places(stored("iceberg", to)) == committed(log, "t")
 
 
+@each_format
+def test_a_copied_target_is_loaded_except_of_an_iceberg_table_which_is_refused(
+    loaded: Log, to: Path, form: Format
+) -> None:
+    """Before, the metadata of the copy stayed in the original's folder, and went with it."""
+    copy = to.with_name("copy")
+    shutil.copytree(to, copy)
+    append(loaded, "t", sales(10, 10), 2)
+    if form == "iceberg":
+        before = content(to)
+        said = (
+            f"{copy} is at file://{to}: an Iceberg table cannot be copied or moved.*another folder"
+        )
+        with refused(copy, InvalidConfig, said):
+            sl.offload("t", copy, log=loaded, format=form)
+        assert content(to) == before
+    else:
+        assert sl.offload("t", copy, log=loaded, format=form).rows == 10
+        assert places(stored(form, copy)) == committed(loaded, "t")
+    assert sl.offload("t", to, log=loaded, format=form).rows == 10
+    assert places(stored(form, to)) == committed(loaded, "t")
+
+
+@each_format
+def test_a_moved_target_is_loaded_except_of_an_iceberg_table_which_is_refused(
+    loaded: Log, to: Path, form: Format
+) -> None:
+    """Before, the message took the metadata for damaged."""
+    moved = to.rename(to.with_name("moved"))
+    append(loaded, "t", sales(10, 10), 2)
+    if form == "iceberg":
+        said = (
+            f"{moved} has its metadata in another folder.*cannot be copied or moved.*move it back"
+        )
+        with refused(moved, InvalidConfig, said):
+            sl.offload("t", moved, log=loaded, format=form)
+        moved.rename(to)
+    else:
+        to = moved
+    assert sl.offload("t", to, log=loaded, format=form).rows == 10
+    assert places(stored(form, to)) == committed(loaded, "t")
+
+
+@each_format
+def test_a_target_may_be_named_by_another_path_to_its_folder(
+    loaded: Log, to: Path, form: Format
+) -> None:
+    (link := to.with_name("link")).symlink_to(to)
+    append(loaded, "t", sales(10, 10), 2)
+    assert sl.offload("t", link, log=loaded, format=form).rows == 10
+    assert places(stored(form, to)) == committed(loaded, "t")
+
+
 def test_another_iceberg_table_in_the_catalog_is_refused(
     log: Log, to: Path, tmp_path: Path
 ) -> None:
