@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from strandline.changelog.arrays import int64_range
 from strandline.changelog.config import TopicConfig
@@ -133,6 +134,11 @@ class Batch:
         if first >= stop:
             return Batch(self.topic, self.partition, start, self.columns.slice(0, 0))
         return self.slice(int(first), int(stop - first))
+
+    def offset_for_time(self, timestamp: int) -> int | None:
+        """Return the offset of the first record of at least that timestamp (ms), or None."""
+        index = pc.index(pc.greater_equal(self.columns.column(0), timestamp), True).as_py()
+        return int(self.offsets[index].as_py()) if index >= 0 else None
 
     def records(self) -> Iterator[ConsumerRecord]:
         """Yield the records of the batch one by one."""

@@ -101,11 +101,8 @@ class RecordView:
             if frame.header.max_timestamp < timestamp:
                 continue
             batch = self._batch(frame)
-            if batch is not None:
-                late_enough = pc.greater_equal(batch.columns.column(0), timestamp)
-                index = pc.index(late_enough, True).as_py()
-                if index >= 0:
-                    return int(batch.offsets[index].as_py())
+            if batch is not None and (found := batch.offset_for_time(timestamp)) is not None:
+                return found
         return None
 
     def _frames(self, storage: Storage) -> Iterator[LocatedFrame]:

@@ -154,7 +154,7 @@ class KafkaBroker:
         isolation: Isolation = "read_committed",
     ) -> int | None:
         self._connection.check_open()
-        return self._offsets.for_time(partition, timestamp, isolation)
+        return self._fetching.offset_for_time(partition, timestamp, isolation)
 
     def extents(
         self, spans: Mapping[TopicPartition, OffsetSpan], *, extent_bytes: int

@@ -12,9 +12,10 @@ queried, because librdkafka reports the end of a partition only after a wait of 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from strandline.changelog.errors import OffsetOutOfRange, Retriable, StrandlineError
+from strandline.changelog.extents import OffsetSpan
 from strandline.changelog.kafka.connection import KafkaConnection, log
 from strandline.changelog.kafka.idle_pool import IdlePool
 from strandline.changelog.kafka.offsets import KafkaOffsets
@@ -26,6 +27,9 @@ from strandline.changelog.records import (
     PartitionOffsets,
     TopicPartition,
 )
+
+MAX_SEARCHES = 3
+"""Number of searches for a time if records are deleted while they are searched."""
 
 
 class KafkaConsumers:
@@ -67,6 +71,53 @@ class KafkaConsumers:
         # new consumer only some milliseconds.
         with self._used(Reader(self._connection, positions, topic_ids, isolation)) as new:
             return read(new)
+
+    def offset_for_time(
+        self, partition: TopicPartition, timestamp: int, isolation: Isolation
+    ) -> int | None:
+        """See Broker.offset_for_time.
+
+        The cluster gives a lower bound, from which records are read up to the first of that time.
+        Usually that is the first record read. Others are before it if the cluster has found a
+        marker or an aborted record.
+        """
+        left = MAX_SEARCHES
+        while True:
+            start = self._offsets.bound_for_time(partition, timestamp, isolation)
+            if start is None:
+                return None
+            ends = self._offsets.of([partition], refresh_ids=False)[partition]
+            span = OffsetSpan(start, _end(ends, isolation))
+            try:
+                return self._first_since(partition, timestamp, span, ends, isolation)
+            except OffsetOutOfRange:  # records were deleted meanwhile
+                left -= 1
+                if not left:
+                    raise
+
+    def _first_since(
+        self,
+        tp: TopicPartition,
+        timestamp: int,
+        span: OffsetSpan,
+        ends: PartitionOffsets,
+        isolation: Isolation,
+    ) -> int | None:
+        """Return the offset of the first visible record of at least that timestamp in a span."""
+        position = span.start
+        if position >= span.end:
+            return None
+        # A reader of its own, which is closed afterwards, because it would go on reading ahead.
+        new = Reader(self._connection, {tp: position}, {tp: ends.topic_id}, isolation)
+        with closing(new) as reader:
+            reader.note_ends({tp: ends})
+            while position < span.end:
+                reader.read({tp: position}, {tp: span.end}, 0.0)
+                batches, position, _ = reader.handed_out(tp)
+                for batch in batches:
+                    if (found := batch.clip(0, span.end).offset_for_time(timestamp)) is not None:
+                        return found
+        return None
 
     def forget(self, topic: str) -> None:
         """Close the readers of a deleted topic, so that their records are not returned."""

@@ -91,10 +91,15 @@ class KafkaOffsets:
             self._ask(partitions, OFFSET_END, "read_committed", doing),
         )
 
-    def for_time(
+    def bound_for_time(
         self, partition: TopicPartition, timestamp: int, isolation: Isolation
     ) -> int | None:
-        """See Broker.offset_for_time."""
+        """Return an offset before which no record has this timestamp (ms) or a later one.
+
+        None if no record has. The cluster finds aborted records too, and markers of transactions,
+        whose timestamps are those of the brokers' clocks. So the first record of that time may be
+        after the offset, or missing.
+        """
         self._topics.check(partition)
         time = max(0, timestamp)
         found = self._with_leaders(

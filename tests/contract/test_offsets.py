@@ -13,7 +13,7 @@ from strandline.changelog.errors import (
     UnknownTopic,
 )
 from strandline.changelog.log import Log
-from strandline.changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.records import CommittedOffset, Isolation, TopicPartition
 from tests.systems import System
 
 
@@ -163,6 +163,50 @@ def test_a_search_by_time_ends_at_the_last_stable_offset(
         eventually(lambda: uncommitted() == 2)
         assert log.broker.offset_for_time(first, now + 3_000) is None
         producer.abort_transaction()
+
+
+def test_a_search_by_time_sees_no_markers_and_no_aborted_records(
+    log: Log, first: TopicPartition, name: str, eventually: Callable[..., None]
+) -> None:
+    """Event times are in the past, and markers have the time of the broker."""
+    log.alter_topic(first.topic, config={"retention.ms": "-1"})
+    past, minute = 1_600_000_000_000, 60_000
+
+    def transaction(number: int, *, commit: bool = True, shift: int = 0) -> None:
+        """Write three records, one a minute, and end the transaction."""
+        with log.producer(transactional_id=name) as producer:
+            producer.begin_transaction()
+            for minutes in range(3 * number, 3 * number + 3):
+                row = {"value": b"%d" % minutes}
+                time = past + (minutes + shift) * minute
+                producer.append(first.topic, [row], partition=0, timestamp=time)
+            producer.commit_transaction() if commit else producer.abort_transaction()
+
+    transaction(0)
+    transaction(1)
+    transaction(50, commit=False)
+    transaction(2, shift=100)  # later than what follows
+    transaction(3)
+    eventually(lambda: len(log.read(first.topic)) == 12)
+    where = {row["value"]: row["offset"] for row in log.read(first.topic).to_pylist()}
+
+    def found(minutes: float, isolation: Isolation = "read_committed") -> int | None:
+        time = past + int(minutes * minute)
+        return log.broker.offset_for_time(first, time, isolation=isolation)
+
+    assert [found(n) for n in range(-1, 6)] == [where[b"%d" % max(0, n)] for n in range(-1, 6)]
+    assert found(3.5) == where[b"4"]
+    assert found(6) == found(106) == where[b"6"]
+    assert found(107) == where[b"7"]
+    assert found(108.5) is None
+    assert found(151) is None
+    assert where[b"5"] < (found(151, "read_uncommitted") or -1) < where[b"6"]
+    with log.consumer() as consumer:
+        consumer.assign([first])
+        consumer.seek_to_time(past + 5 * minute)
+        assert [record.value for record in consumer.records(timeout=0)][:2] == [b"5", b"6"]
+        consumer.seek_to_time(past + 500 * minute)
+        assert list(consumer.records(timeout=0)) == []
 
 
 # The log's start ------------------------------------------------------------------------
