@@ -56,6 +56,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     files: Sequence[DataFile]
     columns: bytes = b""
     """Arrow schema of the target after the commit, as an IPC message."""
+    catalog: str = ""
+    """Digest of the address of the table's catalog (Iceberg); else empty."""
 
 
 class TargetFolder:

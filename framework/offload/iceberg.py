@@ -7,6 +7,7 @@ have it were expired.
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -132,8 +133,20 @@ class IcebergTarget:
 
     def progress(self) -> Progress | None:
         progress = None if self._table is None else self._progress(self._table)
+        if self._table is None:
+            self._check_catalog()
         self._folder.resolve(progress, self._has)
         return progress
+
+    def _check_catalog(self) -> None:
+        """Raise InvalidConfig if the files of the pending commit may be in another catalog's table."""
+        pending = self._folder.pending()
+        if pending is not None and pending.catalog not in ("", self._catalog_digest):
+            raise InvalidConfig(
+                f"a run into {self._path} was interrupted, and its files may be in table "
+                f"{self._folder.claim.table} of another catalog than the one given now; name the catalog of "
+                f"that run (--catalog-option, catalog=), or {ANOTHER_FOLDER}"
+            )
 
     def _progress(self, table: Table) -> Progress | None:
         """Return the progress of the last load among the current snapshot and those before it."""
@@ -183,7 +196,7 @@ class IcebergTarget:
         from pyiceberg.exceptions import CommitFailedException
 
         check_times(files, self._time, "Iceberg")
-        pending = Commit(progress=progress, files=list(files))
+        pending = Commit(progress=progress, files=list(files), catalog=self._catalog_digest)
         self._folder.publish(pending)
         try:
             self._table = self._commit(self._table or self._created(), files, progress)
@@ -260,6 +273,17 @@ class IcebergTarget:
         except (OSError, ValueError) as error:
             name = self._folder.claim.table
             raise _unreadable(f"a snapshot of table {name}", error) from error
+
+    @property
+    def _catalog_digest(self) -> str:
+        """Digest of the catalog's address, which may have a password.
+
+        That of a catalog in the folder is the same wherever the folder is.
+        """
+        properties = self._catalog.properties
+        address = [properties.get(name, "") for name in ("type", "uri", "warehouse")]
+        named = "\n".join(address).replace(str(self._path), "")
+        return hashlib.sha256(named.encode()).hexdigest()[:16]
 
     @property
     def _location(self) -> str:

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from strandline.changelog.clock import SystemClock
-from strandline.changelog.errors import StorageFailed
+from strandline.changelog.errors import InvalidConfig, StorageFailed
 from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.log import Log
 from strandline.framework.offload.api import Format, OffloadOptions, Place, offload, run
@@ -313,7 +313,7 @@ def _files_of(form: Format, to: Path) -> set[str]:
 
 
 def crash_after_the_commit(
-    source: Log, to: Path, form: Format, monkeypatch: pytest.MonkeyPatch
+    source: Log, to: Path, form: Format, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> None:
     """Load, and die after the table's own commit, before `pending.json` is removed."""
 
@@ -323,7 +323,7 @@ def crash_after_the_commit(
     with monkeypatch.context() as patched:
         patched.setattr(TargetFolder, "forget_pending", died)
         with pytest.raises(Died):
-            offload("t", to, log=source, format=form)
+            offload("t", to, log=source, format=form, **options)
     assert (to / "_strandline/pending.json").exists()
 
 
@@ -362,6 +362,21 @@ def test_an_iceberg_table_that_is_rolled_back_after_a_crash_can_return_to_its_sn
     assert places(stored("iceberg", to)) == whole
     with iceberg_table(to) as table:
         assert places(table.scan(snapshot_id=last.snapshot_id).to_arrow()) == whole
+
+
+def test_a_run_with_another_catalog_after_a_crash_removes_no_files(
+    source: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table is not in that catalog, and the files are in it all the same."""
+    to, shared = tmp_path / "lake", tmp_path / "shared"
+    shared.mkdir()
+    catalog = {"type": "sql", "uri": f"sqlite:///{shared}/catalog.db", "warehouse": str(shared)}
+    crash_after_the_commit(source, to, "iceberg", monkeypatch, catalog=catalog)
+    for _ in range(2):
+        with pytest.raises(InvalidConfig, match="of another catalog than the one given now; name"):
+            offload("t", to, log=source, format="iceberg")
+    assert offload("t", to, log=source, format="iceberg", catalog=catalog).rows == 0
+    assert places(stored("iceberg", shared)) == committed(source, "t")
 
 
 @pytest.mark.parametrize("form", ["delta", "iceberg"])
