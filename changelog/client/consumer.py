@@ -525,8 +525,8 @@ class Consumer:
         self._topics_checked_at = self._clock.monotonic()
 
     def _partitions_of_subscribed(self) -> list[TopicPartition]:
-        topics = [self._broker.topic(name) for name in self._subscribed]
-        return [TopicPartition(t.name, n) for t in topics for n in range(t.partitions)]
+        counts = {name: self._broker.topic(name).partitions for name in self._subscribed}
+        return [TopicPartition(name, n) for name, count in counts.items() for n in range(count)]
 
     def _assign_shared(self, partitions: Collection[TopicPartition]) -> None:
         """Read the partitions that the group has assigned to this consumer."""
@@ -542,8 +542,7 @@ class Consumer:
         if self._clock.monotonic() - self._topics_checked_at >= METADATA_MAX_AGE_S:
             wanted = list(self._assigned)
             if self._subscription is not None:
-                counts = {name: self._broker.topic(name).partitions for name in self._subscribed}
-                wanted = self._subscription.refresh(wanted, counts)
+                wanted = self._subscription.refresh(wanted)
             elif self._subscribed:
                 wanted = self._partitions_of_subscribed()
             self._assign(wanted, later=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -101,19 +101,15 @@ class GroupSubscription:
         if rebalance(membership, frozenset(owned), assigned, release=release, take=take):
             self._listener.on_assigned(new)
 
-    def refresh(
-        self, owned: Sequence[TopicPartition], counts: Mapping[str, int]
-    ) -> list[TopicPartition]:
+    def refresh(self, owned: Sequence[TopicPartition]) -> list[TopicPartition]:
         """Return the owned partitions that their topics still have; the others are lost.
 
         A topic that was created again may have fewer partitions. Kafka does not assign anew then.
-
-        Args:
-            owned: Partitions that the consumer reads.
-            counts: Present number of partitions of each topic.
         """
+        topics = self._subscription.topics
+        counts = {name: self._broker.topic(name).partitions for name in topics}
         assigned: Collection[TopicPartition] = ()
-        with contextlib.suppress(MemberFenced):  # which the next rebalance handles
+        with contextlib.suppress(MemberFenced):  # the next rebalance handles it
             if self._membership is not None:
                 assigned = self._membership.allowed()
         missing = {tp.topic for tp in assigned if tp.partition >= counts[tp.topic]}

@@ -207,5 +207,5 @@ def test_letters_of_a_topic_that_is_replaced_meanwhile_end_the_retry(
         done = retry(log.broker, counting.letters)
     except (OffsetOutOfRange, UnknownTopic, UnknownPartition):
         return
-    assert not system.is_kafka  # which fetches less ahead
+    assert not system.is_kafka
     assert done.records == {counting.input.name: len(KEYS)}

@@ -307,7 +307,7 @@ def test_a_late_commit_does_not_replace_an_offset_of_the_next_topic(system: Syst
 def test_a_late_commit_of_another_process_does_not_replace_it_either(
     system: System, how: str
 ) -> None:
-    """That process has not heard of the next topic yet."""
+    """The process has not heard of the next topic yet."""
     tp, group = TopicPartition(f"{system.prefix}t", 0), f"{system.prefix}g"
     log = system.open()
     create(log, tp.topic, "old", OLD)
