@@ -68,6 +68,13 @@ def column_of(filter_: Filter) -> str | None:
     return path[0] if len(path) == 1 else None
 
 
+def values_of(filter_: Filter) -> list[Any]:
+    """Return the values with which a filter compares its column, without nulls."""
+    inner = filter_.child if isinstance(filter_, Not) else filter_
+    found = inner.value if isinstance(inner, In) else [getattr(inner, "value", None)]
+    return [each for each in found if each is not None]
+
+
 def _compiled(filter_: Filter, schema: pa.Schema) -> tuple[str, Evaluate] | None:
     """Return the column of a filter and its evaluation; None if the filter is not supported."""
     name = column_of(filter_)

@@ -1,14 +1,16 @@
 """Parts of a planned read that cannot hold a row that passes the filters.
 
-Partitions and offsets are compared with the filters on their columns. A lower bound of the
+Partitions and offsets are compared with the filters on their columns, if these have the log's own
+types: of another type, as in `.schema("offset double")`, Spark evaluates them. A lower bound of the
 timestamp skips the records before the first one of that time, found by the segments' time indexes,
 and then batches whose header says that all their records are older.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -26,7 +28,7 @@ from pyspark.sql.datasource import (
 from strandline.changelog.broker import Broker
 from strandline.changelog.records import TopicInfo, TopicPartition
 from strandline.framework.spark.columns import METADATA
-from strandline.framework.spark.filters import column_of, passing
+from strandline.framework.spark.filters import column_of, passing, supported, values_of
 from strandline.framework.spark.planning import OffsetRange
 from strandline.framework.table_types import INSTANT
 
@@ -44,10 +46,44 @@ class Bounds(NamedTuple):
         return Bounds(max(self.least, other.least), min(self.most, other.most))
 
 
-def metadata_filters(filters: Sequence[Filter], topics: Sequence[TopicInfo]) -> list[Filter]:
-    """Return the filters on columns of metadata, not on a topic's own column of the same name."""
-    own = {name for topic in topics if topic.schema is not None for name in topic.schema.names}
-    return [f for f in filters if (name := column_of(f)) in METADATA and name not in own]
+def pushable(
+    filters: Sequence[Filter], topics: Sequence[TopicInfo], target: pa.Schema
+) -> list[Filter]:
+    """Return the filters that the source evaluates for a read of the columns `target`."""
+    own = _own(topics)
+    return [
+        each
+        for each in filters
+        if supported(each, target) and (not _is_metadata(each, own) or _is_exact(each, target))
+    ]
+
+
+def metadata_filters(
+    filters: Sequence[Filter], topics: Sequence[TopicInfo], target: pa.Schema
+) -> list[Filter]:
+    """Return the filters by which ranges of a read of the columns `target` can be left out.
+
+    They are on columns of metadata in the log's own types, not on a topic's own column of such a
+    name.
+    """
+    own = _own(topics)
+    return [f for f in filters if _is_metadata(f, own) and _is_exact(f, target)]
+
+
+def _own(topics: Sequence[TopicInfo]) -> set[str]:
+    return {name for topic in topics if topic.schema is not None for name in topic.schema.names}
+
+
+def _is_metadata(filter_: Filter, own: Collection[str]) -> bool:
+    return (name := column_of(filter_)) in METADATA and name not in own
+
+
+def _is_exact(filter_: Filter, target: pa.Schema) -> bool:
+    """Return True if a filter compares a column of the log's type with values of that type."""
+    name = column_of(filter_)
+    if name not in METADATA or target.field(name).type != METADATA[name]:
+        return False
+    return all(type(value) is _EXACT[name] for value in values_of(filter_))
 
 
 def since_ms(filters: Sequence[Filter]) -> int | None:
@@ -81,10 +117,18 @@ def bounds_of(filters: Sequence[Filter], name: str, number: Callable[..., int]) 
     for each in filters:
         limit = _LIMITS.get(type(each))
         if limit is not None and column_of(each) == name:
-            values = each.value if isinstance(each, In) else [each.value]  # type: ignore[attr-defined]
-            found = found.within(limit([number(v) for v in values if v is not None]))
+            found = found.within(limit([number(value) for value in values_of(each)]))
     return found
 
+
+_EXACT: Mapping[str, type] = {
+    "key": bytes,
+    "topic": str,
+    "partition": int,
+    "offset": int,
+    "timestamp": datetime,
+}
+"""Types of Spark's literals for the columns of metadata."""
 
 _LIMITS: Mapping[type[Filter], Callable[[list[int]], Bounds]] = {
     EqualTo: lambda values: Bounds(*values, *values),

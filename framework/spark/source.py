@@ -33,7 +33,6 @@ from strandline.framework.spark import (
     versions,
 )
 from strandline.framework.spark.columns import topics_schema
-from strandline.framework.spark.filters import supported
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.range_reader import RangePartition, RecordReader
 from strandline.framework.spark.tasks import table_tasks, tasks_of
@@ -108,7 +107,7 @@ class BatchReader(RecordReader, DataSourceReader):
         options = self._options
         with open_logs.opened(options.path) as log:
             topics = self._described(log.broker)
-            filters = pruning.metadata_filters(self._filters, topics)
+            filters = pruning.metadata_filters(self._filters, topics, self._target)
 
             def look() -> planning.ReadPlan:
                 ends = reading.ends_of(log.broker, reading.describe(log.broker, options.topics))
@@ -132,7 +131,9 @@ class FilteringReader(BatchReader):
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:
         """Take over the filters that give Spark's results here, and return the others."""
-        self._filters = [each for each in filters if supported(each, self._target)]
+        with open_logs.opened(self._options.path) as log:
+            topics = self._described(log.broker)
+        self._filters = pruning.pushable(filters, topics, self._target)
         return [each for each in filters if not any(each is one for one in self._filters)]
 
 

@@ -34,7 +34,10 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from strandline.framework.spark.filters import passing, supported
+from strandline.changelog.records import TopicInfo
+from strandline.framework.spark.filters import column_of, passing, supported
+from strandline.framework.spark.pruning import metadata_filters, pushable
+from strandline.framework.table_types import INSTANT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -222,6 +225,68 @@ def test_a_read_with_pushed_filters_has_the_same_rows(
 ) -> None:
     expected = load().where(condition).collect()
     assert sorted(map(repr, filtered(condition).collect())) == sorted(map(repr, expected))
+
+
+WIDENED = [
+    ("offset double", "offset < 2.5"),
+    ("offset float", "offset < float('infinity')"),
+    ("offset decimal(20,1)", "offset < 2.5"),
+    ("offset string", "offset = '3'"),
+    ("partition double", "partition < 0.5"),
+    ("partition bigint", "partition < 5000000000"),
+    ("partition string", "partition = '1'"),
+    ("timestamp date", "timestamp >= date'2020-01-01'"),
+    ("timestamp string", "timestamp > '2020'"),
+]
+"""Columns of metadata in other types than their own, each with a filter and rows that pass it."""
+
+
+@pytest.mark.parametrize(("column", "condition"), WIDENED)
+def test_filters_on_metadata_of_another_type_lose_no_rows(
+    spark: SparkSession, load: Callable[..., DataFrame], tmp_path: Path, column: str, condition: str
+) -> None:
+    reader = spark.read.format("strandline").option("subscribe", "t").schema(f"n int, {column}")
+    expected, found = (
+        reader.option("pushFilters", pushed).load(str(tmp_path / "log")).where(condition).collect()
+        for pushed in ("false", "true")
+    )
+    assert found
+    assert sorted(map(repr, found)) == sorted(map(repr, expected))
+
+
+@pytest.mark.parametrize(
+    ("filter_", "kind", "taken"),
+    [
+        (LessThan(("offset",), 5), pa.int64(), True),
+        (Not(In(("offset",), (5, 7, None))), pa.int64(), False),
+        (Not(In(("offset",), (5, 7))), pa.int64(), True),
+        (In(("partition",), (1, None)), pa.int32(), True),
+        (IsNotNull(("offset",)), pa.int64(), True),
+        (GreaterThan(("timestamp",), datetime(2024, 5, 1, tzinfo=UTC)), INSTANT, True),
+        (EqualTo(("topic",), "t"), pa.string(), True),
+        (LessThan(("offset",), 5.0), pa.int64(), False),
+        (LessThan(("offset",), True), pa.int64(), False),
+        (LessThan(("offset",), 5), pa.int32(), False),
+        (In(("partition",), (1, 2.5)), pa.int32(), False),
+        (LessThan(("partition",), 5_000_000_000), pa.int32(), False),
+        (GreaterThan(("timestamp",), date(2024, 5, 1)), INSTANT, False),
+        (EqualTo(("key",), "k"), pa.string(), False),
+    ],
+)
+def test_filters_on_metadata_are_taken_over_only_in_the_columns_own_type(
+    filter_: Filter, kind: pa.DataType, taken: bool
+) -> None:
+    topics, target = [TopicInfo("t", "id", 1, {})], pa.schema([(column_of(filter_), kind)])
+    expected = [filter_] if taken else []
+    assert pushable([filter_], topics, target) == expected
+    assert metadata_filters(pushable([filter_], topics, target), topics, target) == expected
+
+
+def test_filters_on_a_topics_own_column_are_taken_over_in_any_type() -> None:
+    schema = pa.schema([("offset", pa.float64())])
+    topics, half = [TopicInfo("t", "id", 1, {}, schema)], LessThan(("offset",), 2.5)
+    assert pushable([half], topics, schema) == [half]
+    assert metadata_filters([half], topics, schema) == []
 
 
 def plan_of(frame: DataFrame) -> str:
