@@ -6,7 +6,8 @@ Fields within lists, maps and structs are converted too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -48,6 +49,23 @@ def fit(column: pa.Array, field: pa.Field, where: str) -> pa.Array:
             f"{where}: column {field.name!r} is {column.type} and cannot be read as "
             f"{field.type}: {error}"
         ) from error
+
+
+def check_distinct(names: Sequence[str], reader: str, instead: str) -> None:
+    """Raise SchemaMismatch for names of columns that differ only in case.
+
+    Args:
+        names: Names of all columns.
+        reader: System that ignores case, for the error.
+        instead: Way out other than another name, for the error.
+    """
+    counts = Counter(name.lower() for name in names)
+    alike = [name for name in names if counts[name.lower()] > 1]
+    if alike:
+        raise SchemaMismatch(
+            f"the columns {' and '.join(map(repr, alike))} are the same for {reader}, which ignores "
+            f"case; rename one, or {instead}"
+        )
 
 
 _SAME = {

@@ -31,13 +31,9 @@ from strandline.framework.offload.folder import Commit, TargetFolder
 from strandline.framework.offload.periods import PERIOD_COLUMNS
 from strandline.framework.offload.plan import ANOTHER_FOLDER, check_extends
 from strandline.framework.offload.progress import KEY, PartitionProgress, Progress, from_json
-from strandline.framework.offload.table_limits import (
-    check_distinct,
-    check_parquet,
-    check_times,
-)
+from strandline.framework.offload.table_limits import check_parquet, check_times
 from strandline.framework.offload.target import DataFile
-from strandline.framework.table_types import spark_type
+from strandline.framework.table_types import check_distinct, spark_type
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -145,7 +141,7 @@ class DeltaTarget:
     def columns(self, wanted: pa.Schema) -> pa.Schema:
         typed = [pa.field(field.name, spark_type(field.type, field.name)) for field in wanted]
         check_parquet(typed)
-        check_distinct([*wanted.names, *self._periods], "Delta Lake")
+        check_distinct([*wanted.names, *self._periods], "Delta Lake", "load the topic as Parquet")
         known = pa.schema([_in_delta(field) for field in typed])
         if self._table is not None:
             check_extends(self._whole(known), _arrow(self._table.schema()))

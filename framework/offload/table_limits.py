@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -65,14 +64,3 @@ def check_parquet(columns: Iterable[pa.Field]) -> None:
             raise SchemaMismatch(
                 f"column {field.name!r} is {field.type}, which Parquet does not have ({error}); leave it out"
             ) from error
-
-
-def check_distinct(names: Sequence[str], form: str) -> None:
-    """Raise SchemaMismatch for names that a table format without cases takes for the same."""
-    counts = Counter(name.lower() for name in names)
-    alike = [name for name in names if counts[name.lower()] > 1]
-    if alike:
-        raise SchemaMismatch(
-            f"the columns {' and '.join(map(repr, alike))} are the same for {form}, which ignores case; rename "
-            "one, or load the topic as Parquet"
-        )

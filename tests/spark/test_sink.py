@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +132,33 @@ def test_new_columns_are_added_on_request(spark: SparkSession, log: Log, write: 
         {"a": 1, "b": "x"},
         {"a": 1, "b": None},
     ]
+
+
+@pytest.mark.parametrize(
+    ("topic", "named"),
+    [("small", "'n' and 'N'"), ("large", "'N' and 'n'"), ("new", "'n' and 'N'"), ("both", None)],
+)
+def test_columns_that_differ_only_in_case_are_not_added(
+    spark: SparkSession, log: Log, write: Write, tmp_path: Path, topic: str, named: str | None
+) -> None:
+    for name, columns in (("small", "n"), ("large", "N"), ("both", "nN")):
+        schema = pa.schema([(column, pa.int64()) for column in columns])
+        log.broker.create_topic(name, 1, schema=schema)
+    before = str(spark.conf.get("spark.sql.caseSensitive"))
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        frame = spark.sql("SELECT 1L AS n, 2L AS N, 3L AS other")
+        problem = f"{named} are the same for Spark.*'{topic}'"
+        with pytest.raises(PySparkException, match=problem) if named else nullcontext():
+            write(frame, topic=topic, mergeSchema="true", partitions="1")
+    finally:
+        spark.conf.set("spark.sql.caseSensitive", before)
+    if topic in ("small", "large"):
+        back = spark.read.format("strandline").option("subscribe", topic)
+        assert len(back.load(str(tmp_path / "log")).columns) == 1
+    assert {found.name for found in log.broker.topics() if not found.internal} == {
+        *("small", "large", "both")
+    }
 
 
 @pytest.mark.parametrize(

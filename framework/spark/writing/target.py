@@ -9,6 +9,7 @@ from strandline.changelog.errors import InvalidConfig, SchemaMismatch, TopicExis
 from strandline.changelog.records import TopicInfo
 from strandline.framework.spark.writing.options import SinkOptions
 from strandline.framework.spark.writing.rows import BYTES_COLUMNS, PLACES, RowLayout
+from strandline.framework.table_types import check_distinct
 
 
 def prepare(
@@ -79,11 +80,16 @@ def _found_or_created(broker: Broker, options: SinkOptions, frame: pa.Schema) ->
 
 
 def _schema_of_new(options: SinkOptions, frame: pa.Schema) -> pa.Schema | None:
-    """Return the columns of a topic for such a frame; None if it is one of keys and values."""
+    """Return the columns of a topic for such a frame; None if it is one of keys and values.
+
+    Raises SchemaMismatch for columns that Spark could not tell apart.
+    """
     if "value" in frame.names and BYTES_COLUMNS.issuperset(frame.names):
         return None
     beside = _beside(options, frame)
-    return pa.schema([(field.name, field.type) for field in frame if field.name not in beside])
+    found = pa.schema([(field.name, field.type) for field in frame if field.name not in beside])
+    _check_cases(found.names, options)
+    return found
 
 
 def _beside(options: SinkOptions, frame: pa.Schema) -> set[str]:
@@ -98,10 +104,21 @@ def _beside(options: SinkOptions, frame: pa.Schema) -> set[str]:
 def _extended(
     broker: Broker, topic: TopicInfo, options: SinkOptions, frame: pa.Schema
 ) -> TopicInfo:
-    """Return the topic with the columns of the frame that it lacks."""
+    """Return the topic with the columns of the frame that it lacks.
+
+    Raises SchemaMismatch for a new column that Spark could not tell from another one.
+    """
     assert topic.schema is not None
     known = {*topic.schema.names, *PLACES, *_beside(options, frame)}
     new = [pa.field(field.name, field.type) for field in frame if field.name not in known]
     if not new:
         return topic
+    added = {field.name.lower() for field in new}
+    alike = [name for name in topic.schema.names if name.lower() in added]
+    _check_cases([*alike, *(field.name for field in new)], options)
     return broker.alter_topic(topic.name, schema=pa.schema([*topic.schema, *new]))
+
+
+def _check_cases(names: list[str], options: SinkOptions) -> None:
+    """Raise SchemaMismatch for names that differ only in case, because Spark could not read them."""
+    check_distinct(names, "Spark", f"leave it out of the rows for topic {options.topic!r}")
