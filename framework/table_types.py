@@ -51,6 +51,13 @@ def fit(column: pa.Array, field: pa.Field, where: str) -> pa.Array:
         ) from error
 
 
+def is_list(kind: pa.DataType) -> bool:
+    """Return True for the types of lists, of any size."""
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+
+
 def check_distinct(names: Sequence[str], reader: str, instead: str) -> None:
     """Raise SchemaMismatch for names of columns that differ only in case.
 
@@ -108,12 +115,6 @@ def _map(kind: pa.DataType, name: str) -> pa.DataType:
     return pa.map_(spark_type(kind.key_type, name), spark_type(kind.item_type, name))
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
-
-
 _CONVERTED: list[
     tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType, str], pa.DataType]]
 ] = [
@@ -123,7 +124,7 @@ _CONVERTED: list[
     (pa.types.is_time, lambda _kind, _name: pa.time64("ns")),
     (pa.types.is_fixed_size_binary, lambda _kind, _name: pa.binary()),
     (pa.types.is_dictionary, lambda kind, name: spark_type(kind.value_type, name)),
-    (_is_list, _list),
+    (is_list, _list),
     (pa.types.is_struct, _struct),
     (pa.types.is_map, _map),
 ]

@@ -11,14 +11,14 @@ therefore cast: 32-bit offsets, signed numbers, microseconds in UTC, everything 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
 import pyarrow as pa
 
 from strandline.changelog.errors import InvalidConfig, SchemaMismatch
 from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo
-from strandline.framework.table_types import INSTANT, fit, spark_type
+from strandline.framework.table_types import INSTANT, fit, is_list, spark_type
 from strandline.statestore.frames import repeated
 
 SIZED_BYTES = 32 << 20
@@ -75,16 +75,24 @@ def topic_schema(topic: TopicInfo, *, metadata: bool, headers: bool) -> pa.Schem
 
 
 def check_columns(topics: list[TopicInfo], target: pa.Schema) -> None:
-    """Raise InvalidConfig if a given schema has columns that none of the topics has.
+    """Raise InvalidConfig if a given schema has columns or fields that none of the topics has.
 
     A column of the topic that older records lack is null in them. Any other column would be null in
     all records.
     """
-    known = {*METADATA, "headers"}
+    known: dict[str, list[pa.DataType]] = {}
     for topic in topics:
-        known |= {"value"} if topic.schema is None else {*topic.schema.names}
+        for name, kind in _types(topic).items():
+            known.setdefault(name, []).append(kind)
     names = ", ".join(topic.name for topic in topics)
     check_names(f"topic {names}", target, known)
+    check_fields(f"topic {names}", target, known)
+
+
+def _types(topic: TopicInfo) -> dict[str, pa.DataType]:
+    """Return the types of all columns of a topic and of its metadata; its own columns win."""
+    schema = pa.schema([("value", pa.binary())]) if topic.schema is None else topic.schema
+    return {**METADATA, "headers": HEADERS_TYPE, **{field.name: field.type for field in schema}}
 
 
 def check_names(what: str, target: pa.Schema, known: Collection[str]) -> None:
@@ -96,6 +104,52 @@ def check_names(what: str, target: pa.Schema, known: Collection[str]) -> None:
         raise InvalidConfig(
             f"{what} has no column {', '.join(unknown)}, which the schema names; {hint}"
         )
+
+
+def check_fields(what: str, target: pa.Schema, known: Mapping[str, Sequence[pa.DataType]]) -> None:
+    """Raise InvalidConfig if a column of a given schema has fields that no known type of it has.
+
+    Arrow would make a column of nulls of such a field.
+    """
+    unknown = [
+        pair
+        for field in target
+        for pair in _unknown_fields(field.type, known.get(field.name, ()), field.name)
+    ]
+    if unknown:
+        path, others = unknown[0]
+        parent, _, name = path.rpartition(".")
+        near = get_close_matches(name, [each.removeprefix(f"{parent}.") for each in others], n=1)
+        there = f"its fields: {', '.join(others)}"
+        hint = f"did you mean {f'{parent}.{near[0]}'!r}?" if near else there
+        paths = ", ".join(each for each, _ in unknown)
+        raise InvalidConfig(f"{what} has no field {paths}, which the schema names; {hint}")
+
+
+def _unknown_fields(
+    kind: pa.DataType, known: Sequence[pa.DataType], path: str
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield the path of each field that no known type has, and the paths that are known there.
+
+    Paths are named as in Spark: `element` of an array, `key` and `value` of a map.
+    """
+    if pa.types.is_struct(kind):
+        structs = [each for each in known if pa.types.is_struct(each)]
+        others = sorted({f"{path}.{name}" for each in structs for name in each.names})
+        for field in kind if structs else ():
+            at, name = f"{path}.{field.name}", field.name
+            if at in others:
+                inner = [e.field(e.names.index(name)).type for e in structs if name in e.names]
+                yield from _unknown_fields(field.type, inner, at)
+            else:
+                yield at, others
+    elif pa.types.is_map(kind):
+        maps = [each for each in known if pa.types.is_map(each)]
+        yield from _unknown_fields(kind.key_type, [m.key_type for m in maps], f"{path}.key")
+        yield from _unknown_fields(kind.item_type, [m.item_type for m in maps], f"{path}.value")
+    elif is_list(kind):
+        items = [each.value_type for each in known if is_list(each)]
+        yield from _unknown_fields(kind.value_type, items, f"{path}.element")
 
 
 def to_rows(batch: Batch, target: pa.Schema) -> pa.RecordBatch:

@@ -133,6 +133,52 @@ def test_columns_that_no_topic_has_are_refused(
         check_columns(topics, given)
 
 
+PLACE = pa.struct([("city", pa.string()), ("zip", pa.int32())])
+NESTED = pa.schema(
+    [
+        ("place", PLACE),
+        ("trip", pa.struct([("to", PLACE)])),
+        ("stops", pa.large_list(PLACE)),
+        ("ends", pa.list_(PLACE, 2)),
+        ("seats", pa.map_(PLACE, pa.list_(PLACE))),
+        ("carrier", pa.string()),
+    ]
+)
+TOWN = pa.struct([("town", pa.string())])
+ZIP = pa.struct([("zip", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "problem"),
+    [
+        ("place", TOWN, r"topic t has no field place\.town, .*: place\.city, place\.zip"),
+        ("place", pa.struct([("City", pa.string())]), r"did you mean 'place\.city'"),
+        ("trip", pa.struct([("to", TOWN)]), r"no field trip\.to\.town"),
+        ("trip", pa.struct([("form", ZIP)]), r"no field trip\.form"),
+        ("stops", pa.list_(TOWN), r"no field stops\.element\.town"),
+        ("ends", pa.list_(TOWN), r"no field ends\.element\.town"),
+        ("seats", pa.map_(TOWN, pa.list_(ZIP)), r"no field seats\.key\.town"),
+        ("seats", pa.map_(ZIP, pa.list_(TOWN)), r"no field seats\.value\.element\.town"),
+        ("headers", pa.list_(TOWN), r"no field headers\.element\.town"),
+        ("place", ZIP, ""),
+        ("trip", pa.struct([("to", ZIP)]), ""),
+        ("stops", pa.list_(ZIP), ""),
+        ("seats", pa.map_(ZIP, pa.list_(ZIP)), ""),
+        ("headers", HEADERS_TYPE, ""),
+    ],
+)
+def test_fields_that_no_topic_has_are_refused(name: str, kind: pa.DataType, problem: str) -> None:
+    with pytest.raises(InvalidConfig, match=problem) if problem else nullcontext():
+        check_columns([topic("t", NESTED)], pa.schema([(name, kind)]))
+
+
+def test_a_field_that_one_of_several_topics_has_is_known() -> None:
+    topics = [topic("t", NESTED), topic("u", pa.schema([("place", TOWN)]))]
+    check_columns(topics, pa.schema([("place", TOWN)]))
+    with pytest.raises(InvalidConfig, match=r"topic t, u has no field place\.street"):
+        check_columns(topics, pa.schema([("place", pa.struct([("street", pa.string())]))]))
+
+
 def test_only_requested_columns_are_built() -> None:
     value = pa.array([{"carrier": "AA", "delay": 1.5}], pa.struct(list(FLIGHT)))
     schema = pa.schema([("delay", pa.float64())])
