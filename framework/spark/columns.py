@@ -69,30 +69,50 @@ def topic_schema(topic: TopicInfo, *, metadata: bool, headers: bool) -> pa.Schem
     if twice := repeated(schema.names):
         raise InvalidConfig(
             f"topic {topic.name!r} has columns of its own called {', '.join(twice)}: "
-            "leave out includeMetadata and includeHeaders"
+            "leave out includeMetadata and includeHeaders, or give a .schema(…), in which these names "
+            "are the metadata"
         )
     return schema
 
 
-def check_columns(topics: list[TopicInfo], target: pa.Schema) -> None:
+def metadata_names(topic: TopicInfo, *, metadata: bool, headers: bool) -> frozenset[str]:
+    """Return the names that are columns of metadata in a read of a topic.
+
+    A topic's own column hides one of metadata with its name, unless the read asks for metadata. So
+    a column that is added to the topic does not replace the metadata of such a read.
+    """
+    asked = {*(METADATA if metadata else ()), *(("headers",) if headers else ())}
+    hidden = set() if topic.schema is None else {*topic.schema.names} - asked
+    return frozenset(_FROM_BATCH.keys() - hidden)
+
+
+def check_columns(
+    topics: list[TopicInfo], target: pa.Schema, metadata: Mapping[str, frozenset[str]]
+) -> None:
     """Raise InvalidConfig if a given schema has columns or fields that none of the topics has.
 
     A column of the topic that older records lack is null in them. Any other column would be null in
     all records.
+
+    Args:
+        topics: Topics of the read.
+        target: Columns of the read.
+        metadata: Names of metadata by topic (`metadata_names`).
     """
     known: dict[str, list[pa.DataType]] = {}
     for topic in topics:
-        for name, kind in _types(topic).items():
+        for name, kind in _types(topic, metadata[topic.name]).items():
             known.setdefault(name, []).append(kind)
     names = ", ".join(topic.name for topic in topics)
     check_names(f"topic {names}", target, known)
     check_fields(f"topic {names}", target, known)
 
 
-def _types(topic: TopicInfo) -> dict[str, pa.DataType]:
-    """Return the types of all columns of a topic and of its metadata; its own columns win."""
+def _types(topic: TopicInfo, metadata: frozenset[str]) -> dict[str, pa.DataType]:
+    """Return the types of all columns of a topic and of its metadata."""
     schema = pa.schema([("value", pa.binary())]) if topic.schema is None else topic.schema
-    return {**METADATA, "headers": HEADERS_TYPE, **{field.name: field.type for field in schema}}
+    known = METADATA | {"headers": HEADERS_TYPE}
+    return {field.name: field.type for field in schema} | {name: known[name] for name in metadata}
 
 
 def check_names(what: str, target: pa.Schema, known: Collection[str]) -> None:
@@ -152,18 +172,25 @@ def _unknown_fields(
         yield from _unknown_fields(kind.value_type, items, f"{path}.element")
 
 
-def to_rows(batch: Batch, target: pa.Schema) -> pa.RecordBatch:
+def to_rows(batch: Batch, target: pa.Schema, metadata: frozenset[str]) -> pa.RecordBatch:
     """Return a batch of the log in the columns of `target`, which may be a part of the topic's.
 
-    The batch may lack columns that `target` does not name (`changelog.selection`).
+    Args:
+        batch: Batch, which may lack columns that `target` does not name (`changelog.selection`),
+            and own columns of the topic that were added after its records.
+        target: Columns of the read.
+        metadata: Names of columns of metadata (`metadata_names`); the others are the topic's own.
     """
-    own = _own(batch)
-    arrays = [_column(batch, field, own) for field in target]
+    values = _values(batch)
+    arrays = [
+        _metadata(batch, field) if field.name in metadata else _own(batch, field, values)
+        for field in target
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=target)
 
 
-def _own(batch: Batch) -> dict[str, pa.Array]:
-    """Return the topic's own columns in a batch; of a batch without values, none."""
+def _values(batch: Batch) -> dict[str, pa.Array]:
+    """Return the topic's own columns that a batch has; of a batch without values, none."""
     if batch.columns.schema.get_field_index("value") < 0:
         return {}
     value = batch.columns.column("value")
@@ -194,13 +221,18 @@ def to_sized_batches(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[p
         yield _joined(waiting)
 
 
-def _column(batch: Batch, field: pa.Field, own: dict[str, pa.Array]) -> pa.Array:
-    where = f"{batch.topic}-{batch.partition} from offset {batch.base_offset}"
-    if field.name in own:
-        return fit(own[field.name], field, where)
-    if (make := _FROM_BATCH.get(field.name)) is not None:
-        return fit(make(batch), field, where)
-    return pa.nulls(len(batch), field.type)
+def _own(batch: Batch, field: pa.Field, values: Mapping[str, pa.Array]) -> pa.Array:
+    if field.name not in values:  # added after these records, or a column of another topic
+        return pa.nulls(len(batch), field.type)
+    return fit(values[field.name], field, _where(batch))
+
+
+def _metadata(batch: Batch, field: pa.Field) -> pa.Array:
+    return fit(_FROM_BATCH[field.name](batch), field, _where(batch))
+
+
+def _where(batch: Batch) -> str:
+    return f"{batch.topic}-{batch.partition} from offset {batch.base_offset}"
 
 
 def _timestamps(batch: Batch) -> pa.Array:

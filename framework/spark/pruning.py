@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (
 )
 
 from strandline.changelog.broker import Broker
-from strandline.changelog.records import TopicInfo, TopicPartition
+from strandline.changelog.records import TopicPartition
 from strandline.framework.spark.columns import METADATA
 from strandline.framework.spark.filters import column_of, passing, supported, values_of
 from strandline.framework.spark.planning import OffsetRange
@@ -47,35 +47,31 @@ class Bounds(NamedTuple):
 
 
 def pushable(
-    filters: Sequence[Filter], topics: Sequence[TopicInfo], target: pa.Schema
+    filters: Sequence[Filter], target: pa.Schema, metadata: Collection[str]
 ) -> list[Filter]:
-    """Return the filters that the source evaluates for a read of the columns `target`."""
-    own = _own(topics)
+    """Return the filters that the source evaluates.
+
+    Args:
+        filters: Filters of the query.
+        target: Columns of the read.
+        metadata: Names that are columns of metadata in all topics.
+    """
     return [
         each
         for each in filters
-        if supported(each, target) and (not _is_metadata(each, own) or _is_exact(each, target))
+        if supported(each, target) and (column_of(each) not in metadata or _is_exact(each, target))
     ]
 
 
 def metadata_filters(
-    filters: Sequence[Filter], topics: Sequence[TopicInfo], target: pa.Schema
+    filters: Sequence[Filter], target: pa.Schema, metadata: Collection[str]
 ) -> list[Filter]:
-    """Return the filters by which ranges of a read of the columns `target` can be left out.
+    """Return the filters by which parts of a read can be left out.
 
     They are on columns of metadata in the log's own types, not on a topic's own column of such a
-    name.
+    name. The arguments are those of `pushable`.
     """
-    own = _own(topics)
-    return [f for f in filters if _is_metadata(f, own) and _is_exact(f, target)]
-
-
-def _own(topics: Sequence[TopicInfo]) -> set[str]:
-    return {name for topic in topics if topic.schema is not None for name in topic.schema.names}
-
-
-def _is_metadata(filter_: Filter, own: Collection[str]) -> bool:
-    return (name := column_of(filter_)) in METADATA and name not in own
+    return [f for f in filters if column_of(f) in metadata and _is_exact(f, target)]
 
 
 def _is_exact(filter_: Filter, target: pa.Schema) -> bool:

@@ -106,8 +106,9 @@ class BatchReader(RecordReader, DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         with open_logs.opened(options.path) as log:
-            topics = self._described(log.broker)
-            filters = pruning.metadata_filters(self._filters, topics, self._target)
+            metadata = self._metadata(self._described(log.broker))
+            names = frozenset.intersection(*metadata.values())
+            filters = pruning.metadata_filters(self._filters, self._target, names)
 
             def look() -> planning.ReadPlan:
                 ends = reading.ends_of(log.broker, reading.describe(log.broker, options.topics))
@@ -120,7 +121,8 @@ class BatchReader(RecordReader, DataSourceReader):
             name, timeout = pinning.pin_of_read(), options.batch_pin_ms
             ranges = pinning.planned(log.broker, options, name, timeout, look)
             since = pruning.since_ms(filters)
-            return [RangePartition(task, since) for task in tasks_of(log.broker, options, ranges)]
+            tasks = tasks_of(log.broker, options, ranges)
+            return [RangePartition(task, since, metadata) for task in tasks]
 
 
 class FilteringReader(BatchReader):
@@ -132,8 +134,9 @@ class FilteringReader(BatchReader):
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:
         """Take over the filters that give Spark's results here, and return the others."""
         with open_logs.opened(self._options.path) as log:
-            topics = self._described(log.broker)
-        self._filters = pruning.pushable(filters, topics, self._target)
+            metadata = self._metadata(self._described(log.broker))
+        names = frozenset.intersection(*metadata.values())
+        self._filters = pruning.pushable(filters, self._target, names)
         return [each for each in filters if not any(each is one for one in self._filters)]
 
 

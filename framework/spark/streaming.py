@@ -175,7 +175,9 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         there(self._broker().pins).release(holder, pinning.position_name(until.positions))
 
     def _tasks(self, ranges: list[OffsetRange], _before: Positions) -> Sequence[InputPartition]:
-        return [RangePartition(task) for task in tasks_of(self._broker(), self._options, ranges)]
+        metadata = self._metadata(self._topics())
+        tasks = tasks_of(self._broker(), self._options, ranges)
+        return [RangePartition(task, metadata=metadata) for task in tasks]
 
     def _plan(self, before: Positions, until: Positions) -> planning.ReadPlan:
         return planning.plan(before, until, self._ends())

@@ -11,13 +11,17 @@ import pytest
 from strandline.changelog.errors import InvalidConfig, SchemaMismatch
 from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo, columns_schema
 from strandline.framework.spark.columns import (
+    METADATA,
     check_columns,
+    metadata_names,
     to_rows,
     to_sized_batches,
     topics_schema,
 )
 from strandline.framework.table_types import INSTANT, spark_type
 
+EVERY_NAME = frozenset({*METADATA, "headers"})
+"""Names of metadata of a topic without columns of its own that are called like them."""
 FLIGHT = pa.schema([("carrier", pa.large_string()), ("delay", pa.float32())])
 
 
@@ -47,7 +51,7 @@ def test_a_topic_of_bytes_has_the_columns_of_sparks_kafka_source() -> None:
 def test_rows_of_a_topic_of_bytes_have_sparks_values() -> None:
     headers = pa.array([[{"key": "h", "value": b"1"}], None], HEADERS_TYPE)
     schema = topics_schema([topic()], headers=True)
-    assert to_rows(batch(b"", None, headers=headers), schema).to_pylist() == [
+    assert to_rows(batch(b"", None, headers=headers), schema, EVERY_NAME).to_pylist() == [
         {
             "key": b"k",
             "value": value,
@@ -66,13 +70,13 @@ def test_rows_of_a_topic_of_bytes_have_sparks_values() -> None:
 
 def test_batches_without_headers_have_null_headers() -> None:
     schema = pa.schema([("headers", HEADERS_TYPE)])
-    assert to_rows(batch(b"x"), schema).to_pylist() == [{"headers": None}]
+    assert to_rows(batch(b"x"), schema, EVERY_NAME).to_pylist() == [{"headers": None}]
 
 
 def test_offsets_with_gaps_are_the_records_own() -> None:
     sparse = Batch("t", 0, 10, batch(b"x", b"y").columns, 0, pa.array([10, 17]))
     schema = pa.schema([("offset", pa.int64())])
-    assert to_rows(sparse, schema).column(0).to_pylist() == [10, 17]
+    assert to_rows(sparse, schema, EVERY_NAME).column(0).to_pylist() == [10, 17]
 
 
 def typed(value: pa.StructArray) -> Batch:
@@ -85,7 +89,7 @@ def test_a_typed_topic_has_its_own_columns_in_sparks_types() -> None:
     schema = topics_schema([topic(schema=FLIGHT)])
     assert schema == pa.schema([("carrier", pa.string()), ("delay", pa.float32())])
     value = pa.array([{"carrier": "AA", "delay": 1.5}, None], pa.struct(list(FLIGHT)))
-    assert to_rows(typed(value), schema).to_pylist() == [
+    assert to_rows(typed(value), schema, EVERY_NAME).to_pylist() == [
         {"carrier": "AA", "delay": 1.5},
         {"carrier": None, "delay": None},
     ]
@@ -95,7 +99,7 @@ def test_metadata_is_next_to_typed_columns_on_request() -> None:
     schema = topics_schema([topic(schema=FLIGHT)], metadata=True)
     assert schema.names == ["carrier", "delay", "key", "topic", "partition", "offset", "timestamp"]
     value = pa.array([{"carrier": "AA", "delay": 1.5}], pa.struct(list(FLIGHT)))
-    assert to_rows(typed(value), schema).column("key").to_pylist() == [b"AA"]
+    assert to_rows(typed(value), schema, EVERY_NAME).column("key").to_pylist() == [b"AA"]
 
 
 def test_a_column_that_is_called_like_metadata_is_not_hidden() -> None:
@@ -108,7 +112,31 @@ def test_a_column_that_is_called_like_metadata_is_not_hidden() -> None:
 def test_a_record_from_before_a_column_was_added_has_null_in_it() -> None:
     value = pa.array([{"carrier": "AA"}], pa.struct([("carrier", pa.string())]))
     later = pa.schema([("carrier", pa.string()), ("gate", pa.int32())])
-    assert to_rows(typed(value), later).to_pylist() == [{"carrier": "AA", "gate": None}]
+    assert to_rows(typed(value), later, EVERY_NAME).to_pylist() == [{"carrier": "AA", "gate": None}]
+
+
+def test_the_planned_read_decides_which_columns_are_metadata() -> None:
+    own = pa.schema([("n", pa.int64()), ("offset", pa.int64()), ("headers", pa.string())])
+    shown, without = topic(schema=own), topic(schema=FLIGHT)
+    assert metadata_names(without, metadata=False, headers=False) == EVERY_NAME
+    assert metadata_names(topic(), metadata=False, headers=False) == EVERY_NAME
+    plain = metadata_names(shown, metadata=False, headers=False)
+    assert plain == EVERY_NAME - {"offset", "headers"}
+    asked = metadata_names(shown, metadata=True, headers=False)
+    assert asked == EVERY_NAME - {"headers"}
+
+    value = pa.array(
+        [{"n": 1, "offset": 77}], pa.struct([("n", pa.int64()), ("offset", pa.int64())])
+    )
+    earlier = pa.array([{"n": 1}], pa.struct([("n", pa.int64())]))
+    target = pa.schema([("n", pa.int64()), ("offset", pa.int64())])
+    for stored, names, offset in (
+        (value, plain, 77),
+        (value, asked, 0),
+        (earlier, plain, None),
+        (earlier, asked, 0),
+    ):
+        assert to_rows(typed(stored), target, names).to_pylist() == [{"n": 1, "offset": offset}]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +158,7 @@ def test_columns_that_no_topic_has_are_refused(
 ) -> None:
     given = pa.schema([(name, pa.string()) for name in names])
     with pytest.raises(InvalidConfig, match=problem) if problem else nullcontext():
-        check_columns(topics, given)
+        check_columns(topics, given, {each.name: EVERY_NAME for each in topics})
 
 
 PLACE = pa.struct([("city", pa.string()), ("zip", pa.int32())])
@@ -169,20 +197,22 @@ ZIP = pa.struct([("zip", pa.int64())])
 )
 def test_fields_that_no_topic_has_are_refused(name: str, kind: pa.DataType, problem: str) -> None:
     with pytest.raises(InvalidConfig, match=problem) if problem else nullcontext():
-        check_columns([topic("t", NESTED)], pa.schema([(name, kind)]))
+        check_columns([topic("t", NESTED)], pa.schema([(name, kind)]), {"t": EVERY_NAME})
 
 
 def test_a_field_that_one_of_several_topics_has_is_known() -> None:
     topics = [topic("t", NESTED), topic("u", pa.schema([("place", TOWN)]))]
-    check_columns(topics, pa.schema([("place", TOWN)]))
+    metadata = {"t": EVERY_NAME, "u": EVERY_NAME}
+    check_columns(topics, pa.schema([("place", TOWN)]), metadata)
     with pytest.raises(InvalidConfig, match=r"topic t, u has no field place\.street"):
-        check_columns(topics, pa.schema([("place", pa.struct([("street", pa.string())]))]))
+        street = pa.struct([("street", pa.string())])
+        check_columns(topics, pa.schema([("place", street)]), metadata)
 
 
 def test_only_requested_columns_are_built() -> None:
     value = pa.array([{"carrier": "AA", "delay": 1.5}], pa.struct(list(FLIGHT)))
     schema = pa.schema([("delay", pa.float64())])
-    assert to_rows(typed(value), schema).to_pylist() == [{"delay": 1.5}]
+    assert to_rows(typed(value), schema, EVERY_NAME).to_pylist() == [{"delay": 1.5}]
 
 
 def test_topics_read_together_have_the_same_columns() -> None:
@@ -215,7 +245,7 @@ def test_every_column_is_cast_to_a_type_that_spark_has(
 ) -> None:
     target = pa.schema([pa.field("x", spark_type(kind, "x"))])
     value = pa.StructArray.from_arrays([pa.array([item, None], kind)], ["x"])
-    rows = to_rows(typed(value), target)
+    rows = to_rows(typed(value), target, EVERY_NAME)
     assert rows.schema == target
     assert rows.column(0).to_pylist() == [item if seen is None else seen, None]
     assert spark_type(target.field(0).type, "x") == target.field(0).type

@@ -34,7 +34,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from strandline.changelog.records import TopicInfo
+from strandline.framework.spark.columns import METADATA
 from strandline.framework.spark.filters import column_of, passing, supported
 from strandline.framework.spark.pruning import metadata_filters, pushable
 from strandline.framework.table_types import INSTANT
@@ -276,17 +276,16 @@ def test_filters_on_metadata_of_another_type_lose_no_rows(
 def test_filters_on_metadata_are_taken_over_only_in_the_columns_own_type(
     filter_: Filter, kind: pa.DataType, taken: bool
 ) -> None:
-    topics, target = [TopicInfo("t", "id", 1, {})], pa.schema([(column_of(filter_), kind)])
-    expected = [filter_] if taken else []
-    assert pushable([filter_], topics, target) == expected
-    assert metadata_filters(pushable([filter_], topics, target), topics, target) == expected
+    target, expected = pa.schema([(column_of(filter_), kind)]), [filter_] if taken else []
+    assert pushable([filter_], target, METADATA) == expected
+    assert metadata_filters(expected, target, METADATA) == expected
 
 
 def test_filters_on_a_topics_own_column_are_taken_over_in_any_type() -> None:
     schema = pa.schema([("offset", pa.float64())])
-    topics, half = [TopicInfo("t", "id", 1, {}, schema)], LessThan(("offset",), 2.5)
-    assert pushable([half], topics, schema) == [half]
-    assert metadata_filters([half], topics, schema) == []
+    half, metadata = LessThan(("offset",), 2.5), METADATA.keys() - {"offset"}
+    assert pushable([half], schema, metadata) == [half]
+    assert metadata_filters([half], schema, metadata) == []
 
 
 def plan_of(frame: DataFrame) -> str:

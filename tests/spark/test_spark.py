@@ -108,6 +108,33 @@ def test_typed_topics_arrive_as_typed_columns(log: Log, read: Read) -> None:
     assert [tuple(r) for r in read("n int, carrier string", subscribe="t").take(1)] == [(1, "AA")]
 
 
+NUMBER = pa.schema([("n", pa.int64())])
+LATER = pa.schema([*NUMBER, ("key", pa.string()), ("offset", pa.int64())])
+"""Columns of a topic to which two were added that are called like metadata."""
+
+
+@pytest.mark.parametrize("pin", ["0", "60000"])
+def test_columns_called_like_metadata_are_null_in_records_from_before_them(
+    log: Log, read: Read, pin: str
+) -> None:
+    log.create_topic("t", 1, schema=NUMBER)
+    log.append("t", [{"n": 0, "id": b"k0"}, {"n": 1, "id": b"k1"}], key="id")
+    earlier = read("n long, offset long", subscribe="t", pinTimeoutMs=pin)
+    metadata = read(subscribe="t", pinTimeoutMs=pin, includeMetadata="true")
+    assert [tuple(r) for r in earlier.collect()] == [(0, 0), (1, 1)]
+    log.alter_topic("t", schema=LATER)
+    log.append("t", [{"n": 2, "key": "own", "offset": 77, "id": b"k2"}], key="id")
+
+    rows = read(subscribe="t", pinTimeoutMs=pin).collect()
+    assert [tuple(r) for r in rows] == [(0, None, None), (1, None, None), (2, "own", 77)]
+    expected = [(n, b"k%d" % n, n) for n in range(3)]
+    assert [(r.n, bytes(r.key), r.offset) for r in metadata.collect()] == expected
+    given = read("n long, key binary", subscribe="t", pinTimeoutMs=pin, includeMetadata="true")
+    assert [(r.n, bytes(r.key)) for r in given.collect()] == [row[:2] for row in expected]
+    with pytest.raises(Exception, match=r"columns of its own called key, offset.*\.schema"):
+        read(subscribe="t", includeMetadata="true")
+
+
 def test_many_batches_of_a_large_partition_arrive_whole(log: Log, read: Read) -> None:
     log.broker.create_topic("t", 1)
     writer = Writer(log.broker)
@@ -239,6 +266,28 @@ def test_a_stream_continues_at_its_checkpoint(log: Log, stream: Stream) -> None:
     stream.run()
     stream.run()
     assert [batch for _, batch in stream.batches] == [list(range(10)), list(range(10, 15))]
+
+
+def test_a_column_that_is_added_during_a_query_does_not_replace_metadata(
+    spark: SparkSession, log: Log, tmp_path: Path
+) -> None:
+    log.create_topic("t", 1, schema=NUMBER)
+    log.append("t", [{"n": 0, "id": b"k0"}], key="id")
+    queries = {}
+    for name, asked in (("asked", "true"), ("given", "false")):
+        reader = spark.readStream.format("strandline").schema("n long, key binary, offset long")
+        reader = reader.options(subscribe="t", startingOffsets="earliest", includeMetadata=asked)
+        writer = reader.load(str(tmp_path / "log")).writeStream.format("memory").queryName(name)
+        queries[name] = writer.start()
+    for query in queries.values():
+        query.processAllAvailable()
+    log.alter_topic("t", schema=LATER)
+    log.append("t", [{"n": 1, "key": "own", "offset": -5, "id": b"k1"}], key="id")
+    for name, query in queries.items():
+        query.processAllAvailable()
+        query.stop()
+        found = [(r.n, bytes(r.key), r.offset) for r in spark.table(name).orderBy("n").collect()]
+        assert found == [(0, b"k0", 0), (1, b"k1", 1)]
 
 
 def test_a_limit_gives_more_and_smaller_batches_of_the_same_records(
