@@ -23,8 +23,9 @@ import pyarrow.compute as pc
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.errors import InvalidConfig
-from strandline.changelog.records import Batch, PartitionOffsets
+from strandline.changelog.records import Batch, PartitionOffsets, TopicInfo
 from strandline.framework.spark import decoding, tables
+from strandline.framework.spark.columns import check_fields, topic_schema
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.planning import Ends, OffsetRange, ReadPlan, StoredValues
 from strandline.framework.spark.reading import read_range, report
@@ -40,19 +41,20 @@ VALUE = "value"
 
 def changes_schema(broker: Broker, options: SourceOptions) -> pa.Schema:
     """Return the columns of a change feed: key, old, new, partition, offset, timestamp."""
-    stored = tables.store_schema(broker, options)
-    if VALUE in stored.names and "key" in stored.names:
-        value = stored.field(VALUE).type
-    elif options.is_app_store:
-        raise InvalidConfig(
-            f"store {options.store!r} holds the aggregation of a stream, whose changes can be read as "
-            "stored bytes: .option('decode', 'false')"
-        )
+    topic = tables.table_topic(broker, options)
+    if topic.schema is not None:
+        key, value = tables.KEY.type, pa.struct(topic_schema(topic, metadata=False, headers=False))
     else:
-        value = pa.struct([field for field in stored if field.name != "key"])
+        stored = tables.store_schema(broker, options)
+        if VALUE not in stored.names or "key" not in stored.names:
+            raise InvalidConfig(
+                f"store {options.store!r} holds the aggregation of a stream, whose changes can be read "
+                "as stored bytes: .option('decode', 'false')"
+            )
+        key, value = stored.field("key").type, stored.field(VALUE).type
     return pa.schema(
         [
-            pa.field("key", stored.field("key").type),
+            pa.field("key", key),
             pa.field("old", value),
             pa.field("new", value),
             pa.field("partition", pa.int32()),
@@ -60,6 +62,13 @@ def changes_schema(broker: Broker, options: SourceOptions) -> pa.Schema:
             pa.field("timestamp", INSTANT),
         ]
     )
+
+
+def check_columns(topic: TopicInfo, target: pa.Schema) -> None:
+    """Raise InvalidConfig if a given schema has fields of values that a typed topic lacks."""
+    if topic.schema is not None:
+        value = [pa.struct(topic.schema)]
+        check_fields(f"topic {topic.name}", target, {"old": value, "new": value})
 
 
 def widened(plan: ReadPlan, ends: Ends) -> ReadPlan:

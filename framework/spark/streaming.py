@@ -258,7 +258,9 @@ class ChangesReader(StreamReader):
             )
 
     def _topics(self) -> list[TopicInfo]:
-        return [tables.table_topic(self._broker(), self._options)]
+        topic = tables.table_topic(self._broker(), self._options)
+        changes.check_columns(topic, self._target)
+        return [topic]
 
     def _ends(self) -> planning.Ends:
         only = self._options.partition

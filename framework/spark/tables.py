@@ -14,13 +14,14 @@ A store has the columns `key` and `value`, of the types of its newest records (`
 `partition`, because several partitions may hold parts of a key if the store is not keyed as its
 input is. A `.schema(…)` given to Spark replaces the types found, and `.option("decode", "false")`
 leaves keys and values binary. The state of a stream's aggregation has columns of its own
-(`groups`). A compacted topic that is not a store's has `key` and its own columns.
+(`groups`). A compacted topic that is not a store's has `key`, the record's key as bytes, and its own
+columns; one of them that is called `key` is `value_key`, as in `Topic.to_polars`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,13 +29,13 @@ import pyarrow as pa
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import SystemClock
-from strandline.changelog.errors import InvalidConfig, UnknownPin
+from strandline.changelog.errors import InvalidConfig, SchemaMismatch, UnknownPin
 from strandline.changelog.pins import there
 from strandline.changelog.records import Batch, TopicInfo
 from strandline.framework.parts import partitions_asked
 from strandline.framework.querying.placement import is_placed
 from strandline.framework.spark import as_of, decoding, groups
-from strandline.framework.spark.columns import METADATA, check_names, topic_schema
+from strandline.framework.spark.columns import METADATA, check_fields, check_names, topic_schema
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.pinning import pin_of_read, planned
 from strandline.framework.spark.planning import (
@@ -67,6 +68,12 @@ PARTITION = pa.field("partition", METADATA["partition"])
 BINARY = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
 """Columns of undecoded keys and values."""
 
+KEY = BINARY.field("key")
+"""Column of the record's key."""
+
+OWN_KEY = "value_key"
+"""Name in a table for a topic's own column that is called as `KEY`."""
+
 
 def table_topic(broker: Broker, options: SourceOptions) -> TopicInfo:
     """Return the topic of the option `store`.
@@ -83,11 +90,18 @@ def table_topic(broker: Broker, options: SourceOptions) -> TopicInfo:
 
 
 def store_schema(broker: Broker, options: SourceOptions) -> pa.Schema:
-    """Return the columns of a store. Raise InvalidRecord if its values are not of one type."""
+    """Return the columns of a store or of a compacted topic.
+
+    Raises InvalidRecord if values of a store are not of one type, and SchemaMismatch for columns of
+    a topic that would have one name.
+    """
     topic = table_topic(broker, options)
     if topic.schema is not None:
         columns = topic_schema(topic, metadata=False, headers=False)
-        return pa.schema([BINARY.field("key"), *(f for f in columns if f.name != "key")])
+        names = _names_in_table(topic.schema.names, topic.name)
+        return pa.schema(
+            [KEY, *(each.with_name(name) for each, name in zip(columns, names, strict=True))]
+        )
     recorded = stored_values(broker, topic, options)
     if (aggregation := groups.groups_of(options, recorded)) is not None:
         return groups.groups_schema(aggregation)
@@ -100,14 +114,17 @@ def store_schema(broker: Broker, options: SourceOptions) -> pa.Schema:
 
 
 def check_columns(broker: Broker, options: SourceOptions, target: pa.Schema) -> None:
-    """Raise InvalidConfig if a given schema has columns that no store has, or lacks `partition`.
+    """Raise InvalidConfig if a given schema has columns that are not there, or lacks `partition`.
 
     Rows without the column `partition` could be parts of a key's value, if the store may have a key
     in several partitions.
     """
+    if not options.is_app_store:
+        _check_of_topic(table_topic(broker, options), target)
+        return
     columns = (*BINARY.names, PARTITION.name)
     lacks_partition = PARTITION.name not in target.names and options.partition is None
-    if not options.is_app_store or not (lacks_partition or {*target.names}.difference(columns)):
+    if not lacks_partition and not {*target.names}.difference(columns):
         return
     app, _, store = (options.store or "").partition("/")
     topic = table_topic(broker, options)
@@ -126,6 +143,36 @@ def check_columns(broker: Broker, options: SourceOptions, target: pa.Schema) -> 
             f"the schema has no column for that: add `partition int`, or read one part with "
             f".option('partition', '0')"
         )
+
+
+def _check_of_topic(topic: TopicInfo, target: pa.Schema) -> None:
+    """Raise InvalidConfig if a given schema has columns or fields that a compacted topic lacks."""
+    known = {field.name: [field.type] for field in BINARY}
+    if topic.schema is not None:
+        names = _names_in_table(topic.schema.names, topic.name)
+        known = {
+            KEY.name: [KEY.type],
+            **{n: [t] for n, t in zip(names, topic.schema.types, strict=True)},
+        }
+    check_names(f"the table of topic {topic.name}", target, known)
+    check_fields(f"the table of topic {topic.name}", target, known)
+
+
+def _names_in_table(names: Sequence[str], topic: str) -> list[str]:
+    """Return the names of a topic's own columns in its table, whose first column is the key.
+
+    Raises SchemaMismatch for two columns of one name.
+
+    >>> _names_in_table(["key", "value"], "t")
+    ['value_key', 'value']
+    """
+    if KEY.name in names and OWN_KEY in names:
+        raise SchemaMismatch(
+            f"topic {topic!r} has columns {KEY.name!r} and {OWN_KEY!r}, and its table would have two "
+            f"called {OWN_KEY!r}; read its records with .option('subscribe', {topic!r}), or its changes "
+            "with .option('changes', 'true')"
+        )
+    return [OWN_KEY if name == KEY.name else name for name in names]
 
 
 def plan_store(broker: Broker, options: SourceOptions) -> list[OffsetRange]:
@@ -322,7 +369,8 @@ def _plain(batch: pa.RecordBatch, target: pa.Schema, range_: OffsetRange) -> pa.
     own = {name: batch.column(name) for name in BINARY.names}
     value = own["value"]
     if pa.types.is_struct(value.type):
-        own |= dict(zip(value.type.names, value.flatten(), strict=True))
+        names = _names_in_table(value.type.names, range_.topic)
+        own = {KEY.name: own[KEY.name], **dict(zip(names, value.flatten(), strict=True))}
     where = f"{range_.topic}-{range_.partition}"
     arrays = [
         fit(own[f.name], f, where) if f.name in own else pa.nulls(len(batch), f.type)

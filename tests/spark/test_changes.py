@@ -194,6 +194,27 @@ def test_values_of_a_typed_topic_are_structs(log: Owner) -> None:
     ]
 
 
+def test_own_columns_called_key_and_value_are_fields_of_the_values(log: Owner) -> None:
+    own = pa.schema([("key", pa.int64()), ("value", pa.float64())])
+    log.create_topic("own", 1, schema=own, config={"cleanup.policy": "compact"})
+    records = [{"key": 7, "value": 0.5}, {"key": 8, "value": 1.5}]
+    Writer(log).write_rows(records, own, "own")
+    options = SourceOptions.parse({"path": "/log", "store": "own", "changes": "true"})
+    schema = changes_schema(log, options)
+    assert schema.field("new").type == pa.struct(own)
+    reader = feed({f.name: f.type for f in schema}, store="own")
+    _, found = following(reader, reader.initialOffset())
+    assert [row[:3] for row in found] == [(b"k", None, records[0]), (b"k", *records)]
+
+
+def test_fields_of_values_that_a_typed_topic_lacks_are_refused(log: Owner) -> None:
+    typed = pa.schema([("n", pa.int64())])
+    log.create_topic("typed", 1, schema=typed, config={"cleanup.policy": "compact"})
+    reader = feed({"new": pa.struct([("m", pa.int64())])}, store="typed")
+    with pytest.raises(InvalidConfig, match=r"topic typed has no field new\.m.*new\.n"):
+        following(reader, reader.initialOffset())
+
+
 def test_a_recreated_topic_is_read_from_its_beginning(log: Owner, clock: ManualClock) -> None:
     write(log, 0, 10)
     reader = feed(failOnDataLoss="false")

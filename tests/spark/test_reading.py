@@ -17,6 +17,7 @@ from strandline.changelog.errors import (
     InvalidRecord,
     InvalidRequest,
     OffsetOutOfRange,
+    SchemaMismatch,
 )
 from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import Append, CommittedOffset, TopicPartition, columns_schema
@@ -379,6 +380,43 @@ def test_a_compacted_topic_can_be_read_as_a_table(log: Owner) -> None:
     Writer(log).write([(b"a", b"1"), (b"b", b"2"), (b"a", None)])
     options = SourceOptions.parse({"path": "/log", "store": "t"})
     assert table_of(log, options) == [{"key": b"b", "value": b"2"}]
+
+
+def test_a_topics_own_column_called_key_does_not_replace_the_records_key(log: Owner) -> None:
+    own = pa.schema([("key", pa.int64()), ("value", pa.float64())])
+    log.create_topic("own", 1, schema=own, config={"cleanup.policy": "compact"})
+    Writer(log).write_rows([{"key": 7, "value": 0.5}, {"key": 8, "value": 1.5}], own, "own")
+    options = SourceOptions.parse({"path": "/log", "store": "own"})
+    assert table_of(log, options) == [{"key": b"k", "value_key": 8, "value": 1.5}]
+    given = pa.schema([("key", pa.string())])
+    check_columns(log, options, given)
+    assert table_of(log, options, given) == [{"key": "k"}]
+
+    log.alter_topic("own", schema=own.append(pa.field("value_key", pa.string())))
+    with pytest.raises(SchemaMismatch, match="columns 'key' and 'value_key'.*subscribe"):
+        store_schema(log, options)
+
+
+@pytest.mark.parametrize(
+    ("topic", "columns", "problem"),
+    [
+        ("typed", [("n", pa.int64()), ("m", pa.int64())], "topic typed has no column m"),
+        ("typed", [("value", pa.binary())], "topic typed has no column value"),
+        ("typed", [("at", pa.struct([("x", pa.int64())]))], r"no field at\.x.*at\.y"),
+        ("bytes", [("vlaue", pa.binary())], "topic bytes has no column vlaue.*'value'"),
+        ("typed", [("n", pa.string()), ("key", pa.string())], ""),
+        ("bytes", [("value", pa.string())], ""),
+    ],
+)
+def test_columns_that_a_compacted_topic_lacks_are_refused(
+    log: Owner, topic: str, columns: list[tuple[str, pa.DataType]], problem: str
+) -> None:
+    typed = pa.schema([("n", pa.int64()), ("at", pa.struct([("y", pa.int64())]))])
+    for name, schema in (("typed", typed), ("bytes", None)):
+        log.create_topic(name, 1, schema=schema, config={"cleanup.policy": "compact"})
+    options = SourceOptions.parse({"path": "/log", "store": topic})
+    with pytest.raises(InvalidConfig, match=problem) if problem else nullcontext():
+        check_columns(log, options, pa.schema(columns))
 
 
 def test_a_topic_that_is_not_compacted_cannot_be_read_as_a_table(log: Owner) -> None:
