@@ -306,7 +306,7 @@ class Consumer:
 
     def _rebalance(self) -> None:
         if self._subscription is not None:
-            self._subscription.rebalance(self.assignment(), self._assign_shared)
+            self._subscription.rebalance(self.assignment(), lambda own: self._assign(sorted(own)))
 
     def _has_fetched(self) -> bool:
         return any(self._assigned[tp].fetched for tp in self._active())
@@ -527,10 +527,6 @@ class Consumer:
     def _partitions_of_subscribed(self) -> list[TopicPartition]:
         counts = {name: self._broker.topic(name).partitions for name in self._subscribed}
         return [TopicPartition(name, n) for name, count in counts.items() for n in range(count)]
-
-    def _assign_shared(self, partitions: Collection[TopicPartition]) -> None:
-        """Read the partitions that the group has assigned to this consumer."""
-        self._assign(sorted(partitions))
 
     def _leave(self) -> None:
         if self._subscription is not None:
