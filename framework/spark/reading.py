@@ -76,8 +76,8 @@ def report(losses: list[str], *, fail: bool) -> None:
         return
     if fail:
         raise OffsetOutOfRange(
-            f"{'; '.join(losses)}. To continue with the remaining records, set failOnDataLoss to false; to "
-            "start over, use a new checkpointLocation"
+            f"{'; '.join(losses)}. To continue with the remaining records, set failOnDataLoss to false; a "
+            "streaming query starts over with a new checkpointLocation"
         )
     for loss in losses:
         _log.warning("%s; going on, since failOnDataLoss is false", loss)
