@@ -12,7 +12,6 @@ decoders without the check in modules that do not check the depth themselves.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -21,12 +20,11 @@ from typing import Any, Generic, TypeVar, overload
 import msgspec
 
 from strandline.changelog.depth import check_json, check_msgpack
-from strandline.changelog.forks import renew_lock_in_child
+from strandline.changelog.forks import ForkSafeLock
 
 T = TypeVar("T")
 
-_building = threading.Lock()
-renew_lock_in_child(sys.modules[__name__], "_building", threading.Lock)
+_building = ForkSafeLock(threading.Lock)
 
 
 class CheckedDecoder(Generic[T]):

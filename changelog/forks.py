@@ -11,9 +11,9 @@ import ctypes
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
-_locks: weakref.WeakKeyDictionary[Any, tuple[str, Callable[[], Any]]] = weakref.WeakKeyDictionary()
+_locks: weakref.WeakSet[ForkSafeLock] = weakref.WeakSet()
 _watched: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 
 
@@ -22,9 +22,31 @@ def keep_in_child(owner: Any, *handles: Any) -> None:
     _watched[owner] = handles
 
 
-def renew_lock_in_child(owner: Any, attribute: str, make: Callable[[], Any]) -> None:
-    """Set an attribute of `owner` that is a lock to the result of `make` in forked children."""
-    _locks[owner] = (attribute, make)
+class ForkSafeLock:
+    """Context manager of a lock that is a new one in forked children.
+
+    >>> import threading
+    >>> with ForkSafeLock(threading.RLock) as lock, lock:
+    ...     pass
+    """
+
+    __slots__ = ("__weakref__", "_lock", "_make")
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._lock = make()
+        _locks.add(self)
+
+    def renew(self) -> None:
+        """Replace the lock."""
+        self._lock = self._make()
+
+    def __enter__(self) -> Self:
+        self._lock.acquire()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._lock.release()
 
 
 def leave_alone(handle: Any) -> None:
@@ -48,8 +70,8 @@ def _after_fork_in_child() -> None:
         for handle in handles:
             leave_alone(handle)
     _watched.clear()
-    for owner, (attribute, make) in _locks.items():
-        setattr(owner, attribute, make())
+    for lock in _locks:
+        lock.renew()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -15,7 +15,7 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
 from strandline.changelog.closing import CloseOnce
 from strandline.changelog.errors import InvalidRequest
-from strandline.changelog.forks import renew_lock_in_child
+from strandline.changelog.forks import ForkSafeLock
 from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.metrics import MetricReading, measured
 from strandline.changelog.storage import Durability
@@ -80,8 +80,7 @@ class Session:
         self.state_dir = settings.state_dir
         self.durability = settings.durability
         self._declared = declared
-        self._opening = threading.RLock()
-        renew_lock_in_child(self, "_opening", threading.RLock)
+        self._opening = ForkSafeLock(threading.RLock)
         self._opened: _OpenLog | None = None
         self._working_folder = Path()
         """Current folder of the process when the log was opened; relative paths begin there."""

@@ -139,9 +139,9 @@ def test_a_pause_is_a_part_of_the_time_for_which_a_fetch_waits(
     """The wait ends at the next commit, timer or window."""
     trickle, waits, fetch = Trickle(monkeypatch), [], Feeder._fetch
 
-    def noted(feeder: Feeder, positions: Any, wait: float) -> Any:
+    def noted(feeder: Feeder, group: Any, positions: Any, wait: float) -> Any:
         waits.append(wait)
-        return fetch(feeder, positions, wait)
+        return fetch(feeder, group, positions, wait)
 
     monkeypatch.setattr(Feeder, "_fetch", noted)
     trickle.send(1)
