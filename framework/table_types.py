@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.changelog.client.keys import is_list
 from strandline.changelog.errors import InvalidRecord, SchemaMismatch
 
 INSTANT = pa.timestamp("us", tz="UTC")
@@ -49,13 +50,6 @@ def fit(column: pa.Array, field: pa.Field, where: str) -> pa.Array:
             f"{where}: column {field.name!r} is {column.type} and cannot be read as "
             f"{field.type}: {error}"
         ) from error
-
-
-def is_list(kind: pa.DataType) -> bool:
-    """Return True for the types of lists, of any size."""
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
 
 
 def check_distinct(names: Sequence[str], reader: str, instead: str) -> None:

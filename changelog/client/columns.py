@@ -27,7 +27,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.changelog.client.keys import encode_key, encode_keys, is_bytes, is_text
+from strandline.changelog.client.keys import encode_key, encode_keys, is_bytes, is_list, is_text
 from strandline.changelog.errors import InvalidRecord, SchemaMismatch
 from strandline.changelog.records import HEADERS_TYPE, Headers, TopicInfo, columns_schema
 from strandline.changelog.schema import value_type
@@ -477,7 +477,7 @@ def _family(kind: pa.DataType) -> str:
         return "bytes"
     if types.is_timestamp(kind):
         return "zoned time" if kind.tz else "time"
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    if is_list(kind):
         return "list"
     nested = (types.is_struct, types.is_map, types.is_nested)
     for same in (types.is_date, types.is_time, types.is_duration, *nested):

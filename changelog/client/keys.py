@@ -156,3 +156,10 @@ def _big_endian(numbers: pa.Array, layout: str) -> pa.BinaryArray:
     if not numbers.null_count:
         return keys
     return pc.if_else(numbers.is_valid(), keys, pa.scalar(None, pa.binary()))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Return True for the types of lists, of any size."""
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )

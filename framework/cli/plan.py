@@ -90,7 +90,9 @@ def plan(
 def show(app: App, log: str | None, *, drop_orphans: bool, yes: bool, json: bool) -> None:
     """Print the comparison, and delete the orphans if that is asked for; see `plan`."""
     with opened(log if log is not None else str(app.log)) as where:
-        lines, topics = compared(app, where.broker), compared_topics(app, where.broker)
+        gone = lost(app.name, where.broker, SystemClock())
+        lines = compared(app, where.broker, gone)
+        topics = compared_topics(app, where.broker, gone)
         if json:
             state, shown = ([asdict(line) for line in found] for found in (lines, topics))
             output.document({"app": app.name, "state": state, "topics": shown})
@@ -124,8 +126,11 @@ def command_of(app: App) -> Callable[..., None]:
     return plan_app
 
 
-def compared(app: App, broker: Broker) -> list[PlanLine]:
-    """Return the declared stores of an app and the orphans of its log, with their verdicts."""
+def compared(app: App, broker: Broker, gone: Collection[str]) -> list[PlanLine]:
+    """Return the declared stores of an app and the orphans of its log, with their verdicts.
+
+    `gone` are the internal topics that the app has lost.
+    """
     tasks = {
         spec.changelog_topic(app.name): (task, spec)
         for task in app.declared.tasks.values()
@@ -134,7 +139,6 @@ def compared(app: App, broker: Broker) -> list[PlanLine]:
     specs = {topic: spec for topic, (_, spec) in tasks.items()}
     recorded = DeclarationLog(broker, app.name, SystemClock()).read().stores
     found = [_line(topic, spec, recorded.get(topic)) for topic, spec in specs.items()]
-    gone = lost(app.name, broker, SystemClock(), specs)
     found = [_kept(line, app.name, gone) for line in found]
     found = [_placed(line, tasks[line.topic][0], broker) for line in found]
     internal = InternalTopics(broker, SystemClock())
@@ -147,9 +151,11 @@ def compared(app: App, broker: Broker) -> list[PlanLine]:
     return [*found, *unused, *orphans]
 
 
-def compared_topics(app: App, broker: Broker) -> list[TopicLine]:
-    """Return the topics of an app, without changelogs, with their verdicts."""
-    gone = lost(app.name, broker, SystemClock(), app.declared.repartition_topics())
+def compared_topics(app: App, broker: Broker, gone: Collection[str]) -> list[TopicLine]:
+    """Return the topics of an app, without changelogs, with their verdicts.
+
+    `gone` are the internal topics that the app has lost.
+    """
     return [
         TopicLine(name, "changed", str(topic_lost(app.name, name)))
         if name in gone

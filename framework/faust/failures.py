@@ -42,9 +42,6 @@ _log = logging.getLogger("strandline")
 NOT_OF_A_RECORD = (*INFRASTRUCTURE_ERRORS, PartitionsMismatch, TableNotOwned)
 """Errors of the log, or of the app's setup, which all records would have."""
 
-DEAD_LETTER = f"{{topic}}{FAUST_DEAD_LETTER}"
-"""Name of the topic of records that could not be handled."""
-
 
 class Interruptions(Sensor):
     """Notes which iterations deliver and acknowledge a record, and whether one was closed at it."""
@@ -134,7 +131,7 @@ def settle_undecodable(link: FaustLink, unit: Unit, message: Any) -> bool:
 
 
 def _send_dead_letter(link: FaustLink, unit: Unit, message: Any, error: str) -> None:
-    topic = DEAD_LETTER.format(topic=message.topic)
+    topic = f"{message.topic}{FAUST_DEAD_LETTER}"
     info = link.info(message.topic)
     if info is not None:
         link.ensure(topic, info.partitions, {**KEEP_FOREVER, **dead_letter_config([info])})

@@ -16,9 +16,10 @@ from difflib import get_close_matches
 
 import pyarrow as pa
 
+from strandline.changelog.client.keys import is_list
 from strandline.changelog.errors import InvalidConfig, SchemaMismatch
 from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo
-from strandline.framework.table_types import INSTANT, fit, is_list, spark_type
+from strandline.framework.table_types import INSTANT, fit, spark_type
 from strandline.statestore.frames import repeated
 
 SIZED_BYTES = 32 << 20

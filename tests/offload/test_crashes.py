@@ -327,13 +327,20 @@ def crash_after_the_commit(
     assert (to / "_strandline/pending.json").exists()
 
 
+def crash_in_the_second_load(
+    source: Log, to: Path, form: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Load all records, and crash after the commit of a load of later ones."""
+    offload("t", to, log=source, format=form)
+    append(source, "t", sales(12, 6, every_ms=HOUR), 2)
+    crash_after_the_commit(source, to, form, monkeypatch)
+
+
 def test_a_delta_table_whose_log_expires_after_a_crash_keeps_its_files(
     source: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     to = tmp_path / "lake"
-    offload("t", to, log=source, format="delta")
-    append(source, "t", sales(12, 6, every_ms=HOUR), 2)
-    crash_after_the_commit(source, to, "delta", monkeypatch)
+    crash_in_the_second_load(source, to, "delta", monkeypatch)
     table = delta(to)
     table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
     table.create_checkpoint()
@@ -350,9 +357,7 @@ def test_an_iceberg_table_that_is_rolled_back_after_a_crash_can_return_to_its_sn
     source: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     to = tmp_path / "lake"
-    offload("t", to, log=source, format="iceberg")
-    append(source, "t", sales(12, 6, every_ms=HOUR), 2)
-    crash_after_the_commit(source, to, "iceberg", monkeypatch)
+    crash_in_the_second_load(source, to, "iceberg", monkeypatch)
     whole = committed(source, "t")
     with iceberg_table(to) as table:
         last = table.current_snapshot()
