@@ -97,7 +97,7 @@ class SlotTable:
 
     def rows(self, slots: SlotArray) -> Block:
         """Return a copy of the values of slots."""
-        return tuple(column[slots] for column in self._columns)
+        return tuple(column.take(slots) for column in self._columns)
 
     def assign(self, slots: SlotArray, states: States | int, rows: Block | None) -> None:
         """Set the states of distinct slots, and their values; None clears the values."""

@@ -32,6 +32,7 @@ from strandline.statestore.packed_scalars import (
     NULL,
     TEXT,
     Scalars,
+    kinds_among,
     of_objects,
     packed,
     packed_texts,
@@ -86,7 +87,7 @@ class ScalarField:
 
     def allows(self, kinds: Array) -> bool:
         """Return True if the field may have values of all these kinds."""
-        return set(np.unique(kinds).tolist()) <= self.kinds
+        return self.kinds.issuperset(kinds_among(kinds))
 
 
 class StructValues:
@@ -259,7 +260,7 @@ def _kind_for(codec: ValueCodec, field: ScalarField, arrow: pa.DataType) -> int:
 
 
 def _as_arrow(field: ScalarField, column: Scalars) -> pa.Array:
-    found = [kind for kind in np.unique(column.kinds).tolist() if kind != NULL]
+    found = [kind for kind in kinds_among(column.kinds) if kind != NULL]
     single = field.kinds - {NULL}
     kinds = found or (list(single) if len(single) == 1 else [])
     if not kinds:
