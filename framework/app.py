@@ -512,11 +512,12 @@ class App(StreamDeclarations):
         return declare
 
     def drop_task(self, name: str) -> None:
-        """Declare that the timers of a task of an earlier version are no longer needed.
+        """Declare that a task of an earlier version, and its timers, are no longer needed.
 
-        An app refuses to run while it has pending timers of a task that it does not declare. After
-        this call it runs. The timers stay stored until `reset`, and fire if the task is declared
-        again.
+        An app refuses to run while it has pending timers of a task that it does not declare, and
+        while such a task is at another offset than the others, because a task with its work or its
+        stores would go on at the wrong one. After this call it runs. The timers stay stored until
+        `reset`, and fire if the task is declared again.
 
         Args:
             name: Name of the task of the earlier version.

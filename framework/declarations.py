@@ -84,7 +84,7 @@ class Declarations:
         self.stores: dict[str, Store[Any, Any]] = {}
         self._tasks: dict[str, TaskSpec] = {}
         self.dropped: set[str] = set()
-        """Names of tasks whose timers are no longer needed."""
+        """Names of tasks of earlier versions that are none of these tasks by another name."""
         self.is_running: Callable[[], bool] = bool
         """Function that returns True while a worker of the app runs in this process."""
         self.derive: Callable[[Declarations], None] = _nothing
@@ -176,7 +176,7 @@ class Declarations:
             self.topics.pop(spec.dead_letter.name, None)
 
     def drop_task(self, name: str) -> None:
-        """Record that the timers of a task are no longer needed."""
+        """Record that a task of an earlier version is not needed any more; see `App.drop_task`."""
         if name in self.tasks and self.tasks[name].has_timers:
             raise InvalidConfig(
                 f"task {name!r} is declared and has timers, so it cannot be dropped; leave out"

@@ -2,8 +2,8 @@
 
 The consumer group has the name of the app, and several tasks may read the same topic. Normally all
 of them are at the same offset. If one has stopped at a record that it cannot handle, the committed
-offset is the smallest, and its metadata has the offset of each task:
-`{"tasks": {"tally": 120, "audit": 97}}`.
+offset is the smallest, and its metadata has the offset of each task, and numbers for its stores:
+`{"tasks": {"tally": 120, "audit": 97}, "stores": {"tally": [3523407757], "audit": []}}`.
 
 The metadata also lists the placed stores (`placing`), each with the number of partitions over which
 its keys are hashed. For the end of a bounded run it lists the tasks with a pending call of
@@ -14,7 +14,8 @@ its keys are hashed. For the end of a bounded run it lists the tasks with a pend
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -31,6 +32,9 @@ MAX_PLACED_BYTES = 2_000
 If the names are longer, no store is recorded as placed.
 """
 
+MAX_STORE_NUMBERS = 60
+"""Maximum number of stores of all tasks, for the same reason. Of more, none is recorded."""
+
 
 class InputProgress(NamedTuple):
     """Position of one task in one input partition."""
@@ -43,6 +47,8 @@ class InputProgress(NamedTuple):
     """True if a step ran after the last call of `window`."""
     next_timer: int | None = None
     """Time in ms of the next timer in stream time; None if none is set."""
+    stores: tuple[str, ...] = ()
+    """Names of the task's stores."""
 
 
 class PendingAtEnd(NamedTuple):
@@ -54,11 +60,30 @@ class PendingAtEnd(NamedTuple):
     """Time in ms of the next stream timer, by task name."""
 
 
+class OfTasks(NamedTuple):
+    """Offsets and stores of tasks that read a partition, from a commit at which they differed."""
+
+    offsets: Mapping[str, int]
+    """Next offset by task; empty if all were at the committed one."""
+    stores: Mapping[str, Collection[int]] | None
+    """Numbers of the stores by task; None if they were not recorded."""
+
+    def owners_of(self, stores: Collection[str]) -> set[str]:
+        """Return the tasks that had one of these stores."""
+        wanted = set(map(store_number, stores))
+        return {task for task, had in (self.stores or {}).items() if not wanted.isdisjoint(had)}
+
+    def has(self, task: str, stores: Collection[str]) -> bool:
+        """Return True if the position of a task is known, by its name or by its stores."""
+        return task in self.offsets or bool(self.owners_of(stores))
+
+
 class _Metadata(msgspec.Struct, omit_defaults=True):
     tasks: dict[str, int] = {}
     placed: dict[str, int] = {}
     windows: list[str] = []
     timers: dict[str, int] = {}
+    stores: dict[str, list[int]] | None = None
 
 
 _decode = json_decoder(_Metadata).decode
@@ -77,7 +102,7 @@ def to_commit(
     >>> views = TopicPartition("views", 0)
     >>> five, seven = CommittedOffset(5), CommittedOffset(7)
     >>> to_commit([InputProgress("a", views, five), InputProgress("b", views, seven)])[views].metadata
-    '{"tasks":{"a":5,"b":7}}'
+    '{"tasks":{"a":5,"b":7},"stores":{"a":[],"b":[]}}'
     >>> late = InputProgress("b", views, five, window_pending=True)
     >>> to_commit([InputProgress("a", views, five), late])[views].metadata
     '{"windows":["b"]}'
@@ -89,14 +114,15 @@ def to_commit(
     return {tp: _offset(tasks, stores.get(tp, {})) for tp, tasks in by_partition.items()}
 
 
-def position_of(
-    task: str, partition: TopicPartition, committed: Mapping[TopicPartition, CommittedOffset]
-) -> int | None:
-    """Return the next offset of `task`; None if nothing is committed."""
-    offset = committed.get(partition)
-    if offset is None:
-        return None
-    return _read(offset.metadata).tasks.get(task, offset.offset)
+def tasks_of(metadata: str) -> OfTasks:
+    """Return the tasks in a committed offset's metadata; none if all are at the committed offset."""
+    found = _read(metadata)
+    return OfTasks(found.tasks, found.stores)
+
+
+def store_number(name: str) -> int:
+    """Return the number by which metadata names a store, because names may be long."""
+    return zlib.crc32(name.encode())
 
 
 def placed_of(metadata: str) -> Mapping[str, int]:
@@ -131,11 +157,15 @@ def translated(metadata: str, offset_of: Callable[[int], int]) -> str:
 
 def _offset(tasks: list[InputProgress], placed: Mapping[str, int]) -> CommittedOffset:
     offsets = {one.task: one.position.offset for one in tasks}
+    differ = len(set(offsets.values())) > 1
+    stores = {one.task: [*map(store_number, one.stores)] for one in tasks}
+    is_short = sum(map(len, stores.values())) <= MAX_STORE_NUMBERS
     metadata = _Metadata(
-        offsets if len(set(offsets.values())) > 1 else {},
+        offsets if differ else {},
         dict(placed) if sum(map(len, placed)) <= MAX_PLACED_BYTES else {},
         [one.task for one in tasks if one.window_pending],
         {one.task: one.next_timer for one in tasks if one.next_timer is not None},
+        stores if differ and is_short else None,
     )
     first = min((one.position for one in tasks), key=lambda position: position.offset)
     return first._replace(metadata=_encoded(metadata))
@@ -190,14 +220,8 @@ def check_history(
             )
 
 
-def starting_offset(
-    task: str,
-    tp: TopicPartition,
-    committed: Mapping[TopicPartition, CommittedOffset],
-    log_start: int,
-) -> int:
-    """Return the first offset that a task handles: the committed one, but at least `log_start`."""
-    position = position_of(task, tp, committed)
+def starting_offset(task: str, tp: TopicPartition, position: int | None, log_start: int) -> int:
+    """Return the first offset that a task handles: its position, but at least `log_start`."""
     if position is None:
         return log_start
     if position < log_start:

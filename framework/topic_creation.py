@@ -24,6 +24,11 @@ DEAD_LETTER_ROOM_BYTES = 64 << 10
 """Bytes by which a dead letter may be larger than the largest record of its task's inputs."""
 LARGEST_MESSAGE_BYTES = 1000 << 20
 """Largest `max.message.bytes` that every log accepts."""
+KEYS_MOVED = (
+    "reset the app, and let it read the topic through app.repartition(topic, key), a stream through "
+    ".through(topic), because records keep the partition they were written to"
+)
+"""Advice for an app with state, after its input got more partitions."""
 
 
 def created_or_checked(
@@ -105,8 +110,8 @@ def _adds_columns(topic: Topic[Any, Any], info: TopicInfo) -> bool:
         fix = (
             "`strandline reset` makes it again, with the state that was made of it"
             if topic.is_internal
-            else f"declare {info.partitions}. `strandline topics add-partitions` adds some, but then "
-            "the stores of tasks that read it have to be reset, because keys change their partitions"
+            else f"declare {info.partitions}. `strandline topics add-partitions` adds some, but keys "
+            f"then change their partitions: {KEYS_MOVED}"
         )
         raise InvalidConfig(
             f"topic {topic.name!r} has {info.partitions} partitions, but is declared with"
@@ -143,8 +148,8 @@ def check_changelog(info: TopicInfo, task: str, partitions: int) -> None:
     if info.partitions != partitions:
         raise InvalidConfig(
             f"changelog {info.name!r} has {info.partitions} partitions, but the input of task"
-            f" {task!r} has {partitions}: its state would be on the wrong partitions;"
-            " app.reset() rebuilds it"
+            f" {task!r} has {partitions}: its state would be on the wrong partitions. If partitions "
+            f"were added, {KEYS_MOVED}"
         )
 
 

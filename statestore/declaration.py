@@ -50,6 +50,8 @@ Form = Literal["messagepack", "typed", "bytes", "json", "serde"]
 Figures = dict[str, tuple[str, str | None]]
 _OF_FIGURES = ("results", "state")
 """Parts of an operator's definition that follow from its figures."""
+_RECORDED_LATER = ("placed_by",)
+"""Parts that definitions from earlier versions do not have, and that are not compared then."""
 
 
 class TopicIds(NamedTuple):
@@ -258,6 +260,8 @@ def _other_definition(stored: Declaration, declared: Declaration) -> Iterator[st
     old, new = (_json_object(one.definition or "{}") for one in (stored, declared))
     if stored.figures != declared.figures:  # then the types of figures differ as well
         old, new = ({k: v for k, v in one.items() if k not in _OF_FIGURES} for one in (old, new))
+    unknown = [part for part in _RECORDED_LATER if part not in old]
+    new = {part: value for part, value in new.items() if part not in unknown}
     was, now = (one.get("operator", "no operator") for one in (old, new))
     if was != now:
         yield f"it is the state of {was}, and is declared as that of {now}"

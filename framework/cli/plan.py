@@ -7,7 +7,8 @@ extended   the state is readable, and its declaration becomes wider at the next 
 rewritten  values are converted at the next run, by the store's `upgrade`
 changed    the app is refused: the reasons are given
 unused     the app declares the store, but in no task's `stores=`; its state is kept
-orphaned   the log has state or an internal topic that the app does not declare
+orphaned   the log has state or an internal topic that the app does not declare; with reasons, the
+           app is refused, because it would leave behind timers or records
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from strandline.framework.cli import output
 from strandline.framework.cli.loading import load_app, opened
 from strandline.framework.cli.options import JsonOption, LogOption, YesOption, confirmed
 from strandline.framework.container.reset import check_at_rest
+from strandline.framework.left_behind import left_in
 from strandline.framework.topic_creation import check_changelog, copartitioned
 from strandline.statestore.declaration import Declaration, compare, declaration_of
 from strandline.statestore.lost_topics import lost, topic_lost
@@ -103,8 +105,14 @@ def show(app: App, log: str | None, *, drop_orphans: bool, yes: bool, json: bool
             dropped = _drop(app, where.broker, lines, yes=yes)
             if dropped and not json:
                 output.line(f"deleted {dropped} topics")
-    if "changed" in [*(line.verdict for line in lines), *(line.verdict for line in topics)]:
+            lines = [line for line in lines if not (dropped and line.verdict == "orphaned")]
+    if any(_is_refused(line) for found in (lines, topics) for line in found):
         raise typer.Exit(1)
+
+
+def _is_refused(line: PlanLine | TopicLine) -> bool:
+    """Return True if the app would be refused because of a line."""
+    return line.verdict == "changed" or (line.verdict == "orphaned" and bool(line.reasons))
 
 
 def _table(title: str, columns: Sequence[str], lines: Sequence[PlanLine | TopicLine]) -> None:
@@ -147,7 +155,11 @@ def compared(app: App, broker: Broker, gone: Collection[str]) -> list[PlanLine]:
     others = sorted(topic for topic in internal.of(app.name) if topic not in kept)
     declared = {spec.changelog_topic(app.name): spec.name for spec in _unused(app)}
     unused = [PlanLine(declared[t], "unused", _UNUSED, t) for t in others if t in declared]
-    orphans = [PlanLine(t, "orphaned", "", t) for t in others if t not in declared]
+    orphans = [
+        PlanLine(t, "orphaned", left_in(t, app.declared, broker, internal), t)
+        for t in others
+        if t not in declared
+    ]
     return [*found, *unused, *orphans]
 
 

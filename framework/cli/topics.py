@@ -23,6 +23,7 @@ from strandline.framework.cli.options import (
     settings,
 )
 from strandline.framework.cli.reading import partitions_of
+from strandline.framework.topic_creation import KEYS_MOVED
 
 commands = typer.Typer(
     help="List, describe, create, alter and delete topics.", no_args_is_help=True
@@ -126,7 +127,7 @@ def add_partitions(
         info = where.broker.alter_topic(topic, partitions=total)
     message = (
         f"{info.name} has {info.partitions} partitions now, not {before}; the same key may go to "
-        "another partition than before, so apps with stores of its records have to be reset"
+        f"another partition than before, so for apps with stores of its records: {KEYS_MOVED}"
     )
     _report(info, message, json=json)
 

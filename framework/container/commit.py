@@ -180,6 +180,7 @@ def offsets_of(
             *(instance.spec.name, source.partition, source.to_commit()),
             instance.window_pending,
             next_timer,
+            tuple(store.spec.name for store in instance.all_stores),
         )
         for instance in instances
         for next_timer in (instance.next_stream_timer(),)

@@ -171,7 +171,8 @@ class TaskManager:
         try:
             for part in parts:
                 arrived.append(self._instance(part, committed))
-                arrived[-1].restored(window_pending=_window_is_pending(part, committed))
+                is_pending = self._window_is_pending(part, committed)
+                arrived[-1].restored(window_pending=is_pending)
         except BaseException:
             release_all(parts)
             raise
@@ -257,11 +258,15 @@ class TaskManager:
         kind = BatchInstance if parts.spec.batch else TaskInstance
         return kind(self._context, parts, placed_stores, self.trial)
 
+    def _window_is_pending(self, parts: InstanceParts, committed: Committed) -> bool:
+        """Return True if the last commit says that a call of the task's `window` is pending.
 
-def _window_is_pending(parts: InstanceParts, committed: Committed) -> bool:
-    """Return True if the last commit says that a call of the task's `window` is pending."""
-    waiting = (waiting_of(committed.get(source.partition)) for source in parts.inputs)
-    return any(parts.spec.name in of_partition.windows for of_partition in waiting)
+        A pending call of a task that there is no more may be that of this task by another name. One
+        call too many does no harm.
+        """
+        waiting = (waiting_of(committed.get(source.partition)) for source in parts.inputs)
+        others = self._context.declared.tasks.keys() - {parts.spec.name}
+        return any(not others.issuperset(of_partition.windows) for of_partition in waiting)
 
 
 def inputs_of(instance: TaskInstance) -> Partitions:

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import CoordinatorLoading, Retriable, StrandlineError
@@ -32,9 +33,14 @@ from strandline.framework.container.instance import InstanceParts, release_all
 from strandline.framework.container.outage import patiently
 from strandline.framework.container.restore import OnRestore, RestoreMonitor
 from strandline.framework.container.standbys import Standbys
-from strandline.framework.positions import check_history, of_present_topics, starting_offset
+from strandline.framework.positions import (
+    check_history,
+    of_present_topics,
+    starting_offset,
+)
 from strandline.framework.store_declarations import StoreDeclarations
 from strandline.framework.task import TaskSpec
+from strandline.framework.task_positions import PartitionReader, positions_at
 from strandline.statestore.replay import (
     LOG_WAIT_AFTER_S,
     ReplayProgress,
@@ -51,6 +57,8 @@ _log = logging.getLogger("strandline")
 Partitions = frozenset[TopicPartition]
 Committed = Mapping[TopicPartition, CommittedOffset]
 Ends = Mapping[TopicPartition, PartitionOffsets]
+Positions = Mapping[tuple[str, TopicPartition], int]
+"""Next offset by task and input partition; none if nothing is committed there."""
 NO_PARTITIONS: Partitions = frozenset()
 LOCK_TIMEOUT_S = 2.0
 """Seconds to wait for the locks of stores, counted from the assignment of their partitions.
@@ -294,16 +302,41 @@ class Openings:
         # The topic may have been deleted and created again, also between these two calls.
         opening.committed = of_present_topics(opening.committed, ends)
         check_history(opening.committed, ends)
+        positions = self._positions(opening)
         # Only after that: the last owner can no longer change what it recorded and wrote.
         expiry = self._declarations.confirm({changelog.topic for changelog in changelogs})
         try:
             for spec, number in tasks_of(context, opening.partitions):
-                inputs = _inputs(spec, number, opening.committed, ends)
+                inputs = _inputs(spec, number, positions, ends)
                 opening.parts.append(InstanceParts(spec, number, inputs, [], None))
                 self._open_stores(opening, opening.parts[-1], expiry)
         except BaseException:
             opening.release()
             raise
+
+    def _positions(self, opening: Opening) -> Positions:
+        """Return the next offset of each task in its committed partitions. Raises InvalidConfig."""
+        declared, readers = self._context.declared, dict[TopicPartition, list[PartitionReader]]()
+        for spec, number in tasks_of(self._context, opening.partitions):
+            reader = PartitionReader(spec.name, [store.name for store in spec.all_stores])
+            for topic in spec.inputs:
+                readers.setdefault(TopicPartition(topic.name, number), []).append(reader)
+        return {
+            (task, tp): offset
+            for tp, at in opening.committed.items()
+            for task, offset in positions_at(
+                *(declared.app, tp, at, readers.get(tp, ()), declared.dropped),
+                partial(self._has_state, tp=tp),
+            ).items()
+        }
+
+    def _has_state(self, task: str, tp: TopicPartition) -> bool:
+        """Return True if the stores of a task have records in their changelogs."""
+        stores = self._context.declared.tasks[task].all_stores
+        topics = [store.changelog_topic(self._context.app) for store in stores]
+        changelogs = [TopicPartition(topic, tp.partition) for topic in topics]
+        found = self._context.broker.offsets(changelogs).values() if changelogs else ()
+        return any(ends.high_watermark > ends.log_start for ends in found)
 
     def _open_stores(
         self, opening: Opening, parts: InstanceParts, expiry: Mapping[str, Expiry]
@@ -385,11 +418,12 @@ def changelogs_of(
     }
 
 
-def _inputs(spec: TaskSpec, number: int, committed: Committed, ends: Ends) -> list[Input]:
+def _inputs(spec: TaskSpec, number: int, positions: Positions, ends: Ends) -> list[Input]:
     inputs = []
     for topic in spec.inputs:
         tp = TopicPartition(topic.name, number)
-        start = starting_offset(spec.name, tp, committed, ends[tp].log_start)
+        position = positions.get((spec.name, tp))
+        start = starting_offset(spec.name, tp, position, ends[tp].log_start)
         epochs = epochs_within(ends[tp].epochs, start, start)
         inputs.append(Input(topic, tp, start, ends[tp].topic_id, epochs))
     return inputs

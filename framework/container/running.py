@@ -38,7 +38,7 @@ from strandline.framework.container.restore import OnRestore, RestoreBar
 from strandline.framework.container.session import WorkerSession
 from strandline.framework.container.worker import Worker
 from strandline.framework.declarations import Declarations
-from strandline.framework.left_timers import check_timers
+from strandline.framework.left_behind import check_left_behind
 from strandline.framework.options import UNTIL, Options, Until
 from strandline.framework.querying.endpoint import QueryEndpoint
 from strandline.framework.session import Session
@@ -200,7 +200,7 @@ def worker_on(
         on_restore: Callback for the progress of the restore; None for none.
     """
     infos = declared.prepare(broker)
-    check_timers(declared, broker, clock)
+    check_left_behind(declared, broker, clock)
     counters = WorkerCounters(declared.app, folders.counters)
     context = ContainerContext(declared, infos, broker, clock, options, counters)
     stores = [store for spec in context.tasks for store in spec.all_stores]

@@ -50,7 +50,7 @@ def starting_offsets(
                 f"reset the offsets and the tables of group {group!r}"
             )
     return {
-        tp: starting_offset(group, tp, committed, end.log_start)
+        tp: starting_offset(group, tp, committed[tp].offset, end.log_start)
         if tp in committed
         else _by(reset, end)
         for tp, end in ends.items()

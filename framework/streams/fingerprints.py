@@ -1,8 +1,8 @@
 """Fingerprints of operators that keep state: the part of their definition that state depends on.
 
-A fingerprint has the keys with their types, the window, the aggregates, and the partitioner. It
-does not have what comes before the operator: another filter changes what is counted, not what a
-count is. The functions of a reducer are not part of it either, because code has no stable text; the
+A fingerprint has the keys with their types, the window, the aggregates, the partitioner, and the
+columns by which rows are assigned to partitions. It has nothing else of what comes before the
+operator: another filter changes what is counted, not what a count is. The functions of a reducer are not part of it either, because code has no stable text; the
 version that a user gives them is.
 """
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from strandline.framework.streams.schemas import Keying
 from strandline.framework.streams.stateful import DropDuplicates, GroupAggregate, StatefulNode
 from strandline.framework.streams.type_names import type_name
 
@@ -57,6 +58,7 @@ def fingerprint(node: StatefulNode) -> Fingerprint:
         assert isinstance(node, DropDuplicates)
         specific = {"keys": _typed(node.on, node.schema), "within_ms": node.within_ms}
     shared = {"version": VERSION, "operator": node.label, "partitioner": PARTITIONER}
+    shared |= {"placed_by": _placing(node.inputs[0].keying)}
     return Fingerprint(node.name, shared | specific)
 
 
@@ -72,6 +74,16 @@ def _aggregation(node: GroupAggregate) -> dict[str, Any]:
     }
     window = None if node.window is None else node.window.to_dict()
     return {"keys": _typed(node.keys, rows), "window": window, "aggregates": figures}
+
+
+def _placing(keying: Keying) -> str:
+    """Return how rows are assigned to partitions, because the state of a group is in one of them.
+
+    >>> _placing(Keying(placed_by=("carrier",)))
+    'carrier, the key of the topic'
+    """
+    by = ", ".join(keying.placed_by)
+    return f"{by}, {'through a repartition topic' if keying.is_repartitioned else 'the key of the topic'}"
 
 
 def _typed(names: tuple[str, ...], schema: Mapping[str, pl.DataType]) -> list[list[str]]:

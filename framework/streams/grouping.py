@@ -117,11 +117,11 @@ class Groups:
 
     def _result_key(self, rows: Node, window: Window | None) -> Keying:
         """Return the key of results: that of the group, and the start of the window."""
-        placed_by = rows.keying.placed_by
         if window is not None:
-            return Keying((*self.keys, WINDOW_START), in_value=True, placed_by=placed_by)
-        own = not self.node.keying.in_value and self.keys == (KEY,)
-        return Keying(self.keys, not own, placed_by)
+            columns, in_value = (*self.keys, WINDOW_START), True
+        else:
+            columns, in_value = self.keys, self.node.keying.in_value or self.keys != (KEY,)
+        return dataclasses.replace(rows.keying, columns=columns, in_value=in_value)
 
 
 def grouped(graph: StreamGraph, node: Node, keys: Sequence[Any], name: str | None) -> Groups:
@@ -186,8 +186,9 @@ def repartitioned(graph: StreamGraph, node: Node, keys: tuple[str, ...], name: s
 
     What the key of an output is by default does not change by that.
     """
+    keying = dataclasses.replace(node.keying, placed_by=keys, is_repartitioned=True)
     return made(
-        *(Repartition, node, node.schema, dataclasses.replace(node.keying, placed_by=keys)),
+        *(Repartition, node, node.schema, keying),
         name=name,
         topic=graph.internal_topic(name, "group_by"),
         keys=keys,

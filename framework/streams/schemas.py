@@ -48,13 +48,15 @@ class Keying:
     """False if the key is the column `key`, which is no column of the value."""
     placed_by: tuple[str, ...] = ()
     """Columns by which the records are assigned to partitions; none if that is not known."""
+    is_repartitioned: bool = False
+    """True if an internal topic has assigned them, whose keys are encoded in a way of their own."""
 
     def without(self, changed: Iterable[str]) -> Keying:
         """Return the keying after these columns were removed or got other values."""
         gone = set(changed)
         columns = () if gone & set(self.columns) else self.columns
         placed_by = () if gone & set(self.placed_by) else self.placed_by
-        return Keying(columns, self.in_value or not columns, placed_by)
+        return self._as(columns, placed_by, in_value=self.in_value or not columns)
 
     def within(self, names: Iterable[str]) -> Keying:
         """Return the keying of a stream that has only these columns."""
@@ -64,15 +66,21 @@ class Keying:
         """Return the keying after columns were renamed."""
         columns = tuple(names.get(name, name) for name in self.columns)
         placed_by = tuple(names.get(name, name) for name in self.placed_by)
-        return Keying(columns, self.in_value or columns != (KEY,), placed_by)
+        return self._as(columns, placed_by, in_value=self.in_value or columns != (KEY,))
 
     def unplaced(self) -> Keying:
         """Return the keying of records that may no longer be in the partition of their key."""
-        return Keying(self.columns, self.in_value)
+        return self._as(self.columns, (), in_value=self.in_value)
 
     def not_of_value(self) -> tuple[str, ...]:
         """Return the columns that are no part of a record's value."""
         return (TIME,) if self.in_value else (KEY, TIME)
+
+    def _as(
+        self, columns: tuple[str, ...], placed_by: tuple[str, ...], *, in_value: bool
+    ) -> Keying:
+        """Return the keying with other columns; records that nothing places are not repartitioned."""
+        return Keying(columns, in_value, placed_by, self.is_repartitioned and bool(placed_by))
 
 
 # Schemas of topics and functions ---------------------------------------------------------------

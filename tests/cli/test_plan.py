@@ -117,6 +117,21 @@ def test_new_and_orphaned_state_is_listed_and_orphans_can_be_dropped(deployed: D
     assert set(verdicts(deployed.plan(COUNTS, new)).values()) == {"same"}
 
 
+def test_records_that_would_be_left_behind_are_named_and_can_be_dropped(deployed: Deployed) -> None:
+    with changelog.open(deployed.log) as log, log.producer() as producer:
+        batch = log.read("airport-counts-repartition")
+        assert len(batch) > 0
+        producer.send("airport-counts-repartition", batch["value"].to_pylist()[0], partition=0)
+    outcome = deployed.plan(HOURLY.format(size="1h"))
+    [line] = [line for line in outcome.json["state"] if line["reasons"]]
+    assert outcome.code == 1
+    assert (line["name"], line["verdict"]) == ("airport-counts-repartition", "orphaned")
+    assert "unhandled records in airport-counts-repartition (1)" in line["reasons"]
+    dropped = deployed.plan(HOURLY.format(size="1h"), options=("--drop-orphans", "--yes"))
+    assert dropped.code == 0
+    deployed.run(HOURLY.format(size="1h"))
+
+
 def test_a_store_that_is_declared_but_in_no_task_is_unused_and_kept(deployed: Deployed) -> None:
     """As if `stores=` was forgotten."""
     deployed.run(COUNTS, HOURLY.format(size="1h"), SEEN, TASK.format(stores="seen"))

@@ -68,7 +68,7 @@ from strandline.changelog.records import (
 from strandline.changelog.schema import decode_schemas
 from strandline.framework.formats.choice import value_codec
 from strandline.framework.formats.codecs import Codec
-from strandline.framework.positions import position_of, waiting_of
+from strandline.framework.positions import tasks_of, waiting_of
 from strandline.framework.querying import messages as queries
 from strandline.framework.querying.declared import form_of
 from strandline.statestore.engine import StorePosition
@@ -528,9 +528,8 @@ def read_position(data: bytes) -> None:
 
 
 def read_metadata(data: bytes) -> None:
-    tp = TopicPartition("t", 0)
     committed = CommittedOffset(5, data.decode("utf-8", "replace"))
-    position_of("task", tp, {tp: committed})
+    tasks_of(committed.metadata)
     waiting_of(committed)
 
 

@@ -21,11 +21,11 @@ from strandline.changelog.records import Append, CommittedOffset, TopicPartition
 from strandline.framework.positions import (
     InputProgress,
     PendingAtEnd,
-    position_of,
     to_commit,
     translated,
     waiting_of,
 )
+from strandline.framework.task_positions import PartitionReader, positions_at
 from tests.cleaning import Segments, clean, close_segment
 
 
@@ -231,8 +231,10 @@ def test_the_positions_of_each_task_are_moved_too(owner: Owner, target: Owner) -
     app, other = (target.committed(group) for group in ("app", "other"))
     there = Log(target).read("in")
     assert there["offset"].to_pylist() == [0, 1, 2, 3, 4, 5]
-    assert position_of("stopped", tp, app) == app[tp].offset == 2
-    assert position_of("at the end", tp, app) == target.offsets([tp])[tp].last_stable_offset
+    tasks = [PartitionReader(name, ()) for name in ("stopped", "at the end")]
+    end = target.offsets([tp])[tp].last_stable_offset
+    assert app[tp].offset == 2
+    assert positions_at("app", tp, app[tp], tasks) == {"stopped": 2, "at the end": end}
     assert waiting_of(app[tp]) == PendingAtEnd(("stopped",), {"at the end": 1_763_857_918_000})
     assert (other[tp].offset, other[tp].metadata) == (3, "a note")
 

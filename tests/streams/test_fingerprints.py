@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import strandline as sl
 from strandline.framework.streams.fingerprints import Fingerprint
+from strandline.framework.streams.schemas import Keying
 from strandline.statestore.declaration import Declaration, compare, declaration_of
-from tests.streams.support import flight_stream
+from tests.streams.support import flight_stream, flights, new_app
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,10 +51,11 @@ def test_a_fingerprint_is_canonical_json_with_a_hash() -> None:
     assert found.json == (
         b'{"aggregates":{"n":{"columns":[],"kind":"count","result":"int64"},"worst":{"columns":'
         b'[["delay","int64"]],"kind":"max","result":"int64"}},"keys":[["origin","string"]],'
-        b'"operator":"aggregate","partitioner":"murmur2","version":1,"window":{"grace_ms":0,'
-        b'"kind":"tumbling","offset_ms":0,"size":"1h","tz":null}}'
+        b'"operator":"aggregate","partitioner":"murmur2","placed_by":"origin, through a repartition '
+        b'topic","version":1,"window":{"grace_ms":0,"kind":"tumbling","offset_ms":0,"size":"1h",'
+        b'"tz":null}}'
     )
-    assert found.sha256 == "bff9c83929a16896aa6f50e6127c2c70a72a679267174951c55707e83003c4be"
+    assert found.sha256 == "719d7fc6d0f0cf8fe7c2930f7b0b825612126565c0e95a2589ef1e0c19e85e64"
 
 
 PROGRAM = """
@@ -173,6 +177,51 @@ def test_what_state_depends_on_changes_it(declare: Aggregated, said: str) -> Non
     found = compare(declared(plain), declared(declare), can_upgrade=False)
     assert found.kind == "refused"
     assert any(said in reason for reason in found.reasons), found.reasons
+
+
+def keyed(declare: Aggregated, *, key: str) -> Declaration:
+    """Return the declaration of the store, of a stream whose key is a column."""
+    app = new_app()
+    declare(app.stream(flights(app, key=key)))
+    return declaration_of(app.declared.store("late").spec)
+
+
+def test_the_columns_that_place_rows_are_part_of_their_state() -> None:
+    """With others, the rows of a group go to another partition than their state."""
+
+    def cleaned(stream: sl.Stream) -> object:
+        return plain(stream.with_columns(origin=sl.col("origin").str.strip_chars()))
+
+    was = keyed(plain, key="origin")
+    assert compare(was, keyed(plain, key="origin"), can_upgrade=False).kind == "same"
+    for now in (keyed(cleaned, key="origin"), keyed(plain, key="carrier"), declared(plain)):
+        found = compare(was, now, can_upgrade=False)
+        assert found.kind == "refused"
+        assert "; ".join(found.reasons) == (
+            'placed_by: "origin, the key of the topic" before, '
+            '"origin, through a repartition topic" now'
+        )
+
+
+def test_a_definition_without_these_columns_is_extended() -> None:
+    """As earlier versions have recorded it."""
+    now = keyed(plain, key="origin")
+    assert now.definition is not None
+    before = msgspec.structs.replace(
+        now, definition=now.definition.replace('"placed_by":"origin, the key of the topic",', "")
+    )
+    assert before != now
+    found = compare(before, now, can_upgrade=False)
+    assert (found.kind, found.becomes) == ("wider", now)
+
+
+def test_streams_that_are_placed_in_different_ways_are_placed_anew_after_a_merge() -> None:
+    placed = Keying(("origin",), placed_by=("origin",))
+    moved = dataclasses.replace(placed, is_repartitioned=True)
+    assert moved != placed
+    assert moved.without(["delay"]) == moved.within(["origin"]) == moved
+    assert moved.without(["origin"]) == Keying()
+    assert moved.renamed({"origin": "o"}).is_repartitioned
 
 
 def test_the_time_of_duplicates_is_part_of_their_state() -> None:

@@ -1,4 +1,4 @@
-"""An app does not run if it would leave behind pending timers of a task."""
+"""An app does not run if it would leave behind pending timers of a task, or records."""
 
 from __future__ import annotations
 
@@ -124,3 +124,65 @@ def test_timers_of_an_app_with_a_longer_name_are_ignored(tmp_path: Path) -> None
     words.append([("a", 1, 1_000)])
     run(other)
     assert run(reminding(tmp_path / "log")[0]) == []
+
+
+# Records in repartition topics -----------------------------------------------------------------
+
+RECORDS = 100
+
+
+def counting(log: Path, name: str | None) -> tuple[sl.App, Any, Any]:
+    """Return an app that counts records by another key; through a topic of a name, or directly."""
+    app = sl.App("app", log=log)
+    sales = app.topic("sales", key=str, value=int, partitions=2)
+    source = sales if name is None else app.repartition(sales, _by_digit, name=name, key_type=int)
+    counts = app.counter("counts", key=int)
+
+    @app.task(source, stores=[counts], name="count")
+    def count(record: sl.Record[Any, int]) -> None:
+        counts.add(record.value % 10)
+
+    return app, sales, counts
+
+
+def _by_digit(record: sl.Record[str, int]) -> int:
+    return record.value % 10
+
+
+@pytest.fixture
+def half_way(tmp_path: Path) -> Path:
+    """A log in which records are unhandled in a repartition topic."""
+    app, sales, counts = counting(tmp_path / "log", "by-digit")
+    with app:
+        sales.append([(f"shop-{n % 7}", n) for n in range(RECORDS)])
+        app.run(count=RECORDS + 10, progress=False)
+        assert 0 < sum(app.query(counts).to_dict().values()) < RECORDS
+    return tmp_path / "log"
+
+
+@pytest.mark.parametrize("name", ["by-last-digit", None])
+def test_unhandled_records_are_not_lost_when_nothing_reads_them(
+    half_way: Path, name: str | None
+) -> None:
+    app, _, _ = counting(half_way, name)
+    with (
+        app,
+        pytest.raises(sl.InvalidConfig, match="unhandled records in app-by-digit-repartition"),
+    ):
+        app.run(until="idle", progress=False)
+    app, _, counts = counting(half_way, "by-digit")
+    with app:
+        app.run(until="idle", progress=False)
+    app, _, counts = counting(half_way, name)
+    with app:
+        app.run(until="idle", progress=False)
+        total = [app.query(counts, partition=n).to_dict() for n in range(2)]
+    assert sum(number for one in total for number in one.values()) == RECORDS
+
+
+def test_unhandled_records_that_are_deleted_stop_nothing(half_way: Path) -> None:
+    with changelog.open(half_way) as log:
+        log.delete_topic("app-by-digit-repartition")
+    app, _, _ = counting(half_way, "by-last-digit")
+    with app:
+        app.run(until="idle", progress=False)
