@@ -20,7 +20,6 @@ from strandline.changelog.client.keys import is_list
 from strandline.changelog.errors import InvalidConfig, SchemaMismatch
 from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo
 from strandline.framework.table_types import INSTANT, fit, spark_type
-from strandline.statestore.frames import repeated
 
 SIZED_BYTES = 32 << 20
 """Bytes from which batches are passed on, however few rows they have."""
@@ -57,23 +56,21 @@ def topics_schema(
 
 def topic_schema(topic: TopicInfo, *, metadata: bool, headers: bool) -> pa.Schema:
     """Return the schema of reading one topic."""
+    beside = list(METADATA.items()) if metadata and topic.schema is not None else []
+    beside += [("headers", HEADERS_TYPE)] if headers else []
     if topic.schema is None:
         known = METADATA | {"value": pa.binary()}
         fields = [pa.field(name, known[name]) for name in _BYTES_COLUMNS]
     else:
         fields = [pa.field(f.name, spark_type(f.type, f.name)) for f in topic.schema]
-        if metadata:
-            fields += [pa.field(name, kind) for name, kind in METADATA.items()]
-    if headers:
-        fields.append(pa.field("headers", HEADERS_TYPE))
-    schema = pa.schema(fields)
-    if twice := repeated(schema.names):
+    taken = {name for name, _ in beside}
+    if twice := [field.name for field in fields if field.name.lower() in taken]:
         raise InvalidConfig(
             f"topic {topic.name!r} has columns of its own called {', '.join(twice)}: "
             "leave out includeMetadata and includeHeaders, or give a .schema(…), in which these names "
             "are the metadata"
         )
-    return schema
+    return pa.schema([*fields, *beside])
 
 
 def metadata_names(topic: TopicInfo, *, metadata: bool, headers: bool) -> frozenset[str]:
@@ -117,7 +114,12 @@ def _types(topic: TopicInfo, metadata: frozenset[str]) -> dict[str, pa.DataType]
 
 
 def check_names(what: str, target: pa.Schema, known: Collection[str]) -> None:
-    """Raise InvalidConfig if a given schema has columns other than the known ones of `what`."""
+    """Raise InvalidConfig if a given schema has no columns, or others than the known ones of `what`."""
+    if not target.names:
+        raise InvalidConfig(
+            f"the schema has no columns, so the rows of {what} could not be counted; name at least "
+            f"one of {', '.join(sorted(known))}"
+        )
     unknown = [name for name in target.names if name not in known]
     if unknown:
         near = get_close_matches(unknown[0], known, n=1)

@@ -13,12 +13,14 @@ another framework has written keys and values, as Faust does in JSON.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from strandline.changelog.client.columns import shortened
+from strandline.changelog.client.keys import is_list
 from strandline.changelog.errors import CorruptLog, InvalidRecord
 from strandline.framework.spark.planning import StoredValues
 from strandline.framework.table_types import spark_type
@@ -167,9 +169,7 @@ def _with_floats(kind: pa.DataType, node: Any, objects: Mapping[str, Any]) -> pa
 
 def _typed(items: list[Any], field: pa.Field, topic: str) -> pa.Array:
     try:
-        if unknown := _unknown_fields(items, field.type):
-            raise ValueError(f"there is no field {', '.join(sorted(unknown))}")
-        _check_whole(items, field.type)
+        _check_fit(items, field.type)
         return pa.array(items, field.type)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise InvalidRecord(
@@ -177,27 +177,29 @@ def _typed(items: list[Any], field: pa.Field, topic: str) -> pa.Array:
         ) from error
 
 
-def _check_whole(items: Iterable[Any], kind: pa.DataType) -> None:
-    """Raise ValueError for an item that Arrow would shorten to `kind` silently, as 1.5 to 1."""
-    if pa.types.is_list(kind):
-        _check_whole((i for each in items if each for i in each), kind.value_type)
-    elif pa.types.is_struct(kind):
-        present = [item for item in items if isinstance(item, dict)]
-        for field in kind:
-            _check_whole((item.get(field.name) for item in present), field.type)
-    elif (item := shortened(items, kind)) is not None:
+def _check_fit(items: Iterable[Any], kind: pa.DataType) -> None:
+    """Raise ValueError for an item of which Arrow would drop or shorten a part silently.
+
+    It would drop fields that `kind` lacks, make 1.5 to 1, and a text to a list of its characters.
+    """
+    given = [item for item in items if item is not None]
+    if is_list(kind):
+        if text := next((item for item in given if isinstance(item, str | bytes)), None):
+            raise ValueError(f"{text!r} is no list")
+        _check_fit(chain.from_iterable(given), kind.value_type)
+    elif pa.types.is_map(kind) or pa.types.is_struct(kind):
+        _check_dicts([item for item in given if isinstance(item, dict)], kind)
+    elif (item := shortened(given, kind)) is not None:
         raise ValueError(f"{item!r} is no {kind}")
 
 
-def _unknown_fields(items: Iterable[Any], kind: pa.DataType) -> set[str]:
-    """Return fields of the items that `kind` lacks, because Arrow would drop them silently."""
-    if pa.types.is_list(kind):
-        return _unknown_fields((i for each in items if each for i in each), kind.value_type)
-    if not pa.types.is_struct(kind):
-        return set()
-    present = [item for item in items if isinstance(item, dict)]
-    unknown = set().union(*present) - set(kind.names) if present else set()
+def _check_dicts(items: list[dict[Any, Any]], kind: pa.DataType) -> None:
+    """Check dicts as maps or structs; see `_check_fit`."""
+    if pa.types.is_map(kind):
+        _check_fit(chain.from_iterable(items), kind.key_type)
+        _check_fit(chain.from_iterable(item.values() for item in items), kind.item_type)
+        return
+    if unknown := {*chain.from_iterable(items)}.difference(kind.names):
+        raise ValueError(f"there is no field {', '.join(map(str, sorted(unknown, key=str)))}")
     for field in kind:
-        if pa.types.is_nested(field.type):
-            unknown |= _unknown_fields((item.get(field.name) for item in present), field.type)
-    return unknown
+        _check_fit((item.get(field.name) for item in items), field.type)

@@ -48,6 +48,7 @@ from strandline.framework.spark.planning import (
 )
 from strandline.framework.spark.reading import ends_of, read_pinned, read_range, report_unpinned
 from strandline.framework.table_types import fit
+from strandline.statestore.frames import repeated
 from strandline.statestore.ownership import check_named
 from strandline.statestore.recorded import DeclarationLog
 
@@ -70,9 +71,6 @@ BINARY = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())
 
 KEY = BINARY.field("key")
 """Column of the record's key."""
-
-OWN_KEY = "value_key"
-"""Name in a table for a topic's own column that is called as `KEY`."""
 
 
 def table_topic(broker: Broker, options: SourceOptions) -> TopicInfo:
@@ -161,18 +159,22 @@ def _check_of_topic(topic: TopicInfo, target: pa.Schema) -> None:
 def _names_in_table(names: Sequence[str], topic: str) -> list[str]:
     """Return the names of a topic's own columns in its table, whose first column is the key.
 
+    Spark ignores the case of names.
+
     Raises SchemaMismatch for two columns of one name.
 
-    >>> _names_in_table(["key", "value"], "t")
-    ['value_key', 'value']
+    >>> _names_in_table(["Key", "value"], "t")
+    ['value_Key', 'value']
     """
-    if KEY.name in names and OWN_KEY in names:
+    found = [f"value_{name}" if name.lower() == KEY.name else name for name in names]
+    before, after = ({*repeated([name.lower() for name in each])} for each in (names, found))
+    if twice := after - before:
         raise SchemaMismatch(
-            f"topic {topic!r} has columns {KEY.name!r} and {OWN_KEY!r}, and its table would have two "
-            f"called {OWN_KEY!r}; read its records with .option('subscribe', {topic!r}), or its changes "
-            "with .option('changes', 'true')"
+            f"topic {topic!r} has columns {KEY.name!r} and {min(twice)!r}, and its table would have two "
+            f"called {min(twice)!r}; read its records with .option('subscribe', {topic!r}), or its "
+            "changes with .option('changes', 'true')"
         )
-    return [OWN_KEY if name == KEY.name else name for name in names]
+    return found
 
 
 def plan_store(broker: Broker, options: SourceOptions) -> list[OffsetRange]:

@@ -16,6 +16,7 @@ from strandline.framework.spark.columns import (
     metadata_names,
     to_rows,
     to_sized_batches,
+    topic_schema,
     topics_schema,
 )
 from strandline.framework.table_types import INSTANT, spark_type
@@ -207,6 +208,18 @@ def test_a_field_that_one_of_several_topics_has_is_known() -> None:
     with pytest.raises(InvalidConfig, match=r"topic t, u has no field place\.street"):
         street = pa.struct([("street", pa.string())])
         check_columns(topics, pa.schema([("place", street)]), metadata)
+
+
+def test_a_schema_without_columns_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match="has no columns, so the rows of topic t"):
+        check_columns([topic("t", NESTED)], pa.schema([]), {"t": EVERY_NAME})
+
+
+def test_own_columns_are_told_from_metadata_whatever_their_case() -> None:
+    own = topic("t", pa.schema([("Key", pa.string()), ("a", pa.int64())]))
+    assert topic_schema(own, metadata=False, headers=False).names == ["Key", "a"]
+    with pytest.raises(InvalidConfig, match="own called Key: leave out includeMetadata"):
+        topic_schema(own, metadata=True, headers=False)
 
 
 def test_only_requested_columns_are_built() -> None:

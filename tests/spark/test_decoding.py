@@ -65,6 +65,11 @@ def test_floats_are_declared_even_if_the_newest_values_are_whole(
         (1.5, pa.int64()),
         ({"n": 0.5}, pa.struct([("n", pa.int32())])),
         ([1, 1.5], pa.list_(pa.int64())),
+        ({"a": 1.5}, pa.map_(pa.string(), pa.int64())),
+        ({"p": {"n": 0.5}}, pa.map_(pa.string(), pa.struct([("n", pa.int64())]))),
+        ({"p": {"n": 1, "m": 2}}, pa.map_(pa.string(), pa.struct([("n", pa.int64())]))),
+        ({"p": {"a": 1.5}}, pa.struct([("p", pa.map_(pa.string(), pa.int64()))])),
+        ("ab", pa.list_(pa.string())),
     ],
 )
 def test_a_value_is_never_shortened(value: Any, kind: pa.DataType) -> None:
@@ -73,6 +78,14 @@ def test_a_value_is_never_shortened(value: Any, kind: pa.DataType) -> None:
     batch = pa.RecordBatch.from_pydict(stored)
     with pytest.raises(InvalidRecord, match="does not fit"):
         decode(batch, schema, "t")
+
+
+def test_a_dict_may_be_read_as_a_map() -> None:
+    kind = pa.map_(pa.string(), pa.list_(pa.float64()))
+    schema = pa.schema([("key", pa.string()), ("value", kind)])
+    value = msgspec.msgpack.encode({"a": [1.5, None], "b": None})
+    batch = pa.RecordBatch.from_pydict({"key": [KEY], "value": [value]})
+    assert decode(batch, schema, "t")["value"].to_pylist() == [[("a", [1.5, None]), ("b", None)]]
 
 
 def test_whole_floats_are_integers() -> None:

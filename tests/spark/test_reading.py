@@ -397,6 +397,16 @@ def test_a_topics_own_column_called_key_does_not_replace_the_records_key(log: Ow
         store_schema(log, options)
 
 
+def test_a_column_that_differs_from_the_key_in_case_has_another_name_in_the_table(
+    log: Owner,
+) -> None:
+    own = pa.schema([("Key", pa.int64())])
+    log.create_topic("own", 1, schema=own, config={"cleanup.policy": "compact"})
+    Writer(log).write_rows([{"Key": 7}], own, "own")
+    options = SourceOptions.parse({"path": "/log", "store": "own"})
+    assert table_of(log, options) == [{"key": b"k", "value_Key": 7}]
+
+
 @pytest.mark.parametrize(
     ("topic", "columns", "problem"),
     [

@@ -134,6 +134,12 @@ def test_new_columns_are_added_on_request(spark: SparkSession, log: Log, write: 
     ]
 
 
+def test_a_column_in_another_case_is_named(spark: SparkSession, log: Log, write: Write) -> None:
+    log.broker.create_topic("t", 1, schema=pa.schema([("a", pa.int32())]))
+    with pytest.raises(PySparkException, match=r"no column 'A'.*withColumnRenamed\('A', 'a'\)"):
+        write(spark.sql("SELECT 1 AS A"), topic="t")
+
+
 @pytest.mark.parametrize(
     ("topic", "named"),
     [("small", "'n' and 'N'"), ("large", "'N' and 'n'"), ("new", "'n' and 'N'"), ("both", None)],

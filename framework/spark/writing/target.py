@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pyarrow as pa
 
 from strandline.changelog.broker import Broker
@@ -47,10 +49,22 @@ def _check_columns(topic: TopicInfo, options: SinkOptions, frame: pa.Schema) -> 
                 "make the column `value`, for example by selectExpr('to_json(struct(*)) AS value')"
             )
             raise SchemaMismatch(f"{error}; the values of this topic are bytes: {fix}") from None
-        if topic.schema is not None and set(frame.names) - {*topic.schema.names, *PLACES}:
+        new = set() if topic.schema is None else {*frame.names} - {*topic.schema.names, *PLACES}
+        if topic.schema is not None and (alike := _same_but_for_case(new, topic.schema.names)):
+            name, own = alike
+            raise SchemaMismatch(
+                f"{error}. Topics distinguish case, other than Spark: .withColumnRenamed({name!r}, {own!r})"
+            ) from None
+        if new:
             fix = ".option('mergeSchema', 'true') adds columns to the topic"
             raise SchemaMismatch(f"{error}; {fix}") from None
         raise
+
+
+def _same_but_for_case(new: Iterable[str], known: Iterable[str]) -> tuple[str, str] | None:
+    """Return a new name and the known one that differs from it only in case; None if none does."""
+    lower = {name.lower(): name for name in known}
+    return next(((name, lower[name.lower()]) for name in new if name.lower() in lower), None)
 
 
 def _check_named_by_rows(frame: pa.Schema, *, overwrite: bool) -> None:
