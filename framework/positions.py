@@ -32,8 +32,9 @@ MAX_PLACED_BYTES = 2_000
 If the names are longer, no store is recorded as placed.
 """
 
-MAX_STORE_NUMBERS = 60
-"""Maximum number of stores of all tasks, for the same reason. Of more, none is recorded."""
+MAX_STORES_BYTES = 1_000
+"""Maximum bytes of the stores of all tasks in it, for the same reason. If there are more, none is
+recorded."""
 
 
 class InputProgress(NamedTuple):
@@ -158,17 +159,21 @@ def translated(metadata: str, offset_of: Callable[[int], int]) -> str:
 def _offset(tasks: list[InputProgress], placed: Mapping[str, int]) -> CommittedOffset:
     offsets = {one.task: one.position.offset for one in tasks}
     differ = len(set(offsets.values())) > 1
-    stores = {one.task: [*map(store_number, one.stores)] for one in tasks}
-    is_short = sum(map(len, stores.values())) <= MAX_STORE_NUMBERS
     metadata = _Metadata(
         offsets if differ else {},
         dict(placed) if sum(map(len, placed)) <= MAX_PLACED_BYTES else {},
         [one.task for one in tasks if one.window_pending],
         {one.task: one.next_timer for one in tasks if one.next_timer is not None},
-        stores if differ and is_short else None,
+        _numbered_stores(tasks) if differ else None,
     )
     first = min((one.position for one in tasks), key=lambda position: position.offset)
     return first._replace(metadata=_encoded(metadata))
+
+
+def _numbered_stores(tasks: list[InputProgress]) -> dict[str, list[int]] | None:
+    """Return the numbers of the stores by task; None if they are too many."""
+    found = {one.task: [*map(store_number, one.stores)] for one in tasks}
+    return found if len(_ENCODER.encode(found)) <= MAX_STORES_BYTES else None
 
 
 def _read(metadata: str) -> _Metadata:
