@@ -514,10 +514,10 @@ class App(StreamDeclarations):
     def drop_task(self, name: str) -> None:
         """Declare that a task of an earlier version, and its timers, are no longer needed.
 
-        An app refuses to run while it has pending timers of a task that it does not declare, and
-        while such a task is at another offset than the others, because a task with its work or its
-        stores would go on at the wrong one. After this call it runs. The timers stay stored until
-        `reset`, and fire if the task is declared again.
+        An app refuses to run while it has pending timers of a task that it does not declare; and,
+        if its tasks are at different offsets and one of them is gone, with a new task that may be
+        that one by another name. After this call it runs. The timers stay stored until `reset`, and
+        fire if the task is declared again.
 
         Args:
             name: Name of the task of the earlier version.

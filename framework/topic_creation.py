@@ -25,8 +25,9 @@ DEAD_LETTER_ROOM_BYTES = 64 << 10
 LARGEST_MESSAGE_BYTES = 1000 << 20
 """Largest `max.message.bytes` that every log accepts."""
 KEYS_MOVED = (
-    "reset the app, and let it read the topic through app.repartition(topic, key), a stream through "
-    ".through(topic), because records keep the partition they were written to"
+    "reset the app; and because records keep the partition they were written to, let a task read the "
+    "topic through app.repartition(topic, key), and a stream group by a copy of the key, "
+    ".with_columns(copy=sl.col(key))"
 )
 """Advice for an app with state, after its input got more partitions."""
 

@@ -50,7 +50,7 @@ Form = Literal["messagepack", "typed", "bytes", "json", "serde"]
 Figures = dict[str, tuple[str, str | None]]
 _OF_FIGURES = ("results", "state")
 """Parts of an operator's definition that follow from its figures."""
-_RECORDED_LATER = ("placed_by",)
+_RECORDED_LATER = ("placed_by", *_OF_FIGURES)
 """Parts that definitions from earlier versions do not have, and that are not compared then."""
 
 

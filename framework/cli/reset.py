@@ -23,7 +23,7 @@ from strandline.framework.cli.loading import location, opened
 from strandline.framework.cli.options import JsonOption, LogOption, YesOption, confirmed
 from strandline.framework.container.reset import check_at_rest, delete_all
 from strandline.framework.declarations import check_app_name
-from strandline.statestore.internal_names import CHANGELOG
+from strandline.statestore.internal_names import CHANGELOG, REPARTITION
 from strandline.statestore.ownership import InternalTopics
 
 if TYPE_CHECKING:
@@ -35,7 +35,10 @@ StateOption = Annotated[
     typer.Option("--state", help="Remove the files of its stores; changelogs restore them."),
 ]
 ChangelogsOption = Annotated[
-    bool, typer.Option("--changelogs", help="Delete its changelogs and repartition topics.")
+    bool,
+    typer.Option(
+        "--changelogs", help="Delete its changelogs; with --offsets also rows on their way."
+    ),
 ]
 
 
@@ -127,13 +130,17 @@ def plan_for(broker: Broker, app: str, log: str) -> ResetPlan:
 
 
 def chosen(plan: ResetPlan, *, offsets: bool, state: bool, changelogs: bool) -> ResetPlan:
-    """Return the chosen parts of a plan; all of it if none is chosen."""
+    """Return the chosen parts of a plan; all of it if none is chosen.
+
+    Repartition topics stay if the offsets do, because their rows are handled then as well.
+    """
     if not (offsets or state or changelogs):
         return plan
+    topics = [name for name in plan.topics if offsets or not name.endswith(REPARTITION)]
     return replace(
         plan,
         offsets=plan.offsets if offsets else (),
-        topics=plan.topics if changelogs else (),
+        topics=tuple(topics) if changelogs else (),
         state=plan.state if state else None,
     )
 

@@ -106,6 +106,34 @@ def test_a_topic_that_a_broker_has_created_again_is_lost_however_it_looks(tmp_pa
         assert log.topic(CHANGELOG).config == {}
 
 
+def test_rows_between_two_tasks_are_handled_if_only_the_changelogs_are_reset(
+    tmp_path: Path,
+) -> None:
+    with changelog.open(tmp_path / "log") as log:
+        app = sl.App("shop", log=log.broker)
+        sales = app.topic("sales", key=str, value=int)
+        sent = app.topic("sent", key=str, value=int)
+        totals = app.counter("totals")
+
+        @app.task(sales, stores=[totals])
+        def count(record: sl.Record[str, int]) -> None:
+            totals.add(record.key)
+
+        @app.task(app.repartition(sales, lambda record: str(record.value % 3), name="by"))
+        def send(record: sl.Record[str, int]) -> None:
+            sent.send(record.key, record.value)
+
+        sales.append([("k", n) for n in range(100)])
+        app.run(count=210, progress=False)
+        assert len(sent.to_polars()) < 100
+        delete(log, CHANGELOG, again=False)
+        plan = plan_for(log.broker, "shop", "unused")
+        some = chosen(plan, offsets=False, state=False, changelogs=True)
+        carry_out(log.broker, some, yes=True, json=True)
+        app.run(until="idle", progress=False)
+        assert sorted(sent.to_polars()["value"].to_list()) == list(range(100))
+
+
 def test_an_app_without_committed_offsets_makes_its_state_again(tmp_path: Path) -> None:
     with changelog.open(tmp_path / "log") as log:
         shop = Counting(log, tmp_path / "state")
