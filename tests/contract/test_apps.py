@@ -63,3 +63,36 @@ def test_an_app_returns_no_part_as_the_whole_and_stops_within_a_slice(system: Sy
         for read in (lambda: plain["x"], lambda: plain.to_dict(), lambda: list(plain.all())):
             with pytest.raises(sl.KeyInSeveralPartitions):
                 read()
+
+
+def counting(system: System, tally: str, *, fails: bool) -> tuple[sl.App, Any, Any, Any]:
+    """Return an app that counts records in one task, and sends them in another one."""
+    app = sl.App(system.prefix + "app", log=system.url, state_dir=system.state)
+    given = app.topic(system.prefix + "in", key=str, value=int, partitions=1)
+    sent = app.topic(system.prefix + "sent", key=str, value=int, partitions=1)
+    counts = app.counter("counts")
+
+    @app.task(given, name=tally, stores=[counts])
+    def count(record: sl.Record[str, int]) -> None:
+        counts.add(record.key)
+
+    @app.task(given, name="send")
+    def send(record: sl.Record[str, int]) -> None:
+        if fails and record.value == RECORDS // 2:
+            raise ValueError("a bug")
+        sent.send(record.key, record.value)
+
+    return app, given, counts, sent
+
+
+def test_a_renamed_task_goes_on_at_the_offset_of_its_state(system: System) -> None:
+    app, given, _, _ = counting(system, "tally", fails=True)
+    with app:
+        given.append([("k", value) for value in range(RECORDS)])
+        with pytest.raises(sl.TaskFailed):
+            app.run(until="idle", timeout=60, progress=False)
+    app, _, counts, sent = counting(system, "tally-all", fails=False)
+    with app:
+        app.run(until="idle", timeout=60, progress=False)
+        assert app.query(counts).to_dict() == {"k": RECORDS}
+        assert sent.to_polars()["value"].to_list() == list(range(RECORDS))
