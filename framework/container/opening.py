@@ -33,11 +33,7 @@ from strandline.framework.container.instance import InstanceParts, release_all
 from strandline.framework.container.outage import patiently
 from strandline.framework.container.restore import OnRestore, RestoreMonitor
 from strandline.framework.container.standbys import Standbys
-from strandline.framework.positions import (
-    check_history,
-    of_present_topics,
-    starting_offset,
-)
+from strandline.framework.positions import check_history, of_present_topics, starting_offset
 from strandline.framework.store_declarations import StoreDeclarations
 from strandline.framework.task import TaskSpec
 from strandline.framework.task_positions import PartitionReader, positions_at

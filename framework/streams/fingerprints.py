@@ -2,8 +2,8 @@
 
 A fingerprint has the keys with their types, the window, the aggregates, the partitioner, and the
 columns by which rows are assigned to partitions. It has nothing else of what comes before the
-operator: another filter changes what is counted, not what a count is. The functions of a reducer are not part of it either, because code has no stable text; the
-version that a user gives them is.
+operator: another filter changes what is counted, not what a count is. The functions of a reducer
+are not part of it either, because code has no stable text; the version that a user gives them is.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def _placing(keying: Keying) -> str:
     >>> _placing(Keying(placed_by=("carrier",)))
     'carrier, the key of the topic'
     """
-    by = ", ".join(keying.placed_by)
-    return f"{by}, {'through a repartition topic' if keying.is_repartitioned else 'the key of the topic'}"
+    how = "through a repartition topic" if keying.is_repartitioned else "the key of the topic"
+    return f"{', '.join(keying.placed_by)}, {how}"
 
 
 def _typed(names: tuple[str, ...], schema: Mapping[str, pl.DataType]) -> list[list[str]]:
