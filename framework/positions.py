@@ -61,7 +61,7 @@ class PendingAtEnd(NamedTuple):
     """Time in ms of the next stream timer, by task name."""
 
 
-class OfTasks(NamedTuple):
+class KnownTasks(NamedTuple):
     """Offsets and stores of tasks that read a partition, from a commit at which they differed."""
 
     offsets: Mapping[str, int]
@@ -115,10 +115,10 @@ def to_commit(
     return {tp: _offset(tasks, stores.get(tp, {})) for tp, tasks in by_partition.items()}
 
 
-def tasks_of(metadata: str) -> OfTasks:
+def known_tasks(metadata: str) -> KnownTasks:
     """Return the tasks in a committed offset's metadata; none if all are at the committed offset."""
     found = _read(metadata)
-    return OfTasks(found.tasks, found.stores)
+    return KnownTasks(found.tasks, found.stores)
 
 
 def store_number(name: str) -> int:

@@ -19,7 +19,7 @@ from typing import NamedTuple, NoReturn
 
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.records import CommittedOffset, TopicPartition
-from strandline.framework.positions import OfTasks, tasks_of
+from strandline.framework.positions import KnownTasks, known_tasks
 
 
 class PartitionReader(NamedTuple):
@@ -59,7 +59,7 @@ def positions_at(
     >>> positions_at("app", views, at, readers)
     {'a': 5, 'renamed': 7}
     """
-    known = tasks_of(at.metadata)
+    known = known_tasks(at.metadata)
     if not known.offsets:
         return {reader.task: at.offset for reader in readers}
     names = {reader.task for reader in readers}
@@ -81,7 +81,7 @@ def positions_at(
 
 
 def _refuse(
-    app: str, tp: TopicPartition, known: OfTasks, problem: str, gone: str | None = None
+    app: str, tp: TopicPartition, known: KnownTasks, problem: str, gone: str | None = None
 ) -> NoReturn:
     shown = ", ".join(f"{name!r} at {offset}" for name, offset in sorted(known.offsets.items()))
     dropped = (

@@ -68,7 +68,7 @@ from strandline.changelog.records import (
 from strandline.changelog.schema import decode_schemas
 from strandline.framework.formats.choice import value_codec
 from strandline.framework.formats.codecs import Codec
-from strandline.framework.positions import tasks_of, waiting_of
+from strandline.framework.positions import known_tasks, waiting_of
 from strandline.framework.querying import messages as queries
 from strandline.framework.querying.declared import form_of
 from strandline.statestore.engine import StorePosition
@@ -529,7 +529,7 @@ def read_position(data: bytes) -> None:
 
 def read_metadata(data: bytes) -> None:
     committed = CommittedOffset(5, data.decode("utf-8", "replace"))
-    tasks_of(committed.metadata)
+    known_tasks(committed.metadata)
     waiting_of(committed)
 
 
