@@ -103,7 +103,16 @@ def compared(topic: Topic[Any, Any], info: TopicInfo) -> Difference:
     """
     if topic.is_derived and topic.stored_schema is not None and info.schema is not None:
         topic.follow(info.schema)
-    return Difference(_adds_columns(topic, info), _unlike_settings(topic, info))
+    try:
+        adds_columns = _adds_columns(topic, info)
+    except SchemaMismatch as error:
+        if not topic.is_internal:
+            raise
+        raise SchemaMismatch(
+            f"{error}. It has rows between two tasks of the app: declare them as before; or reset the "
+            "app (`strandline reset`), or give what reads them another name"
+        ) from error
+    return Difference(adds_columns, _unlike_settings(topic, info))
 
 
 def _adds_columns(topic: Topic[Any, Any], info: TopicInfo) -> bool:
