@@ -115,7 +115,7 @@ EDGES = {
     "aiokafka": ("framework/faust/",),
     "yarl": ("framework/faust/",),
     "deltalake": ("framework/offload/delta.py",),
-    "pyiceberg": ("framework/offload/iceberg.py",),
+    "pyiceberg": ("framework/offload/iceberg.py", "framework/offload/iceberg_lineage.py"),
     "confluent_kafka": ("changelog/kafka/", "framework/formats/"),
     "fastavro": ("framework/formats/",),
     "datasketches": ("statestore/aggregates/sketches.py",),

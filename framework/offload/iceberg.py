@@ -1,8 +1,8 @@
 """An Apache Iceberg table.
 
 The progress is in the summary of each snapshot that a load has made, so that it goes back with the
-table when that is rolled back. It is in a property of the table as well, for when all snapshots that
-have it were expired.
+table when that is rolled back. It is in a property of the table as well, with the identifier of the
+snapshot, for when all snapshots that have it were expired (`offload.iceberg_lineage`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from strandline.changelog.errors import (
     StrandlineError,
 )
 from strandline.framework.offload.folder import Commit, TargetFolder
+from strandline.framework.offload.iceberg_lineage import SNAPSHOT, last_progress
 from strandline.framework.offload.plan import ANOTHER_FOLDER, check_extends
-from strandline.framework.offload.progress import KEY, Progress, from_json
+from strandline.framework.offload.progress import KEY, Progress
 from strandline.framework.offload.table_limits import check_parquet, check_times
 from strandline.framework.offload.target import DataFile
 from strandline.framework.table_types import spark_type
@@ -158,16 +159,10 @@ class IcebergTarget:
             )
         if not _is_folder(table.location(), self._path):
             raise self._moved(f"is at {table.location()}")
-        snapshot = table.current_snapshot()
-        while snapshot is not None:
-            if snapshot.summary is not None and (found := snapshot.summary.get(KEY)):
-                return from_json(found, where)
-            if snapshot.parent_snapshot_id is None:
-                return None
-            snapshot = table.snapshot_by_id(snapshot.parent_snapshot_id)
-            if snapshot is None and (found := table.properties.get(KEY)):
-                return from_json(found, where)
-        return None
+        try:
+            return last_progress(table, where)
+        except (OSError, ValueError) as error:
+            raise _unreadable(f"earlier metadata of {where}", error) from error
 
     # Columns --------------------------------------------------------------------------
 
@@ -254,9 +249,10 @@ class IcebergTarget:
             if check_extends(self._columns, _arrow(table.schema())):
                 with transaction.update_schema() as schema:
                     schema.union_by_name(self._columns)
-            transaction.set_properties(stored)
             paths = [f"{self._location}/{file.path}" for file in files]
             transaction.add_files(paths, snapshot_properties=stored, check_duplicate_files=False)
+            made = transaction.table_metadata.current_snapshot_id
+            transaction.set_properties(stored | {SNAPSHOT: str(made)})
         return table
 
     def _has(self, files: Sequence[DataFile]) -> bool:
