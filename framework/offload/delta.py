@@ -2,7 +2,9 @@
 
 Each commit of a load has an application transaction for each partition that has progressed: the
 name is `strandline/<topic id>/<partition>`, the version is the offset reached. The whole progress is
-in the commit's custom metadata. The transactions stay when old entries of the table's log expire.
+in the commit's custom metadata. The transactions stay when old entries of the table's log expire. They
+also stay when the table is restored to an earlier version. So after the entries have expired, a record
+of the last load that is still in the table must show that it was not undone.
 
 delta-rs does not compare versions of application transactions, but it refuses a commit if another
 one with the same name was made since the table was read.
@@ -10,7 +12,9 @@ one with the same name was made since the table was read.
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from strandline.changelog.clock import Clock
 from strandline.changelog.errors import (
@@ -73,10 +78,7 @@ class DeltaTarget:
         try:
             table = DeltaTable(self._path) if DeltaTable.is_deltatable(self._path) else None
         except DeltaError as error:
-            raise StorageFailed(
-                f"the table {self._path} cannot be read: {_first_line(error)}; if its log is damaged, put it back "
-                f"from a backup, or {ANOTHER_FOLDER}"
-            ) from error
+            raise _unreadable(self._path, error) from error
         if table is not None:
             _check_plain(table, self._path)
         return table
@@ -96,7 +98,7 @@ class DeltaTarget:
         stored = self._stored(self._table)
         offsets = dict(self._offsets(self._table))
         if stored is None:
-            return self._unnamed(offsets)
+            return self._unnamed(self._table, offsets)
         if {number: at.offset for number, at in stored.partitions.items()} != offsets:
             raise InvalidConfig(
                 f"the transactions of the table {self._path} are not those of its last commit by a load; its "
@@ -123,15 +125,45 @@ class DeltaTarget:
             if version is not None:
                 yield partition, version
 
-    def _unnamed(self, offsets: dict[int, int]) -> Progress:
-        """Return the progress of a table whose log entries have expired."""
+    def _unnamed(self, table: DeltaTable, offsets: dict[int, int]) -> Progress:
+        """Return the progress of a table whose log entries have expired. Raise InvalidConfig."""
         claim = self._folder.claim
         if not offsets:
             raise InvalidConfig(
                 f"the table {self._path} has no commit by a load of topic {claim.topic!r}; {ANOTHER_FOLDER}"
             )
         reached = {number: PartitionProgress(offset) for number, offset in offsets.items()}
-        return Progress(topic=claim.topic, topic_id=claim.topic_id, partitions=reached)
+        progress = Progress(topic=claim.topic, topic_id=claim.topic_id, partitions=reached)
+        last = self._last(progress)
+        if last is None or not self._has_record_of(last.files, table):
+            raise InvalidConfig(
+                f"the log entries of the last load into the table {self._path} have expired, and nothing shows "
+                "that its records are still there: the table was restored to an earlier version, or they "
+                f"were deleted. If it has the records before the offsets {progress.shown()}, apart from "
+                "those that you have deleted, state that by a commit to the table with the custom metadata "
+                f"{KEY}={progress.to_json()}; otherwise {ANOTHER_FOLDER}"
+            )
+        return progress
+
+    def _last(self, progress: Progress) -> Commit | None:
+        """Return the last commit that added files, which a crash may have left pending."""
+        pending = self._folder.pending()
+        if pending is not None and pending.files and progress.reaches(pending.progress):
+            return pending
+        return self._folder.last()
+
+    def _has_record_of(self, files: Sequence[DataFile], table: DeltaTable) -> bool:
+        """Return True if the table has any record that the files had when they were added."""
+        from deltalake.exceptions import DeltaError
+
+        if not files or self._has(files):
+            return True
+        try:
+            return bool(table.to_pyarrow_dataset().head(1, filter=_records(files, table)).num_rows)
+        except DeltaError:  # the table has a feature that the library cannot read
+            return False
+        except (pa.ArrowException, OSError) as error:
+            raise _unreadable(self._path, error) from error
 
     def _application(self, partition: int) -> str:
         return f"strandline/{self._folder.claim.topic_id}/{partition}"
@@ -178,7 +210,7 @@ class DeltaTarget:
         except (DeltaError, OSError) as error:
             raise StorageFailed(f"cannot commit to {self._path}: {_first_line(error)}") from error
         self._sync_log(table)
-        self._folder.forget_pending()
+        self._folder.settle_pending()
 
     def _commit(self, files: Sequence[DataFile], progress: Progress) -> DeltaTable:
         from deltalake import CommitProperties, DeltaTable, Schema, Transaction
@@ -271,6 +303,33 @@ def _check_plain(table: DeltaTable, path: str) -> None:
             f"the table {path} has rules of another program that a load does not check ({', '.join(found)}); "
             f"remove them, or {ANOTHER_FOLDER}"
         )
+
+
+def _unreadable(path: str, error: Exception) -> StorageFailed:
+    return StorageFailed(
+        f"the table {path} cannot be read: {_first_line(error)}; if its log or a file of it is damaged, "
+        f"put it back from a backup, or {ANOTHER_FOLDER}"
+    )
+
+
+def _records(files: Sequence[DataFile], table: DeltaTable) -> pc.Expression:
+    """Return the condition of a record to be one that the files of one commit have."""
+    typed = any(field.name == "_offset" for field in table.schema().fields)
+    partition, offset = (
+        pc.field(f"_{name}" if typed else name) for name in ("partition", "offset")
+    )
+    bounds: dict[int, tuple[int, int]] = {}
+    # The offsets of a partition in one commit are consecutive, so two bounds are enough for its files.
+    for file in files:
+        first, last = bounds.get(file.partition, (file.first_offset, file.last_offset))
+        bounds[file.partition] = min(first, file.first_offset), max(last, file.last_offset)
+    return functools.reduce(
+        operator.or_,
+        (
+            (partition == number) & (offset >= first) & (offset <= last)
+            for number, (first, last) in bounds.items()
+        ),
+    )
 
 
 def _statistics(file: DataFile, columns: pa.Schema) -> dict[str, Any]:

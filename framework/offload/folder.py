@@ -5,6 +5,7 @@
     _strandline/staging/        files being written, `<name>.part`; removed when the next run begins
     _strandline/pending.json    document: a commit whose files are being moved to their places
     _strandline/commits/        documents: the commits of a Parquet target (offload/parquet.py)
+    _strandline/last.json       document: the last commit of a table that added files
     _day=…/_hour=…/             files of records, by the time of their records
     part-….parquet              the same, if they are not divided
 
@@ -32,6 +33,7 @@ CLAIM = f"{META}/target.json"
 LOCK = f"{META}/lock"
 STAGING = f"{META}/staging"
 PENDING = f"{META}/pending.json"
+LAST = f"{META}/last.json"
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -122,7 +124,8 @@ class TargetFolder:
         for folder in sorted({file.path.rpartition("/")[0] for file in commit.files}):
             if self.storage.exists(folder):
                 self.storage.sync_dir(folder)
-        self.forget_pending()
+        self.storage.unlink(PENDING)
+        self.storage.sync_dir(META)
 
     def resolve(self, progress: Progress | None, has: Callable[[Sequence[DataFile]], bool]) -> None:
         """End what a crash has left of a load into a table.
@@ -139,15 +142,24 @@ class TargetFolder:
         if pending is not None:
             made = progress is not None and progress.reaches(pending.progress)
             if made or has(pending.files):
-                self.forget_pending()
+                self.settle_pending()
             else:
                 self.withdraw(pending)
         self.sweep()
 
-    def forget_pending(self) -> None:
-        """Forget the pending commit durably: it is in the table, or withdrawn."""
-        self.storage.unlink(PENDING)
+    def settle_pending(self) -> None:
+        """End the pending commit, which is in the table, durably. It is `last` if it added files."""
+        pending = self.pending()
+        # A commit without files is the first one of an empty topic, or leaves what `last` says true.
+        if pending and (pending.files or (pending.progress.commit == 1 and self.last() is None)):
+            self.storage.rename(PENDING, LAST)
+        else:
+            self.storage.unlink(PENDING)
         self.storage.sync_dir(META)
+
+    def last(self) -> Commit | None:
+        """Return the last commit of a table that added files; None if no load has recorded it."""
+        return self.read(LAST, Commit)
 
     # Documents ------------------------------------------------------------------------
 

@@ -220,7 +220,7 @@ class IcebergTarget:
                 f"cannot commit to table {self._folder.claim.table}: {error}; the next run finds out whether "
                 "the commit was made"
             ) from error
-        self._folder.forget_pending()
+        self._folder.settle_pending()
 
     def _created(self) -> Table:
         """Create the table, empty, with its hidden partition."""

@@ -110,11 +110,10 @@ def _has_file_of(table: Table, current: Snapshot, number: str) -> bool:
 
 
 def _undecided(progress: Progress, current: Snapshot, where: str) -> InvalidConfig:
-    reached = ", ".join(f"{number}: {at.offset}" for number, at in progress.partitions.items())
     return InvalidConfig(
         f"{where}: snapshots before its current one ({current.snapshot_id}) have expired, and nothing shows "
-        f"whether the last load is still in it or was rolled back. That load ended before the offsets {reached} "
-        "(partition: offset). If the table has the records before them, set its property "
+        f"whether the last load is still in it or was rolled back. That load ended before the offsets "
+        f"{progress.shown()}. If the table has the records before them, set its property "
         f"{SNAPSHOT!r} to '{current.snapshot_id}'; if it has no record of the topic, remove its property "
         f"{KEY!r}; otherwise {ANOTHER_FOLDER}"
     )

@@ -72,6 +72,15 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
             for number, at in other.partitions.items()
         )
 
+    def shown(self) -> str:
+        """Return the offsets as messages show them.
+
+        >>> Progress(topic="t", topic_id="0f3a", partitions={3: PartitionProgress(7)}).shown()
+        '3: 7 (partition: offset)'
+        """
+        offsets = ", ".join(f"{number}: {at.offset}" for number, at in self.partitions.items())
+        return f"{offsets} (partition: offset)"
+
     def to_json(self) -> str:
         """Return the progress as tables store it."""
         return msgspec.json.encode(self).decode()

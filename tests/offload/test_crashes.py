@@ -321,7 +321,7 @@ def crash_after_the_commit(
         raise Died
 
     with monkeypatch.context() as patched:
-        patched.setattr(TargetFolder, "forget_pending", died)
+        patched.setattr(TargetFolder, "settle_pending", died)
         with pytest.raises(Died):
             offload("t", to, log=source, format=form, **options)
     assert (to / "_strandline/pending.json").exists()

@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from deltalake import CommitProperties
 
 import strandline as sl
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.log import Log
-from tests.offload.kit import SALE, append, committed, create, iceberg_table, places, sales, stored
+from strandline.framework.offload.api import Format
+from tests.offload.kit import (
+    SALE,
+    append,
+    committed,
+    create,
+    delta,
+    iceberg_table,
+    places,
+    sales,
+    stored,
+)
 
 PROGRESS = "strandline.offload"
 SNAPSHOT = "strandline.offload.snapshot"
 
 
-def load(log: Log, to: Path, count: int) -> int:
+def load(log: Log, to: Path, count: int, form: Format = "iceberg") -> int:
     """Append records to the topic, load it, and return the number of rows that were added."""
     append(log, "t", sales(log.read("t").num_rows, count), 1)
-    return sl.offload("t", to, log=log, format="iceberg").rows
+    return sl.offload("t", to, log=log, format=form).rows
 
 
-def offsets(log: Log, to: Path) -> list[int]:
+def offsets(log: Log, to: Path, form: Format = "iceberg") -> list[int]:
     """Load the topic, and return the offsets in the table."""
-    sl.offload("t", to, log=log, format="iceberg")
-    return [offset for _, offset in places(stored("iceberg", to))]
+    sl.offload("t", to, log=log, format=form)
+    return [offset for _, offset in places(stored(form, to))]
 
 
 # Iceberg -------------------------------------------------------------------------------------
@@ -176,3 +189,108 @@ def test_the_property_of_an_earlier_version_is_read(log: Log, to: Path, metadata
             sl.offload("t", to, log=log, format="iceberg")
         set_property(to, SNAPSHOT, str(current(to)))
     assert load(log, to, 5) == 5
+
+
+# Delta Lake ----------------------------------------------------------------------------------
+
+
+def expire_log(to: Path) -> None:
+    """Remove all log entries of a table but a last one, which another program makes."""
+    change_nothing(to, {})
+    delta(to).create_checkpoint()
+    last = delta(to).version()
+    for entry in (to / "_delta_log").glob("*.json"):
+        if int(entry.stem) < last:
+            entry.unlink()
+
+
+def change_nothing(to: Path, metadata: dict[str, str]) -> None:
+    """Make a commit that changes no row, with custom metadata."""
+    delta(to).alter.set_table_properties(
+        {"owner": "me"},
+        raise_if_not_exists=False,
+        commit_properties=CommitProperties(metadata),
+    )
+
+
+def refusal(log: Log, to: Path) -> str:
+    """Expect two runs to be refused in the same words, and return them."""
+    said = set()
+    for _ in range(2):
+        with pytest.raises(InvalidConfig, match=r"expired.*before the offsets 0: \d+ \(") as raised:
+            sl.offload("t", to, log=log, format="delta")
+        said.add(str(raised.value))
+    (message,) = said
+    return message
+
+
+def state(to: Path, message: str) -> None:
+    """Make the commit that the message of a refusal advises."""
+    (progress,) = re.findall(r"custom metadata strandline\.offload=(\{.*\});", message)
+    change_nothing(to, {PROGRESS: progress})
+
+
+def test_a_delta_table_that_was_restored_is_refused_after_its_log_has_expired(
+    log: Log, to: Path
+) -> None:
+    """Before, the second ten records were lost."""
+    create(log, "t", schema=SALE)
+    load(log, to, 10, "delta")
+    load(log, to, 10, "delta")
+    delta(to).restore(0)
+    expire_log(to)
+    refusal(log, to)
+    expire_log(to)
+    append(log, "t", sales(20, 5), 1)
+    refusal(log, to)
+
+
+def test_a_record_of_the_last_delta_load_shows_that_it_was_not_undone(log: Log, to: Path) -> None:
+    create(log, "t", schema=SALE)
+    load(log, to, 10, "delta")
+    load(log, to, 10, "delta")
+    delta(to).delete("user >= 11")
+    delta(to).optimize.compact()
+    expire_log(to)
+    assert load(log, to, 5, "delta") == 5
+    assert offsets(log, to, "delta") == [*range(11), *range(20, 25)]
+
+
+def test_a_delta_table_whose_last_load_was_deleted_goes_on_when_that_is_stated(
+    log: Log, to: Path
+) -> None:
+    create(log, "t", schema=SALE)
+    load(log, to, 10, "delta")
+    load(log, to, 10, "delta")
+    delta(to).delete("user >= 10")
+    expire_log(to)
+    state(to, refusal(log, to))
+    assert load(log, to, 5, "delta") == 5
+    expire_log(to)
+    assert load(log, to, 5, "delta") == 5
+    assert offsets(log, to, "delta") == [*range(10), *range(20, 30)]
+
+
+def test_a_delta_table_of_an_earlier_version_goes_on_while_its_log_has_the_last_load(
+    log: Log, to: Path
+) -> None:
+    """Such a target has not recorded its last load."""
+    create(log, "t", schema=SALE)
+    load(log, to, 10, "delta")
+    (to / "_strandline/last.json").unlink()
+    assert load(log, to, 5, "delta") == 5
+    (to / "_strandline/last.json").unlink()
+    expire_log(to)
+    state(to, refusal(log, to))
+    assert load(log, to, 5, "delta") == 5
+
+
+def test_a_delta_table_of_an_empty_topic_goes_on_after_its_log_has_expired(
+    log: Log, to: Path
+) -> None:
+    create(log, "t", schema=SALE)
+    sl.offload("t", to, log=log, format="delta")
+    expire_log(to)
+    assert load(log, to, 5, "delta") == 5
+    expire_log(to)
+    assert offsets(log, to, "delta") == [*range(5)]
