@@ -27,6 +27,7 @@ from strandline.changelog.errors import (
 )
 from strandline.framework.offload.folder import Commit, TargetFolder
 from strandline.framework.offload.iceberg_lineage import SNAPSHOT, last_progress
+from strandline.framework.offload.periods import PERIOD_COLUMNS
 from strandline.framework.offload.plan import ANOTHER_FOLDER, check_extends
 from strandline.framework.offload.progress import KEY, Progress
 from strandline.framework.offload.table_limits import check_parquet, check_times
@@ -41,8 +42,6 @@ INSTALL = 'pip install "strandline[lake]"'
 OWNER = "strandline.topic_id"
 """Property of a table: the topic that is loaded into it."""
 RETRIES = "commit.retry.num-retries"
-PERIOD = "period"
-"""Name of the hidden partition."""
 
 
 def check_installed() -> None:
@@ -171,7 +170,8 @@ class IcebergTarget:
         check_parquet(typed)
         known = self._staged(typed)
         if self._table is not None:
-            check_extends(known, _arrow(self._table.schema()))
+            added = check_extends(known, _arrow(self._table.schema()))
+            _check_partitions(self._table, added, self._folder.claim.table)
         self._columns = known
         return known
 
@@ -236,8 +236,10 @@ class IcebergTarget:
             transform: Transform[Any, Any] = (
                 DayTransform() if claim.partition_by == "day" else HourTransform()
             )
+            # A load adds no column of this name to Iceberg, and refuses topics that have one.
+            name = [*PERIOD_COLUMNS[claim.partition_by]][-1]
             with table.update_spec() as spec:
-                spec.add_field(self._time, transform, PERIOD)
+                spec.add_field(self._time, transform, name)
         return table.commit_transaction()
 
     def _commit(self, table: Table, files: Sequence[DataFile], progress: Progress) -> Table:
@@ -300,6 +302,16 @@ def _is_folder(location: str, path: Path) -> bool:
     with suppress(OSError):
         return local == path or local.samefile(path)
     return False
+
+
+def _check_partitions(table: Table, added: Sequence[pa.Field], name: str) -> None:
+    """Raise SchemaMismatch for a column to be added that has the name of a hidden partition."""
+    partitions = {field.name for spec in table.specs().values() for field in spec.fields}
+    if taken := sorted(partitions & {field.name for field in added}):
+        raise SchemaMismatch(
+            f"table {name} has a hidden partition called {taken[0]!r}, and Iceberg adds no column "
+            f"of that name, also if the partition is renamed; {ANOTHER_FOLDER}"
+        )
 
 
 def _unreadable(what: str, error: Exception) -> StorageFailed:

@@ -16,6 +16,7 @@ from strandline.changelog.errors import (
     StorageFailed,
 )
 from strandline.changelog.log import Log
+from strandline.framework.offload import iceberg
 from strandline.framework.offload.api import Format
 from strandline.framework.offload.target import PartitionBy
 from tests.offload.kit import FORMATS, committed, create, places, stored
@@ -157,6 +158,44 @@ def test_a_column_that_parquet_does_not_have_is_named(
     with pytest.raises(SchemaMismatch, match="column 'x' is"):
         sl.offload("t", to, log=log, format=form)
     assert [*to.rglob("part-*")] == []
+
+
+PERIOD = pa.field("period", pa.int64())
+
+
+@pytest.mark.parametrize("by", ["day", "hour"])
+@pytest.mark.parametrize("later", [False, True])
+def test_an_iceberg_table_that_is_divided_by_time_can_have_a_column_period(
+    log: Log, to: Path, by: PartitionBy, later: bool
+) -> None:
+    """Before, every run added a file, and then could not make its commit."""
+    first = pa.schema([("a", pa.int64())])
+    create(log, "t", schema=first if later else first.append(PERIOD))
+    log.append("t", [{"a": 1}])
+    assert sl.offload("t", to, log=log, format="iceberg", partition_by=by).rows == 1
+    log.alter_topic("t", schema=first.append(PERIOD))
+    log.append("t", [{"a": 2, "period": 3}])
+    assert sl.offload("t", to, log=log, format="iceberg", partition_by=by).rows == 1
+    assert set(stored("iceberg", to)["period"].to_pylist()) == {None, 3}
+
+
+def test_a_column_with_the_name_of_a_hidden_partition_is_refused_before_anything_is_written(
+    log: Log, to: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hidden partition of tables by earlier versions is called `period`."""
+    create(log, "t", schema=pa.schema([("a", pa.int64())]))
+    log.append("t", [{"a": 1}])
+    with monkeypatch.context() as earlier:
+        earlier.setattr(iceberg, "PERIOD_COLUMNS", {"day": {"period": pa.date32()}})
+        sl.offload("t", to, log=log, format="iceberg", partition_by="day")
+    log.append("t", [{"a": 2}])
+    assert sl.offload("t", to, log=log, format="iceberg", partition_by="day").rows == 1
+    log.alter_topic("t", schema=pa.schema([("a", pa.int64()), PERIOD]))
+    log.append("t", [{"a": 3, "period": 3}])
+    before = {*to.rglob("*")}
+    with pytest.raises(SchemaMismatch, match="partition called 'period'.*load into another folder"):
+        sl.offload("t", to, log=log, format="iceberg", partition_by="day")
+    assert {*to.rglob("*")} == before
 
 
 # The catalog ---------------------------------------------------------------------------------
