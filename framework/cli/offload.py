@@ -75,7 +75,11 @@ def offload(
     ] = None,
     table: Annotated[
         str | None,
-        typer.Option("--table", metavar="NAME", help="Iceberg table; by default default.TOPIC."),
+        typer.Option(
+            "--table",
+            metavar="NAME",
+            help="Iceberg table, as NAMESPACE.NAME; by default default.TOPIC.",
+        ),
     ] = None,
     catalog: Annotated[
         list[str] | None,

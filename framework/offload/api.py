@@ -32,7 +32,7 @@ from strandline.framework.offload.folder import Claim, TargetFolder, claimed
 from strandline.framework.offload.loader import Loading, LoadSettings, OffloadReport, load
 from strandline.framework.offload.parquet import ParquetTarget
 from strandline.framework.offload.rows import RowForm, row_form
-from strandline.framework.offload.table_limits import check_path
+from strandline.framework.offload.table_limits import check_path, check_table
 from strandline.framework.offload.target import PartitionBy, Target
 from strandline.framework.topic import Topic
 from strandline.framework.topic_declaration import TopicDeclaration
@@ -68,6 +68,8 @@ class OffloadOptions:
                 raise InvalidConfig(f"{name} is at least 1, got {got!r}")
         if self.format != "iceberg" and (self.table is not None or self.catalog):
             raise InvalidConfig(f"table and catalog are for iceberg, and format is {self.format!r}")
+        if self.table is not None:
+            check_table(self.table)
 
     @property
     def settings(self) -> LoadSettings:
@@ -112,7 +114,8 @@ def offload(
             commit_records: Maximum number of offsets of a partition in one commit.
             tasks: Number of partitions that are loaded at a time; by default that of processors.
             on_data_loss: "fail", or "continue" after records that were removed before the load.
-            table: Name of an Iceberg table in its catalog; by default "default.<topic>".
+            table: Namespace and name of an Iceberg table in its catalog, as "sales.trips"; by default
+                "default.<topic>".
             catalog: Properties of the Iceberg catalog, as PyIceberg names them; by default a SQLite
                 file in `to`.
 

@@ -43,6 +43,18 @@ def check_path(path: Path, form: str) -> None:
         )
 
 
+def check_table(name: str) -> None:
+    """Raise InvalidConfig for a name of an Iceberg table that is not a namespace and a name.
+
+    >>> check_table("sales.trips")
+    """
+    parts = name.split(".")
+    if len(parts) != 2 or not all(part.strip() for part in parts):
+        raise InvalidConfig(
+            f"table (--table) is the namespace and the name of an Iceberg table, as 'default.trips', got {name!r}"
+        )
+
+
 def check_times(files: Iterable[DataFile], column: str, form: str) -> None:
     """Raise InvalidRecord if a record's time is not in the years 1 to 9999."""
     for file in files:
