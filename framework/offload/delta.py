@@ -173,7 +173,7 @@ class DeltaTarget:
     def columns(self, wanted: pa.Schema) -> pa.Schema:
         typed = [pa.field(field.name, spark_type(field.type, field.name)) for field in wanted]
         check_parquet(typed)
-        check_distinct([*wanted.names, *self._periods], "Delta Lake", "load the topic as Parquet")
+        check_distinct(wanted.names, "Delta Lake", "load the topic as Parquet")
         known = pa.schema([_in_delta(field) for field in typed])
         if self._table is not None:
             check_extends(self._whole(known), _arrow(self._table.schema()))

@@ -97,10 +97,11 @@ def _typed_form(
         "_headers": (_headers, HEADERS_TYPE),
     }
     reserved = {*columns, *PERIOD_COLUMNS["hour"]}
-    if taken := sorted(reserved & {field.name for field in fields}):
+    # Readers that ignore case take either column for the other, as DuckDB does.
+    if taken := sorted(field.name for field in fields if field.name.lower() in reserved):
         raise InvalidConfig(
             f"topic {topic!r} has columns of its own called {', '.join(taken)}, which a load adds to "
-            "every row; load a topic without them"
+            "every row (many readers ignore case); load a topic without them"
         )
     return _form(columns, value, [pa.field(field.name, field.type) for field in fields])
 

@@ -262,10 +262,17 @@ def test_a_value_that_cannot_be_decoded_is_named(log: Log, to: Path) -> None:
     assert [*manifests(to)] == []
 
 
-def test_a_typed_topic_with_a_column_of_the_load_is_refused(log: Log, to: Path) -> None:
-    create(log, "t", schema=pa.schema([("_offset", pa.int64()), ("_day", pa.date32())]))
-    with pytest.raises(InvalidConfig, match="columns of its own called _day, _offset"):
-        sl.offload("t", to, log=log)
+@each_format
+@pytest.mark.parametrize("names", [("_day", "_offset"), ("_Day", "_OFFSET")])
+def test_a_typed_topic_with_a_column_of_the_load_is_refused(
+    log: Log, to: Path, form: Format, names: tuple[str, str]
+) -> None:
+    """Before, DuckDB read the date in the name of the folder from a column `_Day`."""
+    create(log, "t", schema=pa.schema([(name, pa.int64()) for name in names]))
+    with pytest.raises(
+        InvalidConfig, match=f"columns of its own called {', '.join(sorted(names))}"
+    ):
+        sl.offload("t", to, log=log, format=form, partition_by="day")
     assert not to.exists()
 
 

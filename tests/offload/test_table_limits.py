@@ -132,13 +132,10 @@ def test_a_time_that_iceberg_cannot_have_is_an_error_of_the_records(
 # Columns -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["A", "_Offset", "_DAY"])
-def test_columns_that_differ_by_case_only_are_refused_by_delta(
-    log: Log, to: Path, name: str
-) -> None:
-    create(log, "t", schema=pa.schema([("a", pa.int64()), (name, pa.int64())]))
-    log.append("t", pa.table({"a": [1], name: [2]}))
-    with pytest.raises(SchemaMismatch, match=f"'{name}'.*the same for Delta Lake"):
+def test_columns_that_differ_by_case_only_are_refused_by_delta(log: Log, to: Path) -> None:
+    create(log, "t", schema=pa.schema([("a", pa.int64()), ("A", pa.int64())]))
+    log.append("t", pa.table({"a": [1], "A": [2]}))
+    with pytest.raises(SchemaMismatch, match="'A'.*the same for Delta Lake"):
         sl.offload("t", to, log=log, format="delta", partition_by="day")
     assert [*to.rglob("part-*")] == []
     assert not (to / "_delta_log").exists()
