@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from strandline.changelog.errors import InvalidRecord
 from strandline.changelog.local_file import Bytes
 from strandline.changelog.storage import File
 from strandline.framework.offload import periods
@@ -156,7 +157,14 @@ class _OpenFile:
         return int(self._sink.tell())
 
     def write(self, rows: Rows) -> None:
-        self._writer.write_table(rows.table, row_group_size=len(rows.offsets))
+        try:
+            self._writer.write_table(rows.table, row_group_size=len(rows.offsets))
+        except pa.ArrowException as error:
+            raise InvalidRecord(
+                f"{self._path}: the records from offset {rows.offsets.min()} to {rows.offsets.max()} cannot be "
+                f"written as Parquet ({error}). Nothing was added; copy the records that can be written to "
+                "another topic, and load that"
+            ) from error
         self.rows += len(rows.offsets)
         self._offsets.add(rows.offsets)
         self._times.add(rows.timestamps)

@@ -20,6 +20,7 @@ from strandline.framework.offload.plan import check_extends
 from strandline.framework.offload.progress import Progress
 from strandline.framework.offload.table_limits import check_parquet
 from strandline.framework.offload.target import DataFile
+from strandline.framework.table_types import as_nullable
 
 COMMITS = f"{META}/commits"
 
@@ -88,7 +89,8 @@ class ParquetTarget:
 
 def _schema(message: bytes) -> pa.Schema:
     try:
-        return read_schema(message)
+        # Targets of earlier versions have fields that are not nullable.
+        return pa.schema([pa.field(f.name, as_nullable(f.type)) for f in read_schema(message)])
     except pa.ArrowException as error:
         raise CorruptLog(
             f"{COMMITS}: the columns of the last commit cannot be read: {error}"

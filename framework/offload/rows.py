@@ -17,7 +17,7 @@ from strandline.framework.export import first_refused
 from strandline.framework.formats.codecs import Codec, as_column, column_type
 from strandline.framework.offload.files import Rows
 from strandline.framework.offload.periods import PERIOD_COLUMNS
-from strandline.framework.table_types import INSTANT, fit
+from strandline.framework.table_types import INSTANT, as_nullable, fit
 from strandline.framework.topic_declaration import TopicDeclaration
 
 Column = Callable[[Batch], pa.Array]
@@ -29,7 +29,7 @@ class RowForm:
     """The columns of a topic's rows, and how they come from its batches."""
 
     schema: pa.Schema
-    """Columns in the topic's own types, all nullable."""
+    """Columns in the topic's own types, nullable at every level: old records may have nulls anywhere."""
     columns: Sequence[Column]
     """Functions that return them, in this order."""
     fields: Column | None
@@ -103,14 +103,15 @@ def _typed_form(
             f"topic {topic!r} has columns of its own called {', '.join(taken)}, which a load adds to "
             "every row (many readers ignore case); load a topic without them"
         )
-    return _form(columns, value, [pa.field(field.name, field.type) for field in fields])
+    return _form(columns, value, [*fields])
 
 
 def _form(
     columns: dict[str, tuple[Column, pa.DataType]], value: Column | None, fields: list[pa.Field]
 ) -> RowForm:
     placed = [pa.field(name, kind) for name, (_, kind) in columns.items()]
-    return RowForm(pa.schema([*placed, *fields]), [make for make, _ in columns.values()], value)
+    schema = pa.schema([pa.field(f.name, as_nullable(f.type)) for f in (*placed, *fields)])
+    return RowForm(schema, [make for make, _ in columns.values()], value)
 
 
 # Columns ----------------------------------------------------------------------------------
