@@ -69,7 +69,7 @@ class OffloadOptions:
         if self.format != "iceberg" and (self.table is not None or self.catalog):
             raise InvalidConfig(f"table and catalog are for iceberg, and format is {self.format!r}")
         if self.table is not None:
-            check_table(self.table)
+            check_table(self.table, nested=bool(self.catalog))
 
     @property
     def settings(self) -> LoadSettings:

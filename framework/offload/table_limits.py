@@ -43,15 +43,19 @@ def check_path(path: Path, form: str) -> None:
         )
 
 
-def check_table(name: str) -> None:
+def check_table(name: str, *, nested: bool) -> None:
     """Raise InvalidConfig for a name of an Iceberg table that is not a namespace and a name.
 
-    >>> check_table("sales.trips")
+    `nested` says that the catalog may have namespaces in others, which one in a folder has not.
+
+    >>> check_table("sales.trips", nested=False)
     """
     parts = name.split(".")
-    if len(parts) != 2 or not all(part.strip() for part in parts):
+    if not all(part.strip() for part in parts) or len(parts) < 2 or (len(parts) > 2 and not nested):
+        deeper = "" if nested else ", and namespaces in others need a catalog (--catalog)"
         raise InvalidConfig(
-            f"table (--table) is the namespace and the name of an Iceberg table, as 'default.trips', got {name!r}"
+            "table (--table) is the namespace and the name of an Iceberg table, as 'default.trips'"
+            f"{deeper}; got {name!r}"
         )
 
 

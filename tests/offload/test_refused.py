@@ -312,7 +312,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
         ({"tasks": 0}, "tasks is at least 1"),
         ({"table": "a.b"}, "table and catalog are for iceberg"),
         *(
-            ({"format": "iceberg", "table": name}, f"namespace and the name .*, got '{name}'")
+            ({"format": "iceberg", "table": name}, f"namespace and the name .*; got '{name}'")
             for name in ("one", "a.b.c", "x.", ".x", "x. ", "a..b", "")
         ),
         ({"log": None}, "which log has topic 't'"),
