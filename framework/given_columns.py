@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, get_origin
 
 import pyarrow as pa
@@ -72,10 +73,22 @@ def key_column(declared: Any, keys: Any, what: str) -> pa.Array:
     if get_origin(declared) is tuple and isinstance(keys, list):
         if not keys:
             return pa.array([], pa.struct([]))
-        try:
-            columns = [given_column(list(column), what) for column in zip(*keys, strict=True)]
-        except (TypeError, ValueError) as error:
-            raise InvalidRecord(f"{what} must be tuples of equal length: {error}") from error
+        _check_lengths(keys, what)
+        columns = [given_column(list(column), what) for column in zip(*keys, strict=True)]
         names = [str(number) for number in range(len(columns))]
         return pa.StructArray.from_arrays(columns, names=names)
     return given_column(keys, what)
+
+
+def _check_lengths(keys: Sequence[Any], what: str) -> None:
+    """Raise InvalidRecord unless the keys are tuples of one length, which is not 0."""
+    other = next((key for key in keys if not isinstance(key, tuple)), None)
+    if other is not None:
+        raise InvalidRecord(f"{what} must be tuples, got {other!r:.100}")
+    lengths = sorted(set(map(len, keys)))
+    if lengths != [lengths[-1]] or not lengths[-1]:
+        raise InvalidRecord(
+            f"{what} in a column must be tuples of one length, which is not 0; got lengths "
+            f"{', '.join(map(str, lengths))}. Call the store once for each length; for an empty tuple "
+            "use the methods for single keys"
+        )

@@ -269,7 +269,7 @@ class TestDriver:
         Raises:
             InvalidRequest: The app has no such store.
         """
-        return connect(self.owner).store(self.app.declared.store(store))
+        return connect(self.owner, clock=self.clock).store(self.app.declared.store(store))
 
     def store(self, store: Store[K, V]) -> dict[K, V]:
         """Return all entries of a store over all partitions, as `App.query` does.

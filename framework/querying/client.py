@@ -212,7 +212,11 @@ class Connection:
         partitions = changelog.partitions
         fleet = Fleet(app, self.broker, self._connections, self._clock, self._deadline)
         replayed = ReplayedSource(
-            *(self.broker, changelog.name, partitions), app=app, wait=self._deadline, expiry=expiry
+            *(self.broker, changelog.name, partitions),
+            app=app,
+            wait=self._deadline,
+            expiry=expiry,
+            clock=self._clock,
         )
         placement = Placement(self.broker, app, short, partitions, self._clock)
         return CommittedSource(short, fleet, replayed, placement, partitions)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from strandline.changelog.broker import Broker
-from strandline.changelog.clock import SystemClock
+from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.records import TopicPartition
 from strandline.statestore.changelogged import Changelogged
@@ -41,6 +41,7 @@ class ReplayedSource:
         wait: float = READERS_WAIT_S,
         expired: bool = False,
         expiry: Expiry = "marked",
+        clock: Clock | None = None,
     ) -> None:
         """Create an empty state of each partition.
 
@@ -53,13 +54,14 @@ class ReplayedSource:
                 records, before it raises RequestTimedOut.
             expired: Whether to return values after the end of their time to live.
             expiry: Which values carry an expiry, as long as no declaration is recorded.
+            clock: Clock by which values expire; by default that of the system.
         """
         self._broker = broker
         self._wait = wait
         self._partitions = [TopicPartition(changelog, number) for number in range(partitions)]
         self._changelog = changelog
         self._log = None if app is None else DeclarationLog(broker, app, SystemClock())
-        self._now = _long_ago if expired else None
+        self._now = _long_ago if expired else (clock or SystemClock()).now_ms
         self._undeclared = expiry
         self._parts: list[AnyStore] = []
         self._readers: list[CommittedReader] = []

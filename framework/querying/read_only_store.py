@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from strandline.changelog.errors import InvalidRecord, InvalidRequest
+from strandline.changelog.errors import InvalidRecord, InvalidRequest, Retriable
 from strandline.framework.parts import partitions_asked
 from strandline.framework.querying.committed import CommittedSource
 from strandline.framework.querying.declared import StoreCodec, as_recorded, form_of
@@ -312,8 +312,16 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
     # Helpers ----------------------------------------------------------------------------
 
     def _query(self) -> GroupQuery:
-        """Return the query for all of an aggregation. Raise InvalidRequest for other stores."""
+        """Return the query for all of an aggregation. Raise InvalidRequest for other stores.
+
+        Raises Retriable if nothing is recorded of the store.
+        """
         query = self._stored_groups()
+        if query is None and self._committed.recorded() is None:
+            raise Retriable(
+                f"store {self.name!r}: no worker of its app has started since its topics were made, so "
+                "it is not known yet if it has windows; ask again later"
+            )
         if query is None:
             raise InvalidRequest(
                 f"store {self.name!r} is not the state of a stream's windows, so it has none to"

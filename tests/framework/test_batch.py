@@ -609,3 +609,39 @@ def test_a_store_goes_from_single_records_to_batches_and_back(tmp_path: Path) ->
             words.append(rows(20))
             app.run(until="idle", progress=False)
             assert app.query(seen).to_dict() == {f"k{n}": 4 * number for n in range(5)}
+
+
+@pytest.mark.parametrize("keys", [[()], [("a",), ("a", "b")]], ids=["empty", "of two lengths"])
+def test_tuples_that_are_no_column_are_refused_and_none_is_left_out(
+    keys: list[tuple[str, ...]],
+) -> None:
+    app = sl.App("app")
+    topic = app.topic("in", key=str, value=int)
+    counts = app.counter("counts", key=tuple[str, ...])
+
+    @app.task(topic, stores=[counts], batch=True)
+    def count(batch: sl.Batch) -> None:
+        for call in (counts.add_batch, counts.get_batch, counts.delete_batch):
+            with pytest.raises(InvalidRecord, match="tuples of one length, which is not 0; got"):
+                call(keys)
+        counts.add_batch([("a", "b")] * 2)
+
+    with TestDriver(app) as driver:
+        driver.run([("k", 1)])
+        assert driver.store(counts) == {("a", "b"): 2}
+
+
+def test_a_query_of_the_driver_goes_by_its_clock() -> None:
+    app = sl.App("app")
+    topic = app.topic("in", key=str, value=int)
+    last = app.store("last", key=str, value=int, ttl_ms=60_000)
+
+    @app.task(topic, stores=[last])
+    def keep(record: sl.Record[str, int]) -> None:
+        last[record.key] = record.value
+
+    with TestDriver(app) as driver:
+        driver.run([("k", 1)])
+        assert driver.query(last).to_dict() == driver.store(last) == {"k": 1}
+        driver.advance(70_000)
+        assert driver.query(last).to_dict() == driver.store(last) == {}

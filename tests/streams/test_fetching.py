@@ -529,3 +529,22 @@ def test_other_windows_after_a_reset_are_read_by_the_same_object(tmp_path: Path)
             assert store.to_polars()["window_start"].len() == len(wanted)
             app.reset()
             app.close()
+
+
+def test_windows_of_an_app_that_has_not_started_are_asked_for_again(tmp_path: Path) -> None:
+    """Its topics exist, but it has recorded nothing of its stores."""
+    app, topic, stream = app_of_folder(tmp_path / "log")
+    stream.window(sl.tumbling("1h")).agg(n=sl.count(), name="hourly").to("out")
+    topic.append([("ann", 1)])
+    with app, sl.connect(app.log) as connection:
+        hourly = connection.store("app/hourly")
+        with pytest.raises(sl.Retriable, match="'app/hourly': no worker of its app has started"):
+            hourly.fetch("ann")
+        app.run(until="end", progress=False)
+        assert [row.n for row in hourly.fetch("ann")] == [1]
+
+
+def app_of_folder(log: Path) -> tuple[sl.App, Any, Any]:
+    app = sl.App("app", log=log)
+    topic = app.topic("in", key=str, value=int)
+    return app, topic, app.stream(topic).group_by("key")
