@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from strandline.changelog.client.columns import as_mapping, batch_of, check_names, required
+from strandline.changelog.client.columns import as_mapping, batch_of, required
+from strandline.changelog.client.items import check_names
 from strandline.changelog.client.partitioner import (
     StickyPartitioner,
     partition_for,

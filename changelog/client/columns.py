@@ -8,7 +8,8 @@ The arguments `key=` and `timestamp=` name the columns with the keys and times o
 may be columns of the value or additional ones. By default they are `key` and `timestamp`, if the
 value has no columns of these names. Keys are encoded by the rules of `changelog.client.keys`. A
 timestamp is a datetime (UTC if it has no zone), a date, or integer milliseconds. Columns are cast
-to the topic's types if that loses nothing, and rejected otherwise.
+to the topic's types if that loses nothing, and rejected otherwise; only a float in a column of a
+shorter type is rounded (`casting`). Rows become columns by the same rules (`items`).
 
 DataFrames of any library (polars, pandas, narwhals, pyarrow, DuckDB …) are read through the Arrow C
 stream interface; none of these libraries is imported here.
@@ -19,7 +20,6 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import decimal
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +27,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.changelog.client.keys import encode_key, encode_keys, is_bytes, is_list, is_text
+from strandline.changelog.client.casting import cast_column, check_nulls, plain, with_buffers
+from strandline.changelog.client.items import check_names, column_of
+from strandline.changelog.client.keys import encode_key, encode_keys, is_text
 from strandline.changelog.errors import InvalidRecord, SchemaMismatch
 from strandline.changelog.records import HEADERS_TYPE, Headers, TopicInfo, columns_schema
 from strandline.changelog.schema import value_type
@@ -62,7 +64,7 @@ def to_batches(
     table = _table(data, layout)
     for name, column in zip(table.column_names, table.columns, strict=True):
         check_valid(column, name, layout.where)
-    for piece in _pieces(table):
+    for piece in _pieces(_whole(table)):
         yield layout.convert(piece)
 
 
@@ -148,30 +150,6 @@ def as_mapping(row: Any, where: str) -> Mapping[str, Any]:
     )
 
 
-def check_names(
-    names: Iterable[str], known: Sequence[str], required: Sequence[str], where: str
-) -> None:
-    """Raise SchemaMismatch for unknown, duplicate or missing required names."""
-    got = list(names)
-    missing = [name for name in required if name not in got]
-    unknown = [name for name in got if name not in known]
-    if len(set(got)) != len(got):
-        raise SchemaMismatch(f"{where}: column names must be unique, got {', '.join(got)}")
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], missing or known, n=1)
-        hint = (
-            f"did you mean {near[0]!r}?" if near else "leave it out, or extend the topic's schema"
-        )
-        raise SchemaMismatch(
-            f"{where}: there is no column {unknown[0]!r}, only {', '.join(known)}; {hint}"
-        )
-    if missing:
-        raise SchemaMismatch(
-            f"{where}: column {missing[0]!r} is missing, and may not be null; "
-            f"got {', '.join(got) or 'none'}"
-        )
-
-
 def required(schema: pa.Schema) -> list[str]:
     """Return the columns that every row must have."""
     return [field.name for field in schema if not field.nullable]
@@ -188,7 +166,7 @@ def struct_of(rows: Sequence[Any], schema: pa.Schema, where: str) -> pa.StructAr
     children = []
     for field in schema:
         column = [None if row is None else row.get(field.name) for row in rows]
-        children.append(_fit(_array(column, field.type, field.name, where), field, where, mask))
+        children.append(_fit(column_of(column, field.type, field.name, where), field, where, mask))
     return pa.StructArray.from_arrays(children, fields=list(schema), mask=mask)
 
 
@@ -248,7 +226,7 @@ class _Layout:
     def _checked(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
         """Return the data's columns by name, the value's columns cast to the topic's types."""
         self.check(batch.schema.names)
-        columns = dict(zip(batch.schema.names, map(_plain, batch.columns), strict=True))
+        columns = dict(zip(batch.schema.names, map(plain, batch.columns), strict=True))
         if self._schema is None:
             return {**columns, "value": _utf8_or_bytes(columns["value"], self.where)}
         own = {f.name: f for f in self._schema}
@@ -339,7 +317,7 @@ def _rows_table(rows: Sequence[Mapping[str, Any]], layout: _Layout) -> pa.Table:
         if layout.is_key_beside(name):
             arrays.append(pa.array(map(encode_key, column), pa.binary()))
         else:
-            arrays.append(_array(column, layout.type_of(name), name, layout.where))
+            arrays.append(column_of(column, layout.type_of(name), name, layout.where))
     return pa.Table.from_arrays(arrays, names=names)
 
 
@@ -350,76 +328,11 @@ def _pieces(table: pa.Table) -> Iterator[pa.RecordBatch]:
         yield from table.slice(start, step).combine_chunks().to_batches()
 
 
-def _plain(column: pa.Array) -> pa.Array:
-    """Decode dictionaries and views, because few of Arrow's functions support them."""
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        values = _plain(column.dictionary)
-        return pa.DictionaryArray.from_arrays(column.indices, values).dictionary_decode()
-    if pa.types.is_string_view(kind):
-        return pc.cast(column, pa.string())
-    if pa.types.is_binary_view(kind):
-        return pc.cast(column, pa.binary())
-    return column
-
-
-def _array(column: list[Any], kind: pa.DataType | None, name: str, where: str) -> pa.Array:
-    """Return a list as an Arrow array of the type inferred from its values.
-
-    `kind` is not used for plain types, because pa.array would truncate 1.5 to the integer 1. For
-    nested types and bytes it is: a nested type inferred from values lacks fields that none sets.
-    """
-    direct = kind is not None and (pa.types.is_nested(kind) or is_bytes(kind))
-    try:
-        if kind is not None and pa.types.is_nested(kind):
-            _check_fields(column, kind, name, where)
-        return pa.array(column, kind) if direct else pa.array(column)
-    except (pa.ArrowException, TypeError, OverflowError, UnicodeError) as error:
-        expected = f", expected {kind}" if kind is not None else ""
-        raise SchemaMismatch(f"{where}: column {name!r}{expected}: {error}") from error
-
-
-def _check_fields(items: Iterable[Any], kind: pa.DataType, name: str, where: str) -> None:
-    """Raise SchemaMismatch for mappings with fields that `kind` lacks; pa.array would drop them."""
-    if pa.types.is_struct(kind):
-        present = [item for item in items if isinstance(item, Mapping)]
-        check_names(set().union(*present), kind.names, (), f"{where}: {name}")
-        for field in kind:
-            inner = [item.get(field.name) for item in present]
-            _check_fields(inner, field.type, f"{name}.{field.name}", where)
-    elif pa.types.is_map(kind):
-        pairs = [pair for item in items if item for pair in _pairs(item)]
-        _check_fields([key for key, _ in pairs], kind.key_type, name, where)
-        _check_fields([value for _, value in pairs], kind.item_type, name, where)
-    elif pa.types.is_nested(kind):
-        inner = [each for item in items if isinstance(item, list | tuple) for each in item]
-        _check_fields(inner, kind.value_type, name, where)
-    elif (item := shortened(items, kind)) is not None:
-        raise SchemaMismatch(f"{where}: column {name!r}: expected {kind}, got {item!r}")
-
-
-def shortened(items: Iterable[Any], kind: pa.DataType) -> Any:
-    """Return the first item that pa.array would shorten to `kind` silently; None if there is none.
-
-    >>> shortened([1, 2.0, 1.5], pa.int64()), shortened([1, 1.5], pa.float64())
-    (1.5, None)
-    """
-    if pa.types.is_integer(kind):
-        return next((i for i in items if type(i) not in _WHOLE and not _is_whole(i)), None)
-    if pa.types.is_date(kind):
-        return next((i for i in items if isinstance(i, dt.datetime)), None)
-    return None
-
-
-_WHOLE = (int, type(None))
-
-
-def _is_whole(item: Any) -> bool:
-    return not isinstance(item, float | decimal.Decimal) or item % 1 == 0
-
-
-def _pairs(item: Any) -> Iterable[tuple[Any, Any]]:
-    return item.items() if isinstance(item, Mapping) else item
+def _whole(table: pa.Table) -> pa.Table:
+    columns = [
+        pa.chunked_array(map(with_buffers, column.chunks), column.type) for column in table.columns
+    ]
+    return pa.Table.from_arrays(columns, table.column_names)
 
 
 def _fit(column: pa.Array, field: pa.Field, where: str, mask: pa.Array | None = None) -> pa.Array:
@@ -428,62 +341,8 @@ def _fit(column: pa.Array, field: pa.Field, where: str, mask: pa.Array | None = 
     if not field.nullable and fitted.null_count:
         null = fitted.is_null() if mask is None else pc.and_not(fitted.is_null(), mask)
         _refuse(null, f"{where}: column {field.name!r} ({field.type} not null) is null")
+    check_nulls(fitted, field.type, field.name, where)
     return fitted
-
-
-def cast_column(column: pa.Array, kind: pa.DataType, name: str, where: str) -> pa.Array:
-    """Cast `column` to a type of the same family. Raises SchemaMismatch if that loses data."""
-    if column.type == kind:
-        return column
-    expected = f"{where}: column {name!r}: expected {kind}, got {column.type}"
-    if not _is_related(column.type, kind):
-        raise SchemaMismatch(f"{expected}; convert it first")
-    try:
-        return pc.cast(column, kind, safe=True)
-    except pa.ArrowException as error:
-        raise SchemaMismatch(f"{expected}, which loses something: {error}") from error
-
-
-def _is_related(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return True if values of type `kind` can be cast to `wanted` without another meaning.
-
-    A struct may lack nullable fields, but have no others, because Arrow would drop them.
-    """
-    if pa.types.is_null(kind):
-        return True
-    if pa.types.is_dictionary(kind):
-        return _is_related(kind.value_type, wanted)
-    if _family(kind) != _family(wanted):
-        return False
-    if pa.types.is_struct(kind):
-        needed = {field.name for field in wanted if not field.nullable}
-        return needed <= set(kind.names) <= set(wanted.names) and all(
-            _is_related(field.type, wanted.field(field.name).type) for field in kind
-        )
-    if pa.types.is_map(kind):
-        parts = ((kind.key_type, wanted.key_type), (kind.item_type, wanted.item_type))
-        return all(_is_related(*pair) for pair in parts)
-    return not pa.types.is_nested(kind) or _is_related(kind.value_type, wanted.value_type)
-
-
-def _family(kind: pa.DataType) -> str:
-    """Return the name of a type's family. Casts within a family keep the meaning of a value."""
-    types = pa.types
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
-        return "number"
-    if is_text(kind):
-        return "text"
-    if is_bytes(kind):
-        return "bytes"
-    if types.is_timestamp(kind):
-        return "zoned time" if kind.tz else "time"
-    if is_list(kind):
-        return "list"
-    nested = (types.is_struct, types.is_map, types.is_nested)
-    for same in (types.is_date, types.is_time, types.is_duration, *nested):
-        if same(kind):
-            return str(same.__name__)
-    return str(kind)
 
 
 def _utf8_or_bytes(column: pa.Array, where: str) -> pa.BinaryArray:

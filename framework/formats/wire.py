@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.changelog.client.columns import cast_column
+from strandline.changelog.client.casting import cast_column
 from strandline.changelog.errors import InvalidRecord, SchemaMismatch
 from strandline.framework.formats.codecs import Codec, as_exactly, translated
 from strandline.framework.formats.schema import Row, RowType

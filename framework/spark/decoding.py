@@ -13,15 +13,13 @@ another framework has written keys and values, as Faust does in JSON.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from strandline.changelog.client.columns import shortened
-from strandline.changelog.client.keys import is_list
-from strandline.changelog.errors import CorruptLog, InvalidRecord
+from strandline.changelog.client.items import column_of
+from strandline.changelog.errors import CorruptLog, InvalidRecord, SchemaMismatch
 from strandline.framework.spark.planning import StoredValues
 from strandline.framework.table_types import spark_type
 from strandline.statestore.declaration import Declaration, plain_serde
@@ -169,37 +167,8 @@ def _with_floats(kind: pa.DataType, node: Any, objects: Mapping[str, Any]) -> pa
 
 def _typed(items: list[Any], field: pa.Field, topic: str) -> pa.Array:
     try:
-        _check_fit(items, field.type)
-        return pa.array(items, field.type)
-    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        return column_of(items, field.type, field.name, f"topic {topic!r}")
+    except SchemaMismatch as error:
         raise InvalidRecord(
             f"a {field.name} of {topic!r} does not fit {field.type}: {error}; {_GIVE_A_TYPE}"
         ) from error
-
-
-def _check_fit(items: Iterable[Any], kind: pa.DataType) -> None:
-    """Raise ValueError for an item of which Arrow would drop or shorten a part silently.
-
-    It would drop fields that `kind` lacks, make 1.5 to 1, and a text to a list of its characters.
-    """
-    given = [item for item in items if item is not None]
-    if is_list(kind):
-        if text := next((item for item in given if isinstance(item, str | bytes)), None):
-            raise ValueError(f"{text!r} is no list")
-        _check_fit(chain.from_iterable(given), kind.value_type)
-    elif pa.types.is_map(kind) or pa.types.is_struct(kind):
-        _check_dicts([item for item in given if isinstance(item, dict)], kind)
-    elif (item := shortened(given, kind)) is not None:
-        raise ValueError(f"{item!r} is no {kind}")
-
-
-def _check_dicts(items: list[dict[Any, Any]], kind: pa.DataType) -> None:
-    """Check dicts as maps or structs; see `_check_fit`."""
-    if pa.types.is_map(kind):
-        _check_fit(chain.from_iterable(items), kind.key_type)
-        _check_fit(chain.from_iterable(item.values() for item in items), kind.item_type)
-        return
-    if unknown := {*chain.from_iterable(items)}.difference(kind.names):
-        raise ValueError(f"there is no field {', '.join(map(str, sorted(unknown, key=str)))}")
-    for field in kind:
-        _check_fit((item.get(field.name) for item in items), field.type)

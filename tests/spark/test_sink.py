@@ -138,6 +138,13 @@ def test_a_column_in_another_case_is_named(spark: SparkSession, log: Log, write:
     log.broker.create_topic("t", 1, schema=pa.schema([("a", pa.int32())]))
     with pytest.raises(PySparkException, match=r"no column 'A'.*withColumnRenamed\('A', 'a'\)"):
         write(spark.sql("SELECT 1 AS A"), topic="t")
+def test_a_null_list_is_written_to_a_column_of_lists_of_a_fixed_size(
+    spark: SparkSession, log: Log, write: Write
+) -> None:
+    """Its cast ended the worker: the batch has no buffer for the items of its lists."""
+    log.create_topic("pairs", schema=pa.schema([("l", pa.list_(pa.int64(), 2))]))
+    write(spark.sql("select cast(null as array<bigint>) l"), topic="pairs")
+    assert log.read("pairs")["value"].to_pylist() == [{"l": None}]
 
 
 @pytest.mark.parametrize(
