@@ -10,6 +10,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from strandline.changelog.client.columns import check_valid, to_batches
+from strandline.changelog.client.pandas_frames import is_pandas, pandas_table
 from strandline.changelog.errors import InvalidRecord, SchemaMismatch
 from strandline.changelog.records import TopicInfo, columns_schema
 from strandline.changelog.times import to_ms
@@ -69,7 +70,7 @@ def stored_columns(
         SchemaMismatch: The columns do not fit those of the topic.
         InvalidRecord: A key or a value is not of the topic's type.
     """
-    table = _table(data)
+    table = _table(data, topic, schema)
     if keys is None:
         table, keys = _with_own_keys(topic, table)
     if topic.rows is None and "value" in table.column_names:
@@ -93,11 +94,11 @@ def stored_columns(
         total += len(columns)
 
 
-def _table(data: Any) -> pa.Table:
-    if type(data).__module__.partition(".")[0] == "pandas":
-        # Otherwise pandas adds the index as a column.
-        return pa.Table.from_pandas(data, preserve_index=False)
-    return pa.table(data)
+def _table(data: Any, topic: TopicDeclaration, schema: pa.Schema | None) -> pa.Table:
+    if not is_pandas(data):
+        return pa.table(data)
+    types = {} if schema is None else dict(zip(schema.names, schema.types, strict=True))
+    return pandas_table(data, types.get, f"topic {topic.name!r}")
 
 
 def _formed(topic: TopicDeclaration, values: pa.Array) -> pa.Array:

@@ -30,6 +30,7 @@ import pyarrow.compute as pc
 from strandline.changelog.client.casting import cast_column, check_nulls, plain, with_buffers
 from strandline.changelog.client.items import check_names, column_of
 from strandline.changelog.client.keys import encode_key, encode_keys, is_text
+from strandline.changelog.client.pandas_frames import is_pandas, pandas_table
 from strandline.changelog.errors import InvalidRecord, SchemaMismatch
 from strandline.changelog.records import HEADERS_TYPE, Headers, TopicInfo, columns_schema
 from strandline.changelog.schema import value_type
@@ -293,9 +294,8 @@ _NATIVE = (
 def _table(data: Any, layout: _Layout) -> pa.Table:
     if isinstance(data, pa.Table):
         return data
-    if type(data).__module__.partition(".")[0] == "pandas":
-        # pa.table would add the index as a column.
-        return pa.Table.from_pandas(data, preserve_index=False)
+    if is_pandas(data):
+        return pandas_table(data, layout.type_of, layout.where)
     if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
         return pa.table(data)
     if isinstance(data, (str, bytes, Mapping)) or not isinstance(data, Iterable):

@@ -274,3 +274,31 @@ def test_lists_of_each_kind_become_those_of_another(source: Any, target: Any) ->
 def test_a_list_of_another_size_is_refused() -> None:
     with pytest.raises(SchemaMismatch, match="1 items instead of 2"):
         stored(pa.table({"c": [[1, 2], [3]]}), pa.list_(pa.int64(), 2))
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        ([1, "x"], pa.int64()),
+        ([1 << 70], pa.int64()),
+        ([DAY, NAIVE], pa.date32()),
+        ([[1.5]], pa.list_(pa.int64())),
+        (pd.Categorical([1, "x"]), pa.int64()),
+    ],
+)
+def test_what_pandas_cannot_convert_is_refused_by_name(cells: Any, kind: pa.DataType) -> None:
+    with pytest.raises(SchemaMismatch, match="topic 't': .*c"):
+        stored(pd.DataFrame({"c": cells}), kind)
+
+
+def test_pandas_cells_of_a_topic_of_bytes_are_refused_by_name() -> None:
+    frame = pd.DataFrame({"value": ["x", b"y", 1]})
+    with pytest.raises(SchemaMismatch, match="topic 'bytes': column 'value'"):
+        list(to_batches(frame, TopicInfo("bytes", "id", 1, {}), now_ms=1))
+
+
+def test_nan_within_a_cell_of_pandas_is_kept_and_a_missing_cell_is_null() -> None:
+    cells = [[math.nan, 1.0], None, np.array([math.nan])]
+    read = stored(pd.DataFrame({"c": cells}), pa.list_(pa.float64()))
+    assert str(read) == "[[nan, 1.0], None, [nan]]"
+    assert stored(pd.DataFrame({"c": ["a", math.nan, pd.NA]}), pa.string()) == ["a", None, None]
