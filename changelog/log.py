@@ -254,6 +254,8 @@ class Log:
         Raises:
             UnknownTopic: There is no such topic.
             InvalidRequest: `start` or `end` names a partition that does not exist.
+            SchemaMismatch: Polars does not have the type of a column, or a decimal has more than
+                38 digits.
         """
         table = self.read(topic, start=start, end=end, isolation=isolation)
         has_fields = pa.types.is_struct(table.schema.field("value").type)

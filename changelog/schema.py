@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -82,6 +82,34 @@ def value_type(schema: pa.Schema | None) -> pa.DataType:
     StructType(struct<n: int64>)
     """
     return pa.binary() if schema is None else pa.struct(list(schema))
+
+
+def with_fields(kind: pa.DataType, change: Callable[[pa.Field], pa.Field]) -> pa.DataType:
+    """Return a type with each field directly within it changed; a type without fields as it is.
+
+    >>> with_fields(pa.list_(pa.int64()), lambda field: field.with_nullable(False))
+    ListType(list<item: int64 not null>)
+    """
+    types = pa.types
+    if types.is_struct(kind):
+        return pa.struct([change(field) for field in kind])
+    if types.is_map(kind):
+        key = change(kind.key_field).with_nullable(nullable=False)
+        return pa.map_(key, change(kind.item_field), keys_sorted=kind.keys_sorted)
+    if types.is_fixed_size_list(kind):
+        return pa.list_(change(kind.value_field), kind.list_size)
+    if types.is_list(kind):
+        return pa.list_(change(kind.value_field))
+    return pa.large_list(change(kind.value_field)) if types.is_large_list(kind) else kind
+
+
+def nullable(field: pa.Field) -> pa.Field:
+    """Return a field that may be null, as may each field within it; keys of maps may not.
+
+    >>> nullable(pa.field("n", pa.list_(pa.field("item", pa.int64(), False)), False))
+    pyarrow.Field<n: list<item: int64>>
+    """
+    return field.with_type(with_fields(field.type, nullable)).with_nullable(nullable=True)
 
 
 def extends(new: pa.Schema, old: pa.Schema) -> bool:

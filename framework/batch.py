@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.changelog import records
-from strandline.changelog.client.tables import PLACE, flattened
+from strandline.changelog.client.tables import PLACE, flattened, for_polars
 from strandline.changelog.errors import InvalidRecord
 from strandline.changelog.schema import upgrade
 from strandline.framework.decoding import records_of
@@ -123,10 +123,11 @@ class TaskBatch:
 
         Raises:
             InvalidRecord: A record cannot be decoded.
+            SchemaMismatch: Polars does not have the type of a column.
         """
         import polars as pl
 
-        frame = pl.from_arrow(self.to_arrow())
+        frame = pl.from_arrow(for_polars(self.to_arrow()))
         assert isinstance(frame, pl.DataFrame)
         return frame
 

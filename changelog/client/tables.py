@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.changelog.client.casting import cast_column
 from strandline.changelog.client.consumer import Consumer
-from strandline.changelog.errors import InvalidRequest
+from strandline.changelog.errors import InvalidRequest, SchemaMismatch
 from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo, TopicPartition
-from strandline.changelog.schema import upgrade
+from strandline.changelog.schema import upgrade, with_fields
 
 if TYPE_CHECKING:
     import polars as pl
@@ -25,6 +26,10 @@ PLACE = {
     "timestamp": pa.timestamp("ms", tz="UTC"),
 }
 """Columns that place a record, and their types."""
+
+
+_POLARS_DIGITS = 38
+"""Maximum number of digits of a decimal in Polars."""
 
 
 def topic_table(
@@ -70,6 +75,9 @@ def record_frame(table: pa.Table, *, has_fields: bool, tombstones: bool) -> pl.D
         has_fields: True if the value is a struct: its fields become columns, called `value_<name>`
             if another column has that name.
         tombstones: False: leave out tombstones. True: a column `tombstone` marks them.
+
+    Raises:
+        SchemaMismatch: Polars does not have the type of a column.
     """
     import polars as pl
 
@@ -78,9 +86,42 @@ def record_frame(table: pa.Table, *, has_fields: bool, tombstones: bool) -> pl.D
         table = table.add_column(at, "tombstone", table["value"].is_null())
     else:
         table = table.filter(table["value"].is_valid())
-    frame = pl.from_arrow(flattened(table) if has_fields else table)
+    frame = pl.from_arrow(for_polars(flattened(table) if has_fields else table))
     assert isinstance(frame, pl.DataFrame)
     return frame
+
+
+def _polars_field(field: pa.Field) -> pa.Field:
+    """Return a field in a type that Polars has; it panics at some others. Raises SchemaMismatch."""
+    kind = field.type
+    if pa.types.is_decimal(kind):
+        digits = min(_POLARS_DIGITS, kind.precision + max(0, -kind.scale))
+        return field.with_type(pa.decimal128(digits, max(0, kind.scale)))
+    is_empty = (pa.types.is_fixed_size_list(kind) and kind.list_size == 0) or (
+        pa.types.is_fixed_size_binary(kind) and kind.byte_width == 0
+    )
+    if is_empty or kind == pa.month_day_nano_interval():
+        raise SchemaMismatch(
+            f"column {field.name!r} has type {kind}, which Polars does not have; read it with "
+            "`Log.read`, as an Arrow table"
+        )
+    return field.with_type(with_fields(kind, _polars_field))
+
+
+def for_polars(table: pa.Table) -> pa.Table:
+    """Return a table with decimals as Polars has them: of 38 digits at most, no negative scale.
+
+    Polars panics at other decimals. Raises SchemaMismatch for a value or a type that it cannot have.
+    """
+    for at, field in enumerate(table.schema):
+        wanted = _polars_field(field)
+        if wanted.type != field.type:
+            chunks = [
+                cast_column(chunk, wanted.type, field.name, "as a Polars data frame")
+                for chunk in table.column(at).chunks
+            ]
+            table = table.set_column(at, wanted, pa.chunked_array(chunks, wanted.type))
+    return table
 
 
 def _bounds(

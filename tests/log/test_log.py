@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+from decimal import Decimal
 
 import polars as pl
 import pyarrow as pa
 import pytest
 
-from strandline.changelog.errors import InvalidRequest, OwnerUnavailable, UnknownTopic
+from strandline.changelog.errors import (
+    InvalidRequest,
+    OwnerUnavailable,
+    SchemaMismatch,
+    UnknownTopic,
+)
 from strandline.changelog.log import Log
 from tests.log.kit import START_MS, Client, World
 
@@ -133,3 +139,43 @@ def test_a_closed_log_refuses_calls(world: World) -> None:
         log.append("t", [{"value": b"1"}])
     with pytest.raises(OwnerUnavailable):
         log.topics()
+
+
+def wide(log: Log, kind: pa.DataType, value: object) -> pl.DataFrame:
+    log.broker.create_topic("wide", 1, schema=pa.schema([("c", kind)]))
+    log.append("wide", [{"c": value}])
+    return log.to_polars("wide")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "read"),
+    [
+        (pa.decimal256(20, 1), Decimal("1.5"), Decimal("1.5")),
+        (pa.decimal256(76, 1), Decimal("1.5"), Decimal("1.5")),
+        (pa.list_(pa.decimal256(76, 1)), [Decimal("1.5")], [Decimal("1.5")]),
+        (pa.decimal128(5, -2), Decimal(700), Decimal(700)),
+    ],
+)
+def test_decimals_that_polars_lacks_are_read_as_those_it_has(
+    log: Log, kind: pa.DataType, value: object, read: object
+) -> None:
+    """Polars raises a panic, which is no Exception, for these types."""
+    assert wide(log, kind, value).get_column("c").to_list() == [read]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.decimal256(76, 0), Decimal(10) ** 60),
+        (pa.struct([("x", pa.decimal256(76, 0))]), {"x": Decimal(10) ** 60}),
+        (pa.list_(pa.int64(), 0), []),
+        (pa.binary(0), b""),
+        (pa.month_day_nano_interval(), pa.MonthDayNano([1, 2, 3])),
+    ],
+)
+def test_what_polars_cannot_have_is_refused_by_name(
+    log: Log, kind: pa.DataType, value: object
+) -> None:
+    with pytest.raises(SchemaMismatch, match="column 'c"):
+        wide(log, kind, value)
+    assert log.read("wide")["value"].to_pylist() == [{"c": value}]
