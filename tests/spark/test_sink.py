@@ -138,6 +138,31 @@ def test_a_column_in_another_case_is_named(spark: SparkSession, log: Log, write:
     log.broker.create_topic("t", 1, schema=pa.schema([("a", pa.int32())]))
     with pytest.raises(PySparkException, match=r"no column 'A'.*withColumnRenamed\('A', 'a'\)"):
         write(spark.sql("SELECT 1 AS A"), topic="t")
+
+
+def test_columns_of_a_frame_may_be_null_at_every_level(
+    spark: SparkSession, log: Log, write: Write
+) -> None:
+    """Spark knows of a frame of literals that nothing in it is null; the next frame has others."""
+    literals = spark.sql("select 1 id, named_struct('x', 1) s, array(1) l, map('a', array(1)) m")
+    nulls = spark.sql(
+        "select 2 id, named_struct('x', cast(null as int)) s, array(cast(null as int)) l, "
+        "map('a', array(cast(null as int))) m"
+    )
+    write(literals, topic="new", partitions="1")
+    write(literals.select("id"), topic="grown", partitions="1")
+    for frame in (literals, nulls):
+        write(frame, topic="grown", mergeSchema="true")
+    write(nulls, topic="new")
+    last = {"id": 2, "s": {"x": None}, "l": [None], "m": [("a", [None])]}
+    for topic in ("new", "grown"):
+        table = log.read(topic)
+        assert "not null" not in str(table.schema.field("value").type).replace(
+            "key: string not null", ""
+        )
+        assert table["value"].to_pylist()[-1] == last
+
+
 def test_a_null_list_is_written_to_a_column_of_lists_of_a_fixed_size(
     spark: SparkSession, log: Log, write: Write
 ) -> None:

@@ -9,6 +9,7 @@ import pyarrow as pa
 from strandline.changelog.broker import Broker
 from strandline.changelog.errors import InvalidConfig, SchemaMismatch, TopicExists, UnknownTopic
 from strandline.changelog.records import TopicInfo
+from strandline.changelog.schema import nullable
 from strandline.framework.spark.writing.options import SinkOptions
 from strandline.framework.spark.writing.rows import BYTES_COLUMNS, PLACES, RowLayout
 from strandline.framework.table_types import check_distinct
@@ -101,9 +102,14 @@ def _schema_of_new(options: SinkOptions, frame: pa.Schema) -> pa.Schema | None:
     if "value" in frame.names and BYTES_COLUMNS.issuperset(frame.names):
         return None
     beside = _beside(options, frame)
-    found = pa.schema([(field.name, field.type) for field in frame if field.name not in beside])
+    found = pa.schema([_column(field) for field in frame if field.name not in beside])
     _check_cases(found.names, options)
     return found
+
+
+def _column(field: pa.Field) -> pa.Field:
+    """Return a column of a topic. It is nullable, because Spark only knows that for one frame."""
+    return nullable(field).remove_metadata()
 
 
 def _beside(options: SinkOptions, frame: pa.Schema) -> set[str]:
@@ -124,7 +130,7 @@ def _extended(
     """
     assert topic.schema is not None
     known = {*topic.schema.names, *PLACES, *_beside(options, frame)}
-    new = [pa.field(field.name, field.type) for field in frame if field.name not in known]
+    new = [_column(field) for field in frame if field.name not in known]
     if not new:
         return topic
     added = {field.name.lower() for field in new}
