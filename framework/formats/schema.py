@@ -25,6 +25,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.changelog.client.casting import check_nulls
+from strandline.changelog.client.items import column_of
+from strandline.changelog.client.keys import is_list
 from strandline.changelog.errors import InvalidConfig, InvalidRecord
 
 Row = tuple[Any, ...]
@@ -259,17 +262,45 @@ def _field_type(hint: Any) -> FieldType:
 
 
 def _arrow_type(arrow: pa.DataType) -> FieldType:
-    """Return the field type of an Arrow schema's column, converted by Arrow itself."""
+    """Return the field type of an Arrow schema's column, converted by Arrow."""
     for plain in _PLAIN.values():
         if plain.arrow == arrow:
             return plain
+
+    def check(item: Any) -> Any:
+        made = pa.scalar(item, arrow).as_py()
+        if type(made) is not type(item) or made != item:
+            # Arrow may have shortened it.
+            made = column_of([_in_utc(item, arrow)], arrow, "item", _WHERE)[0].as_py()
+        if pa.types.is_nested(arrow):
+            check_nulls(pa.array([made], arrow), arrow, "item", _WHERE)
+        return made
+
     return FieldType(
         arrow,
-        lambda item: pa.scalar(item, arrow).as_py(),
+        check,
         lambda array: list(array.to_pylist()),
         lambda items: pa.array(items, arrow),
         flat=False,
     )
+
+
+_WHERE = "in its form in the log"
+
+
+def _in_utc(item: Any, kind: pa.DataType) -> Any:
+    """Return an item with UTC as the zone of each datetime that lacks one and must have one."""
+    if isinstance(item, dt.datetime) and pa.types.is_timestamp(kind):
+        is_naive = item.tzinfo is None and kind.tz is not None
+        return item.replace(tzinfo=dt.UTC) if is_naive else item
+    if isinstance(item, dict) and pa.types.is_struct(kind):
+        fields = {field.name: field.type for field in kind}
+        return {name: _in_utc(each, fields.get(name, kind)) for name, each in item.items()}
+    if isinstance(item, dict) and pa.types.is_map(kind):
+        return {key: _in_utc(each, kind.item_type) for key, each in item.items()}
+    if isinstance(item, list) and is_list(kind):
+        return [_in_utc(each, kind.value_type) for each in item]
+    return item
 
 
 def _list_type(item: Any, optional: bool) -> FieldType:
@@ -346,6 +377,12 @@ def _index(item: Any) -> int:
     return operator.index(item)
 
 
+def _day(item: Any) -> dt.date:
+    if isinstance(item, dt.datetime):  # a subclass of date, whose time would be lost
+        raise TypeError("date is expected; take the day of it by .date()")
+    return dt.date(item.year, item.month, item.day)
+
+
 _PLAIN: dict[Any, FieldType] = {
     str: _exact(pa.string(), str, convert=str),
     bytes: _exact(pa.binary(), bytes, bytearray, memoryview, convert=bytes),
@@ -355,7 +392,7 @@ _PLAIN: dict[Any, FieldType] = {
     dt.datetime: dataclasses.replace(
         _exact(_INSTANT, dt.datetime, convert=lambda item: item), read=read_datetimes
     ),
-    dt.date: _exact(pa.date32(), dt.date, convert=lambda item: item),
+    dt.date: _exact(pa.date32(), dt.date, convert=_day),
 }
 
 

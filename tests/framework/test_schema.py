@@ -101,6 +101,49 @@ def test_structs_and_schemas_are_typed_too() -> None:
     assert not is_typed(list[int])
 
 
+REQUIRED = pa.struct([pa.field("a", pa.int64(), nullable=False)])
+ZONED = pa.timestamp("ms", "UTC")
+
+
+@pytest.mark.parametrize(
+    ("kind", "item"),
+    [
+        (pa.int32(), 1.5),
+        (pa.list_(pa.int64()), [1.5]),
+        (pa.timestamp("ms"), dt.datetime(2020, 1, 1, 0, 0, 0, 1)),
+        (pa.timestamp("ms"), WHEN),
+        (pa.timestamp("ms"), 5),
+        (pa.struct([("a", pa.int64())]), {"a": 1, "b": 2}),
+        (pa.list_(pa.string()), "ab"),
+        (pa.float32(), 1e300),
+        (REQUIRED, {"a": None}),
+    ],
+)
+def test_items_of_an_arrow_schema_are_not_changed(kind: pa.DataType, item: Any) -> None:
+    with pytest.raises(InvalidRecord, match="field 'c' of the Arrow schema is stored as"):
+        RowType(pa.schema([("c", kind)])).check({"c": item})
+
+
+@pytest.mark.parametrize(
+    ("kind", "item", "read"),
+    [
+        (pa.int32(), 2.0, 2),
+        (pa.float32(), 0.5, 0.5),
+        (pa.struct([("a", pa.int64()), ("b", pa.int64())]), {"a": 1}, {"a": 1, "b": None}),
+        (REQUIRED, {"a": 1}, {"a": 1}),
+        (ZONED, dt.datetime(2013, 1, 1, 5), WHEN),
+        (
+            pa.list_(pa.struct([("at", ZONED)])),
+            [{"at": dt.datetime(2013, 1, 1, 5)}],
+            [{"at": WHEN}],
+        ),
+        (pa.map_(pa.string(), ZONED), {"at": dt.datetime(2013, 1, 1, 5)}, [("at", WHEN)]),
+    ],
+)
+def test_items_of_an_arrow_schema_are_converted(kind: pa.DataType, item: Any, read: Any) -> None:
+    assert RowType(pa.schema([("c", kind)])).check({"c": item}) == (read,)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -115,6 +158,7 @@ def test_structs_and_schemas_are_typed_too() -> None:
         ({"many": [1, "x"]}, "field 'many'.*got"),
         ({"inner": Mutable(1)}, "expected Inner, got"),
         ({"when": "today"}, "'when'.*datetime is expected"),
+        ({"day": WHEN}, "'day'.*date is expected"),
     ],
 )
 def test_values_that_do_not_fit_are_refused_by_name(change: dict[str, Any], says: str) -> None:
