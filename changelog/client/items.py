@@ -62,10 +62,7 @@ def check_names(
     if len(set(got)) != len(got):
         raise SchemaMismatch(f"{where}: column names must be unique, got {', '.join(got)}")
     if unknown:
-        near = difflib.get_close_matches(unknown[0], missing or known, n=1)
-        hint = (
-            f"did you mean {near[0]!r}?" if near else "leave it out, or extend the topic's schema"
-        )
+        hint = _near(unknown[0], missing or known) or "leave it out, or extend the topic's schema"
         raise SchemaMismatch(
             f"{where}: there is no column {unknown[0]!r}, only {', '.join(known)}; {hint}"
         )
@@ -74,6 +71,11 @@ def check_names(
             f"{where}: column {missing[0]!r} is missing, and may not be null; "
             f"got {', '.join(got) or 'none'}"
         )
+
+
+def _near(name: str, known: Sequence[str]) -> str | None:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else None
 
 
 def _column(items: Sequence[Any], kind: pa.DataType, name: str, where: str) -> pa.Array:
@@ -94,7 +96,13 @@ def _column(items: Sequence[Any], kind: pa.DataType, name: str, where: str) -> p
 def _structs(items: Sequence[Any], kind: pa.DataType, name: str, where: str) -> pa.StructArray:
     is_plain = {dict, type(None)}.issuperset(map(type, items))
     rows = items if is_plain else [_fields(item, kind) for item in items]
-    check_names(set().union(*filter(None, rows)), kind.names, (), f"{where}: {name}")
+    unknown = set().union(*filter(None, rows)).difference(kind.names)
+    if unknown:
+        hint = _near(str(min(unknown, key=str)), kind.names) or "leave it out"
+        raise SchemaMismatch(
+            f"{where}: column {name!r} has no field {', '.join(sorted(map(str, unknown)))}, "
+            f"only {', '.join(kind.names)}; {hint}"
+        )
     children = [
         _inner(
             [None if row is None else row.get(field.name) for row in rows],
