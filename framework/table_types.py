@@ -39,30 +39,6 @@ def spark_type(kind: pa.DataType, name: str) -> pa.DataType:
     return kind
 
 
-def as_nullable(kind: pa.DataType) -> pa.DataType:
-    """Return a type with nullable fields at every level.
-
-    >>> as_nullable(pa.list_(pa.field("element", pa.int64(), nullable=False)))
-    ListType(list<element: int64>)
-    """
-    if pa.types.is_struct(kind):
-        return pa.struct([_as_nullable_field(field) for field in kind])
-    if pa.types.is_map(kind):  # keys are never null
-        return pa.map_(
-            as_nullable(kind.key_type), _as_nullable_field(kind.item_field), kind.keys_sorted
-        )
-    if not is_list(kind):
-        return kind
-    inner = _as_nullable_field(kind.value_field)
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(inner, kind.list_size)
-    return pa.large_list(inner) if pa.types.is_large_list(kind) else pa.list_(inner)
-
-
-def _as_nullable_field(field: pa.Field) -> pa.Field:
-    return pa.field(field.name, as_nullable(field.type), metadata=field.metadata)
-
-
 def fit(column: pa.Array, field: pa.Field, where: str) -> pa.Array:
     """Return `column` in the type of `field`; finer timestamps are truncated to Spark's unit."""
     if column.type == field.type:

@@ -38,7 +38,7 @@ from strandline.framework.parts import Entry, PartitionMerger, partitions_asked
 from strandline.framework.querying.client import Connection, connect
 from strandline.framework.querying.committed import entries
 from strandline.framework.querying.declared import as_recorded, parts_of
-from strandline.framework.querying.folded import ReplayedSource
+from strandline.framework.querying.folded import ReplayedSource, long_ago
 from strandline.framework.querying.store_names import StoreName, named_store, stores_of
 from strandline.framework.querying.workers import Source
 from strandline.statestore.declaration import Declaration, Form, plain_serde
@@ -316,8 +316,8 @@ def _encoding(declaration: Declaration | None) -> tuple[KeyCodec[Any] | None, Fo
 
 def _folded(broker: Broker, name: StoreName, numbers: range, *, expired: bool) -> _Held:
     """Return a store's entries as its changelogs have them."""
-    partitions = broker.topic(name.topic).partitions
-    folded = ReplayedSource(broker, name.topic, partitions, app=name.app, expired=expired)
+    partitions, now = broker.topic(name.topic).partitions, long_ago if expired else None
+    folded = ReplayedSource(broker, name.topic, partitions, app=name.app, now=now)
     recorded = folded.recorded()
     parts = parts_of(str(name), as_recorded(recorded))
     return _Held(folded, numbers, parts, *_encoding(recorded))

@@ -14,13 +14,12 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from strandline.changelog.errors import CorruptLog
-from strandline.changelog.schema import read_schema
+from strandline.changelog.schema import nullable, read_schema
 from strandline.framework.offload.folder import META, PENDING, Commit, TargetFolder
 from strandline.framework.offload.plan import check_extends
 from strandline.framework.offload.progress import Progress
 from strandline.framework.offload.table_limits import check_parquet
 from strandline.framework.offload.target import DataFile
-from strandline.framework.table_types import as_nullable
 
 COMMITS = f"{META}/commits"
 
@@ -90,7 +89,7 @@ class ParquetTarget:
 def _schema(message: bytes) -> pa.Schema:
     try:
         # Targets of earlier versions have fields that are not nullable.
-        return pa.schema([pa.field(f.name, as_nullable(f.type)) for f in read_schema(message)])
+        return pa.schema([nullable(f).remove_metadata() for f in read_schema(message)])
     except pa.ArrowException as error:
         raise CorruptLog(
             f"{COMMITS}: the columns of the last commit cannot be read: {error}"

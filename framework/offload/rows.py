@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 
 from strandline.changelog.errors import InvalidConfig, InvalidRecord
 from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo
-from strandline.changelog.schema import upgrade, value_type
+from strandline.changelog.schema import nullable, upgrade, value_type
 from strandline.framework.export import first_refused
 from strandline.framework.formats.codecs import Codec, as_column, column_type
 from strandline.framework.offload.files import Rows
 from strandline.framework.offload.periods import PERIOD_COLUMNS
-from strandline.framework.table_types import INSTANT, as_nullable, fit
+from strandline.framework.table_types import INSTANT, fit
 from strandline.framework.topic_declaration import TopicDeclaration
 
 Column = Callable[[Batch], pa.Array]
@@ -110,7 +110,7 @@ def _form(
     columns: dict[str, tuple[Column, pa.DataType]], value: Column | None, fields: list[pa.Field]
 ) -> RowForm:
     placed = [pa.field(name, kind) for name, (_, kind) in columns.items()]
-    schema = pa.schema([pa.field(f.name, as_nullable(f.type)) for f in (*placed, *fields)])
+    schema = pa.schema([nullable(f).remove_metadata() for f in (*placed, *fields)])
     return RowForm(schema, [make for make, _ in columns.values()], value)
 
 

@@ -216,7 +216,7 @@ class Connection:
             app=app,
             wait=self._deadline,
             expiry=expiry,
-            clock=self._clock,
+            now=self._clock.now_ms,
         )
         placement = Placement(self.broker, app, short, partitions, self._clock)
         return CommittedSource(short, fleet, replayed, placement, partitions)

@@ -6,10 +6,10 @@ The first query replays the whole changelogs, and the state is in memory.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from strandline.changelog.broker import Broker
-from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.records import TopicPartition
 from strandline.statestore.changelogged import Changelogged
@@ -39,9 +39,8 @@ class ReplayedSource:
         *,
         app: str | None = None,
         wait: float = READERS_WAIT_S,
-        expired: bool = False,
         expiry: Expiry = "marked",
-        clock: Clock | None = None,
+        now: Callable[[], int] | None = None,
     ) -> None:
         """Create an empty state of each partition.
 
@@ -52,16 +51,16 @@ class ReplayedSource:
             app: App whose recorded declarations tell how values are stored; None for none.
             wait: Seconds that a query waits for an open transaction that precedes committed
                 records, before it raises RequestTimedOut.
-            expired: Whether to return values after the end of their time to live.
             expiry: Which values carry an expiry, as long as no declaration is recorded.
-            clock: Clock by which values expire; by default that of the system.
+            now: Function that returns the time in ms by which values expire; by default that of
+                the system, and `long_ago` for values after the end of their time to live as well.
         """
         self._broker = broker
         self._wait = wait
         self._partitions = [TopicPartition(changelog, number) for number in range(partitions)]
         self._changelog = changelog
         self._log = None if app is None else DeclarationLog(broker, app, SystemClock())
-        self._now = _long_ago if expired else (clock or SystemClock()).now_ms
+        self._now = now or SystemClock().now_ms
         self._undeclared = expiry
         self._parts: list[AnyStore] = []
         self._readers: list[CommittedReader] = []
@@ -160,6 +159,6 @@ class ReplayedSource:
         self._readers = [part.reader() for part in self._parts]
 
 
-def _long_ago() -> int:
+def long_ago() -> int:
     """Return a time before the expiry of any value."""
     return 0

@@ -67,7 +67,7 @@ def test_a_parquet_target_of_an_earlier_version_takes_nulls_within_values(
     append_unchecked(log, kind, [[1]])
     with monkeypatch.context() as earlier:
         for module in (rows, parquet):
-            earlier.setattr(module, "as_nullable", lambda kind: kind)
+            earlier.setattr(module, "nullable", lambda field: field.with_nullable(nullable=True))
         sl.offload("t", to, log=log)
     (file,) = to.glob("part-*")
     assert not pq.read_schema(file).field("x").type.value_field.nullable

@@ -536,11 +536,11 @@ def test_windows_of_an_app_that_has_not_started_are_asked_for_again(tmp_path: Pa
     app, topic, stream = app_of_folder(tmp_path / "log")
     stream.window(sl.tumbling("1h")).agg(n=sl.count(), name="hourly").to("out")
     topic.append([("ann", 1)])
-    with app, sl.connect(app.log) as connection:
+    with app, sl.connect(str(app.log)) as connection:
         hourly = connection.store("app/hourly")
         with pytest.raises(sl.Retriable, match="'app/hourly': no worker of its app has started"):
             hourly.fetch("ann")
-        app.run(until="end", progress=False)
+        app.run(until="idle", progress=False)
         assert [row.n for row in hourly.fetch("ann")] == [1]
 
 
