@@ -15,6 +15,7 @@ from strandline import changelog
 from strandline.changelog.errors import OffsetOutOfRange, UnknownTopic
 from strandline.changelog.log import Log
 from strandline.changelog.records import CommittedOffset, TopicPartition
+from tests.forms import few_on_kafka
 from tests.systems import System
 
 OLD = 100
@@ -78,7 +79,7 @@ class Copy:
 
 
 @pytest.mark.usefixtures("fresh_shapes")
-@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("kind", few_on_kafka(["sync", "async"]))
 @pytest.mark.parametrize("count", [OLD // 2, OLD + 50])
 def test_an_app_skips_nothing_of_a_topic_that_was_created_again(
     system: System, kind: str, count: int
@@ -93,7 +94,9 @@ def test_an_app_skips_nothing_of_a_topic_that_was_created_again(
         assert copied == [b"new-%d" % n for n in range(count)]
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once", "at_most_once"])
+@pytest.mark.parametrize(
+    "guarantee", few_on_kafka(["exactly_once", "at_least_once", "at_most_once"])
+)
 def test_a_topic_that_grows_past_the_old_ones_offset_is_read_from_its_start(
     system: System, guarantee: str
 ) -> None:
@@ -165,7 +168,7 @@ def replaced_by_another(system: System, topic: str, count: int) -> None:
         replace(other, topic, count)
 
 
-@pytest.mark.parametrize("reset", ["earliest", "latest"])
+@pytest.mark.parametrize("reset", few_on_kafka(["latest", "earliest"]))
 def test_a_consumer_takes_up_a_shorter_topic_once(system: System, reset: Any) -> None:
     log = system.open()
     tp = TopicPartition(f"{system.prefix}t", 0)

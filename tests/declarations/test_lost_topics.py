@@ -19,6 +19,7 @@ from strandline.changelog.log import Log
 from strandline.framework.cli.reset import carry_out, chosen, plan_for
 from strandline.statestore.declaration import TopicIds
 from strandline.statestore.recorded import DeclarationLog, declarations_topic
+from tests.forms import few_on_kafka
 from tests.systems import System
 
 CHANGELOG = "shop-totals-changelog"
@@ -53,7 +54,7 @@ def delete(log: Log, topic: str, *, again: bool) -> None:
         log.create_topic(topic, partitions, config={"cleanup.policy": "compact"})
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["deleted", "created again"])
+@pytest.mark.parametrize("again", few_on_kafka([False, True]), ids=["deleted", "created again"])
 def test_an_app_whose_changelog_was_deleted_does_not_start(system: System, again: bool) -> None:
     log = system.open(durability="os")
     topic = f"{system.prefix}{CHANGELOG}"
