@@ -69,6 +69,19 @@ def scan_batches(
             yield from fetched[tp].batches
 
 
+def num_unread(broker: Broker, group: str, topic: str) -> int:
+    """Return the number of visible records of a topic from a group's committed offsets on."""
+    partitions = [TopicPartition(topic, n) for n in range(broker.topic(topic).partitions)]
+    committed = broker.committed(group, partitions, require_stable=False)
+    ends = broker.offsets(partitions)
+    starts = {
+        tp: max(now.log_start, committed[tp].offset if tp in committed else 0)
+        for tp, now in ends.items()
+    }
+    stable = {tp: now.last_stable_offset for tp, now in ends.items()}
+    return sum(len(batch) for batch in scan_batches(broker, starts, stable))
+
+
 def scan_by(
     fetch: FetchAt, positions: Offsets, ends: Offsets
 ) -> Iterator[dict[TopicPartition, Fetched]]:

@@ -22,7 +22,7 @@ from strandline.changelog.client.producer import Producer
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import InvalidRequest
 from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo, TopicPartition
-from strandline.changelog.scan import scan_batches
+from strandline.changelog.scan import num_unread, scan_batches
 from strandline.changelog.schema import upgrade, value_type
 from strandline.framework.dead_letter_names import (
     ERROR_LEFT_OUT,
@@ -125,12 +125,7 @@ def retry(broker: Broker, topic: str) -> Retried:
 
 def waiting(broker: Broker, topic: str) -> int:
     """Return the number of letters of a topic that were not put back."""
-    partitions = [TopicPartition(topic, n) for n in range(broker.topic(topic).partitions)]
-    bounds = broker.offsets(partitions)
-    done = broker.committed(group_of(topic), partitions, require_stable=False)
-    at = {tp: done[tp].offset if tp in done else bounds[tp].log_start for tp in partitions}
-    ends = {tp: bounds[tp].last_stable_offset for tp in partitions}
-    return sum(len(batch) for batch in scan_batches(broker, at, ends))
+    return num_unread(broker, group_of(topic), topic)
 
 
 class Origins:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
 from strandline.changelog.errors import InvalidConfig
-from strandline.changelog.records import TopicPartition
-from strandline.changelog.scan import scan_batches
+from strandline.changelog.scan import num_unread
 from strandline.framework.declarations import Declarations
 from strandline.framework.export import committed_batches
 from strandline.framework.timers import ClockName, TimerKey
@@ -52,7 +51,7 @@ def left_in(topic: str, declared: Declarations, broker: Broker, internal: Intern
 
 
 def _records_left(app: str, broker: Broker, topic: str) -> str:
-    count = _unhandled(app, broker, topic)
+    count = num_unread(broker, app, topic)
     if not count:
         return ""
     return (
@@ -61,19 +60,6 @@ def _records_left(app: str, broker: Broker, topic: str) -> str:
         'handled all records (run(until="idle")), or delete them for good with '
         "`strandline plan MODULE:APP --drop-orphans`"
     )
-
-
-def _unhandled(app: str, broker: Broker, topic: str) -> int:
-    """Return the number of visible records of an internal topic that an app has not handled."""
-    partitions = [TopicPartition(topic, n) for n in range(broker.topic(topic).partitions)]
-    committed = broker.committed(app, partitions, require_stable=False)
-    ends = broker.offsets(partitions)
-    starts = {
-        tp: max(now.log_start, committed[tp].offset if tp in committed else 0)
-        for tp, now in ends.items()
-    }
-    stable = {tp: now.last_stable_offset for tp, now in ends.items()}
-    return sum(len(batch) for batch in scan_batches(broker, starts, stable))
 
 
 def _timers_left(declared: Declarations, task: str, broker: Broker, topic: str) -> str:

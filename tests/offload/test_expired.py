@@ -224,6 +224,13 @@ def refusal(log: Log, to: Path) -> str:
     return message
 
 
+def load_twice(log: Log, to: Path) -> None:
+    """Create the topic, and load ten records into a Delta table, two times."""
+    create(log, "t", schema=SALE)
+    load(log, to, 10, "delta")
+    load(log, to, 10, "delta")
+
+
 def state(to: Path, message: str) -> None:
     """Make the commit that the message of a refusal advises."""
     (progress,) = re.findall(r"custom metadata strandline\.offload=(\{.*\});", message)
@@ -234,9 +241,7 @@ def test_a_delta_table_that_was_restored_is_refused_after_its_log_has_expired(
     log: Log, to: Path
 ) -> None:
     """Before, the second ten records were lost."""
-    create(log, "t", schema=SALE)
-    load(log, to, 10, "delta")
-    load(log, to, 10, "delta")
+    load_twice(log, to)
     delta(to).restore(0)
     expire_log(to)
     refusal(log, to)
@@ -246,9 +251,7 @@ def test_a_delta_table_that_was_restored_is_refused_after_its_log_has_expired(
 
 
 def test_a_record_of_the_last_delta_load_shows_that_it_was_not_undone(log: Log, to: Path) -> None:
-    create(log, "t", schema=SALE)
-    load(log, to, 10, "delta")
-    load(log, to, 10, "delta")
+    load_twice(log, to)
     delta(to).delete("user >= 11")
     delta(to).optimize.compact()
     expire_log(to)
@@ -259,9 +262,7 @@ def test_a_record_of_the_last_delta_load_shows_that_it_was_not_undone(log: Log, 
 def test_a_delta_table_whose_last_load_was_deleted_goes_on_when_that_is_stated(
     log: Log, to: Path
 ) -> None:
-    create(log, "t", schema=SALE)
-    load(log, to, 10, "delta")
-    load(log, to, 10, "delta")
+    load_twice(log, to)
     delta(to).delete("user >= 10")
     expire_log(to)
     state(to, refusal(log, to))
