@@ -29,7 +29,15 @@ from strandline.statestore.cache import ENTRY_BYTES
 from strandline.statestore.counters import StoreCounters
 from strandline.statestore.engine import Column, Engine, Entry, StorePosition
 from strandline.statestore.gate import UseGate
-from strandline.statestore.layers import MISSING, Change, Layer, Layers, look_up_all, visible
+from strandline.statestore.layers import (
+    MISSING,
+    NOTHING,
+    Above,
+    Layer,
+    Layers,
+    look_up_all,
+    visible,
+)
 from strandline.statestore.ranges import NO_RANGES, DeletedRanges
 
 THIN_BYTES = 2 << 20
@@ -160,22 +168,19 @@ class Changelogged:
 
     def scan(
         self,
-        above: Iterable[Change],
         lower: bytes,
         upper: bytes | None,
         *,
         reverse: bool,
-        ranges: DeletedRanges = NO_RANGES,
+        above: Above = NOTHING,
     ) -> Iterator[Entry]:
-        """Return the entries of [lower, upper) as of now, under the sorted changes `above`.
-
-        The keys of `ranges` are left out, unless they are in `above`.
-        """
+        """Return the entries of [lower, upper) as of now, under the changes `above`."""
         self.fold()
         bounds = (lower, upper)
         while True:
             before, layers = self._layers.hold_count, self._layers.seal()
-            found = visible(above, ranges, layers, self.engine.scan, bounds, reverse=reverse)
+            engine = None if self.engine.is_empty() else self.engine.scan
+            found = visible(above, layers, engine, bounds, reverse=reverse)
             # A checkpoint may write to the engine meanwhile. If it began before `seal`, its changes
             # are in the sealed layers. If it began between `seal` and the engine's scan, it may
             # write newer commits, which would be visible for keys without an entry in the layers.

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar, Unpack
 
@@ -30,15 +31,15 @@ from strandline.changelog.errors import CorruptLog, InvalidConfig, InvalidRecord
 from strandline.changelog.settings import LONG_MAX
 from strandline.statestore.changelogged import ChangelogBatch, Changelogged
 from strandline.statestore.committing import CommittingStore
-from strandline.statestore.dirty import RANGE_MIN_KEYS, DirtyKeys
+from strandline.statestore.dirty import DirtyKeys
 from strandline.statestore.engine import Entry
 from strandline.statestore.exact_sums import SumOverflow, added
 from strandline.statestore.key_columns import KeyColumns
 from strandline.statestore.keys import Never
-from strandline.statestore.layers import Change
+from strandline.statestore.layers import Above
 from strandline.statestore.memory import MemoryBudget
 from strandline.statestore.name_index import SlotArray
-from strandline.statestore.ranges import DeletedRanges
+from strandline.statestore.ranges import are_many
 from strandline.statestore.scalar_columns import Block, Column
 from strandline.statestore.slot_changes import SlotChanges
 from strandline.statestore.slots import ABSENT, PRESENT, UNKNOWN, SlotTable, States
@@ -410,18 +411,19 @@ class ColumnStore(CommittingStore[K, V]):
 
     def _note_range(self, count: int, lower: bytes, upper: bytes | None) -> None:
         """Note that the last change has deleted the keys of a range, if they are many."""
-        if count >= RANGE_MIN_KEYS:
+        if are_many(count):
             self._changed.add_range(lower, upper)
 
     def _names(self, lower: bytes, upper: bytes | None) -> pa.Array:
         """Return the encoded keys of [lower, upper) that have a value, sorted."""
         names = self._changed.names(lower, upper)
         exists = self._table.states(self._table.find(_binaries(names))) == PRESENT
-        # A scan asks only whether a change is a deletion.
+        # Only whether a change is a deletion matters here.
         changes = [
             (name, b"" if there else None) for name, there in zip(names, exists, strict=True)
         ]
-        return _binaries([name for name, _ in self._scan(changes, lower, upper, reverse=False)])
+        scan = self._scan(Above(changes, self._changed.ranges), lower, upper, reverse=False)
+        return _binaries([name for name, _ in scan])
 
     def _unexpired(self, entries: Iterable[Entry]) -> Iterator[Entry]:
         if self._values.expiry == "none":
@@ -434,11 +436,6 @@ class ColumnStore(CommittingStore[K, V]):
         rows = self._stored_columns.decode(data)
         keys = self._key_columns.decode(_binaries(names))
         return keys, self._stored_columns.column(rows, np.ones(len(names), np.bool_))
-
-    def _stored(self, lower: bytes, upper: bytes | None, *, reverse: bool) -> Iterator[Entry]:
-        changes = self._own_changes(lower, upper)
-        ordered = changes[::-1] if reverse else changes
-        return self._scan(ordered, lower, upper, reverse=reverse)
 
     # Slots ------------------------------------------------------------------------------
 
@@ -507,13 +504,12 @@ class ColumnStore(CommittingStore[K, V]):
             return None
         return ChangelogBatch(self._table.names(slots), self._encoded(slots), self._changed.ranges)
 
-    def _own_changes(self, lower: bytes, upper: bytes | None) -> Sequence[Change]:
-        names = self._changed.names(lower, upper)
-        slots = self._table.find(_binaries(names))
-        return list(zip(names, self._encoded(slots).to_pylist(), strict=True))
-
-    def _own_ranges(self) -> DeletedRanges:
-        return self._changed.ranges
+    def _above(self, lower: bytes, upper: bytes | None, *, reverse: bool) -> Above:
+        changed = self._changed
+        names = changed.names(lower, upper)
+        values = self._encoded(self._table.find(_binaries(names))).to_pylist()
+        changes = list(zip(names, values, strict=True))[:: -1 if reverse else 1]
+        return Above(changes, changed.ranges, partial(changed.note_empty, changed.moment))
 
     def _remove_expired(self, names: list[bytes]) -> None:
         slots = self._table.find_or_add(_binaries(names))

@@ -6,7 +6,7 @@ objects, `ColumnStore` keeps them as columns; each adds the changes of the runni
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -20,9 +20,8 @@ from strandline.statestore.dirty import DirtyKeys
 from strandline.statestore.engine import Entry, StorePosition
 from strandline.statestore.expiry import Sweeper
 from strandline.statestore.keys import Never
-from strandline.statestore.layers import Change
+from strandline.statestore.layers import Above
 from strandline.statestore.memory import IN_USE_S, MemoryBudget, StoreShare
-from strandline.statestore.ranges import DeletedRanges
 from strandline.statestore.reader import CommittedReader
 from strandline.statestore.replay import OnProgress
 from strandline.statestore.restore import TRANSACTION_WAIT_S, Restored, restore
@@ -188,21 +187,14 @@ class CommittingStore(TypedStore[K, V]):
         raise NotImplementedError
 
     def scan_below(
-        self,
-        above: Iterable[Change],
-        deleted: DeletedRanges,
-        bounds: tuple[bytes, bytes | None],
-        *,
-        reverse: bool,
+        self, step: Above, lower: bytes, upper: bytes | None, *, reverse: bool
     ) -> Iterator[Entry]:
-        """Return the stored entries within `bounds` as of now, under the changes of a step.
-
-        The step has first `deleted` ranges, and then made the changes `above`.
-        """
-        left = {key: value for key, value in self._own_changes(*bounds) if key not in deleted}
-        changes = sorted({**left, **dict(above)}.items(), reverse=reverse)
-        ranges = self._own_ranges() | deleted
-        return self._committed.scan(changes, *bounds, reverse=reverse, ranges=ranges)
+        """Return the stored entries of [lower, upper) as of now, under the changes of a step."""
+        own = self._above(lower, upper, reverse=False)
+        left = {key: value for key, value in own.changes if key not in step.ranges}
+        changes = sorted({**left, **dict(step.changes)}.items(), reverse=reverse)
+        both = Above(changes, own.ranges | step.ranges)
+        return self._committed.scan(lower, upper, reverse=reverse, above=both)
 
     # Memory (see `statestore.memory`) ---------------------------------------------------
 
@@ -304,14 +296,6 @@ class CommittingStore(TypedStore[K, V]):
         """Return the changes since the last commit for the changelog; None if there are none."""
         raise NotImplementedError
 
-    def _own_changes(self, lower: bytes, upper: bytes | None) -> Sequence[Change]:
-        """Return the sorted changes of [lower, upper) since the last commit."""
-        raise NotImplementedError
-
-    def _own_ranges(self) -> DeletedRanges:
-        """Return the ranges deleted since the last commit."""
-        raise NotImplementedError
-
     def _remove_expired(self, names: list[bytes]) -> None:
         """Remove the encoded keys `names` that were not changed since the last commit."""
         raise NotImplementedError
@@ -343,10 +327,9 @@ class CommittingStore(TypedStore[K, V]):
             )
 
     def _scan(
-        self, changes: Iterable[Change], lower: bytes, upper: bytes | None, *, reverse: bool
+        self, above: Above, lower: bytes, upper: bytes | None, *, reverse: bool
     ) -> Iterator[Entry]:
-        ranges = self._own_ranges()
-        return self._committed.scan(changes, lower, upper, reverse=reverse, ranges=ranges)
+        return self._committed.scan(lower, upper, reverse=reverse, above=above)
 
     def _begin(self) -> None:
         """Begin a transaction without changes."""

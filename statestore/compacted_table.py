@@ -68,7 +68,7 @@ class CompactedTable:
 
     def entries(self) -> Iterator[Entry]:
         """Yield keys and values, as of the last read, in the order of the keys."""
-        return self.state.scan((), b"", None, reverse=False)
+        return self.state.scan(b"", None, reverse=False)
 
     def create(self, *, internal: bool = False) -> None:
         """Create the topic unless it exists."""

@@ -11,26 +11,23 @@ They stay the same objects for the life of the store, because its fast path refe
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
 
 from strandline.statestore.layers import Change, span
-from strandline.statestore.ranges import NO_RANGES, DeletedRanges
+from strandline.statestore.ranges import NO_RANGES, DeletedRanges, are_many
 from strandline.statestore.values import DELETED
-
-RANGE_MIN_KEYS = 64
-"""Number of keys from which their deletion is kept as a range; fewer are deleted one by one.
-
-Each range slows down RocksDB's look-ups a little until it is compacted.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class RangeDeletion:
-    """Deletion of all keys of [lower, upper), which are logged from `first` to `end`."""
+    """Deletion of all keys of [lower, upper), which are logged from `first` to `end`.
+
+    If a scan has found no value in the interval, it has no such keys.
+    """
 
     first: int
     end: int
@@ -42,14 +39,15 @@ class DirtyKeys:
     """Keys changed since the last commit, with their values in the form in which they are held."""
 
     __slots__ = (
+        "_cuts",
         "_deletions",
         "_encode",
+        "_held",
         "_index",
         "_indexed",
         "_indexed_deletions",
         "_latest",
         "_names",
-        "_objects",
         "_seen",
         "changed",
         "nbytes",
@@ -67,6 +65,8 @@ class DirtyKeys:
         self.ranges = NO_RANGES
         """Ranges in which only keys of this log have a value."""
         self._deletions: list[RangeDeletion] = []
+        self._cuts = 0
+        """Number of times that the log was cut back."""
         self._encode = encode
         self._latest: dict[Any, Any] = {}
         self._seen = 0
@@ -74,8 +74,10 @@ class DirtyKeys:
         self._indexed = 0
         self._indexed_deletions = 0
         self._index: list[bytes] = []
-        self._objects: dict[bytes, Any] = {}
+        self._held: list[Any] = []
+        """Value of each key of the index."""
         self._names: dict[Any, bytes] = {}
+        """Encoded keys that were in the index."""
 
     def latest(self) -> dict[Any, Any]:
         """Return the last value of each changed key, in the order of the first changes."""
@@ -86,8 +88,18 @@ class DirtyKeys:
         first = len(self.changed)
         self.changed += keys
         self.put += repeat(DELETED, len(keys))
-        if len(keys) >= RANGE_MIN_KEYS:
+        if are_many(len(keys)):
             self._add_range(RangeDeletion(first, len(self.changed), lower, upper))
+
+    @property
+    def moment(self) -> tuple[int, int]:
+        """State of the log, which is the same as long as nothing is changed."""
+        return self._cuts, len(self.changed)
+
+    def note_empty(self, moment: tuple[int, int], lower: bytes, upper: bytes | None) -> None:
+        """Note that no key of [lower, upper) had a value at `moment`, if that is still the same."""
+        if moment == self.moment:
+            self._add_range(RangeDeletion(len(self.changed), len(self.changed), lower, upper))
 
     def absorb(self, later: DirtyKeys) -> None:
         """Log the changes of another log after these."""
@@ -107,12 +119,15 @@ class DirtyKeys:
             keys that have none.
         """
         undone = set(self.changed[mark:])
+        self._cuts += 1
         del self.changed[mark:], self.put[mark:]
         if self._deletions and self._deletions[-1].end > mark:
             self._deletions = [deletion for deletion in self._deletions if deletion.end <= mark]
             self.ranges = DeletedRanges((each.lower, each.upper) for each in self._deletions)
         if self._seen > mark:
-            self._forget()
+            self._latest, self._seen = {}, 0
+        if self._indexed > mark:
+            self._forget_index()
         latest = self._latest_at(mark) if undone else {}
         earlier = {key: latest[key] for key in undone if key in latest}
         return earlier, undone - earlier.keys()
@@ -124,7 +139,10 @@ class DirtyKeys:
         self.nbytes = 0
         self.ranges = NO_RANGES
         self._deletions.clear()
-        self._forget()
+        self._cuts += 1
+        if self._seen:
+            self._latest, self._seen = {}, 0
+        self._forget_index()
 
     def scan(
         self,
@@ -133,16 +151,21 @@ class DirtyKeys:
         upper: bytes | None,
         *,
         reverse: bool,
-    ) -> list[Change]:
+    ) -> Iterator[Change]:
         """Return the encoded changes of [lower, upper) as of now, in the order of their keys.
 
         Those that a range has deleted are left out.
         """
-        latest = self.latest()
         self._extend_index()
-        names = (self._index[place] for place in span(self._index, lower, upper))
-        found = [(name, dumps(latest[self._objects[name]])) for name in names]
-        return found[::-1] if reverse else found
+        places = span(self._index, lower, upper)
+        # Copies, which are cheap, because later changes move the items. A scan that ends early
+        # encodes few of the values.
+        names = self._index[places.start : places.stop]
+        held = self._held[places.start : places.stop]
+        if reverse:
+            names.reverse()
+            held.reverse()
+        return zip(names, map(dumps, held), strict=True)
 
     def _latest_at(self, end: int) -> dict[Any, Any]:
         if self._seen < end:
@@ -165,31 +188,38 @@ class DirtyKeys:
 
     def _index_changes(self, end: int) -> None:
         """Index the changes up to place `end` of the log."""
-        names = self._names
-        fresh = {key for key in self.changed[self._indexed : end] if key not in names}
+        fresh = slice(self._indexed, end)
+        latest = dict(zip(self.changed[fresh], self.put[fresh], strict=True))
         self._indexed = end
-        encoded = {self._encode(key): key for key in fresh}
-        self._objects.update(encoded)
-        names.update(zip(encoded.values(), encoded, strict=True))
-        if len(encoded) > _FEW_KEYS:
-            self._index.extend(encoded)
-            self._index.sort()
+        new = [key for key in latest if key not in self._names]
+        self._names.update(zip(new, map(self._encode, new), strict=True))
+        held = {self._names[key]: value for key, value in latest.items()}
+        if len(held) <= _FEW_KEYS:
+            for name, value in held.items():
+                self._insert(name, value)
+        elif held:
+            merged = dict(zip(self._index, self._held, strict=True)) | held
+            # The list has sorted runs, which Python's sort merges in linear time.
+            self._index = sorted(merged)
+            self._held = [merged[name] for name in self._index]
+
+    def _insert(self, name: bytes, value: Any) -> None:
+        place = bisect_left(self._index, name)
+        if place < len(self._index) and self._index[place] == name:
+            self._held[place] = value
         else:
-            for name in encoded:
-                insort(self._index, name)
+            self._index.insert(place, name)
+            self._held.insert(place, value)
 
     def _remove_from_index(self, deletion: RangeDeletion) -> None:
         places = span(self._index, deletion.lower, deletion.upper)
-        for name in self._index[places.start : places.stop]:
-            del self._names[self._objects.pop(name)]
         del self._index[places.start : places.stop]
+        del self._held[places.start : places.stop]
         self._indexed = deletion.end
 
-    def _forget(self) -> None:
-        if self._seen:
-            self._latest, self._seen = {}, 0
-            self._indexed = self._indexed_deletions = 0
-            self._index, self._objects, self._names = [], {}, {}
+    def _forget_index(self) -> None:
+        self._indexed = self._indexed_deletions = 0
+        self._index, self._held, self._names = [], [], {}
 
 
 _FEW_KEYS = 8

@@ -70,7 +70,7 @@ class Sweeper:
         """Yield the expired keys among the first ones of a zone. Return the number checked."""
         now, end = self._values.now(), self._end_of(start)
         earliest, checked, live, last = now + self._ttl_ms, 0, 0, start
-        scan = self._committed.scan((), start, end, reverse=False)
+        scan = self._committed.scan(start, end, reverse=False)
         for last, data in islice(scan, ZONE_KEYS):
             checked += 1
             expires = self._values.expires(data)

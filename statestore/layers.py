@@ -9,21 +9,28 @@ log2(n) layers to search.
 A layer may also have deleted ranges. They hide all keys of the layers below it, and the layer does
 not contain the deletions of these keys.
 
-`overlaid` merges two sorted streams and prefers the upper one; `visible` merges a whole stack.
+`overlaid` merges two sorted streams and prefers the upper one; `visible` merges a whole stack. It
+reports where it has passed many deletions and no value. Such a part may be deleted as a range, which
+changes nothing but lets later scans skip it. A queue needs this: each of its scans begins where
+earlier ones have removed everything.
 """
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from itertools import repeat
 
 from strandline.statestore.engine import Column, Entry
-from strandline.statestore.ranges import NO_RANGES, DeletedRanges, Scan
+from strandline.statestore.ranges import NO_RANGES, DeletedRanges, Scan, are_many
 
 Change = tuple[bytes, bytes | None]
+
+OnEmpty = Callable[[bytes, bytes | None], None]
+"""Function that is called with an interval in which a scan has found no value."""
 
 RANGE_BYTES = 200
 """Approximate bytes of a deleted range in memory."""
@@ -79,28 +86,26 @@ class Layer:
             return self.index, self._values
         return self.index, [self.data[key] for key in self.index]
 
-    def add(
-        self,
+    @classmethod
+    def above_ranges(
+        cls,
         keys: Column[bytes],
         values: Sequence[bytes | None],
         nbytes: int,
-        ranges: DeletedRanges = NO_RANGES,
-    ) -> None:
-        """Add changes of about `nbytes` bytes. The layer must not be sealed.
+        ranges: DeletedRanges,
+    ) -> Layer:
+        """Return a layer with deleted ranges, and changes of about `nbytes` bytes after them."""
+        pairs = zip(keys, values, strict=True)
+        data = {key: value for key, value in pairs if value is not None or key not in ranges}
+        share = nbytes * len(data) // max(1, len(keys))
+        return cls(data, share + RANGE_BYTES * len(ranges), ranges)
 
-        The keys of `ranges` that are in this layer must be among `keys`.
-        """
+    def add(self, keys: Column[bytes], values: Sequence[bytes | None], nbytes: int) -> None:
+        """Add changes of about `nbytes` bytes. The layer must not be sealed."""
         before = len(self.data)
-        # First, so that no reader on another thread finds neither a deletion nor its range.
-        self.ranges |= ranges
         self.data.update(zip(keys, values, strict=True))
-        if ranges:
-            for key, value in zip(keys, values, strict=True):
-                if value is None and key in ranges:
-                    del self.data[key]
         # Only new keys add to the size.
         self.nbytes += nbytes * (len(self.data) - before) // max(1, len(keys))
-        self.nbytes += RANGE_BYTES * len(ranges)
 
     @property
     def index(self) -> list[bytes]:
@@ -109,7 +114,7 @@ class Layer:
             self._index = sorted(self.data)
         return self._index
 
-    def scan(self, lower: bytes, upper: bytes | None, *, reverse: bool) -> Iterator[Change]:
+    def scan(self, lower: bytes, upper: bytes | None, /, *, reverse: bool) -> Iterator[Change]:
         """Return the changes of [lower, upper) in the order of their keys."""
         index, data = self.index, self.data
         places = span(index, lower, upper)
@@ -117,9 +122,15 @@ class Layer:
         keys = map(index.__getitem__, reversed(places) if reverse else places)
         return ((key, data[key]) for key in keys)
 
+    def reaches_into(self, lower: bytes, upper: bytes | None) -> bool:
+        """Return True if a key with a value or a deletion of its own is in [lower, upper)."""
+        index = self.index
+        place = bisect_left(index, lower)
+        return place < len(index) and (upper is None or index[place] < upper)
+
     def under(self, newer: Layer) -> Layer:
         """Return one layer with the changes of both; those of `newer` take precedence."""
-        below = self._outside(newer.ranges)
+        below = self._outside(newer.ranges) if newer.ranges else self
         merged = Layer(dict(below.data), below.nbytes, below.ranges | newer.ranges)
         merged.add(newer.data.keys(), [*newer.data.values()], newer.nbytes)
         # The list has two sorted runs, which Python's sort merges in linear time.
@@ -141,6 +152,22 @@ class Layer:
         kept = Layer({key: self.data[key] for key in index}, left, self.ranges)
         kept._index = index
         return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Above:
+    """Changes that a scan shows above committed ones."""
+
+    changes: Iterable[Change] = ()
+    """Changes within the bounds of the scan, in its order."""
+    ranges: DeletedRanges = NO_RANGES
+    """Ranges that were deleted, without regard to `changes`."""
+    on_empty: OnEmpty | None = None
+    """Called for each interval without a value in which the scan has passed many deletions."""
+
+
+NOTHING = Above()
+"""No changes."""
 
 
 class Layers:
@@ -181,9 +208,13 @@ class Layers:
         nbytes: int,
         ranges: DeletedRanges = NO_RANGES,
     ) -> None:
-        """Add changes on top, as `Layer.add` does."""
+        """Add changes on top: first the deletion of `ranges`, then a value for each key."""
         with self._lock:
-            self._open.add(keys, values, nbytes, ranges)
+            if ranges:  # They hide what is below their layer, and so they need one of their own.
+                self._seal()
+                self._open = Layer.above_ranges(keys, values, nbytes, ranges)
+            else:
+                self._open.add(keys, values, nbytes)
 
     def seal(self) -> tuple[Layer, ...]:
         """Return the stack of this moment, newest first; its layers are immutable."""
@@ -270,8 +301,7 @@ def look_up_all(layers: Sequence[Layer], keys: Sequence[bytes]) -> list[bytes | 
 
 
 def visible(
-    changes: Iterable[Change],
-    ranges: DeletedRanges,
+    above: Above,
     layers: Iterable[Layer],
     engine: Scan[Entry] | None,
     bounds: tuple[bytes, bytes | None],
@@ -281,21 +311,58 @@ def visible(
     """Return the entries of a stack in the order of their keys, as of this call.
 
     Args:
-        changes: Sorted changes above the stack.
-        ranges: Ranges that were deleted above the stack, without regard to `changes`.
+        above: Changes above the stack.
         layers: Sealed layers, newest first.
         engine: Scan of the engine below them; None if there is none.
         bounds: First key, and the end (exclusive) or None.
         reverse: True to begin with the last entry.
     """
-    streams: list[Iterator[Change]] = [iter(changes)]
+    streams = [iter(above.changes)]
+    ranges = above.ranges
     for layer in layers:
-        streams.append(ranges.scan_outside(layer.scan, *bounds, reverse=reverse))
-        ranges |= layer.ranges
+        if layer.reaches_into(*bounds):
+            streams.append(ranges.scan_outside(layer.scan, *bounds, reverse=reverse))
+        if layer.ranges:
+            ranges |= layer.ranges.within(*bounds)
     if engine is not None:
         streams.append(ranges.scan_outside(engine, *bounds, reverse=reverse))
     merged = reduce(lambda older, newer: overlaid(newer, older, reverse=reverse), reversed(streams))
-    return ((key, value) for key, value in merged if value is not None)
+    if above.on_empty is None:
+        return ((key, value) for key, value in merged if value is not None)
+    return _reporting(merged, bounds, above.on_empty, reverse=reverse)
+
+
+def _reporting(
+    changes: Iterable[Change],
+    bounds: tuple[bytes, bytes | None],
+    on_empty: OnEmpty,
+    *,
+    reverse: bool,
+) -> Iterator[Entry]:
+    """Yield the entries among sorted changes, and report where there are only deletions."""
+    last, passed = None, 0
+    for key, value in changes:
+        if value is None:
+            passed += 1
+            continue
+        if passed and are_many(passed):
+            on_empty(*_between(last, key, bounds, reverse=reverse))
+        passed = 0
+        yield key, value
+        last = key
+    if are_many(passed):
+        on_empty(*_between(last, None, bounds, reverse=reverse))
+
+
+def _between(
+    one: bytes | None, other: bytes | None, bounds: tuple[bytes, bytes | None], *, reverse: bool
+) -> tuple[bytes, bytes | None]:
+    """Return the interval between two keys that a scan has found; None is the end of the scan."""
+    before, after = (other, one) if reverse else (one, other)
+    return (
+        bounds[0] if before is None else before + b"\x00",
+        bounds[1] if after is None else after,
+    )
 
 
 def overlaid(

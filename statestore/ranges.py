@@ -18,6 +18,13 @@ Interval = tuple[bytes, bytes | None]
 """Encoded keys from the first element to the second (exclusive); None is no limit."""
 
 
+RANGE_MIN_KEYS = 64
+"""Number of keys from which their deletion is kept as a range; fewer are deleted one by one.
+
+Each range slows down RocksDB's look-ups a little until it is compacted.
+"""
+
+
 class Scan(Protocol[Item_co]):
     """Function that returns the items of [lower, upper) in the order of their keys."""
 
@@ -61,6 +68,22 @@ class DeletedRanges:
         upper = self._uppers[place]
         return upper is None or key < upper
 
+    def within(self, lower: bytes, upper: bytes | None) -> DeletedRanges:
+        """Return the ranges that reach into [lower, upper).
+
+        >>> list(DeletedRanges([(b"b", b"d"), (b"f", None)]).within(b"c", b"e"))
+        [(b'b', b'd')]
+        """
+        first = bisect_right(self._lowers, lower)
+        if first and _reaches(self._uppers[first - 1], lower + b"\x00"):
+            first -= 1
+        end = len(self) if upper is None else bisect_left(self._lowers, upper)
+        if first == 0 and end == len(self):
+            return self
+        found = DeletedRanges()
+        found._lowers, found._uppers = self._lowers[first:end], self._uppers[first:end]
+        return found
+
     def gaps(self, lower: bytes, upper: bytes | None) -> list[Interval]:
         """Return the parts of [lower, upper) that no range covers, in ascending order.
 
@@ -101,6 +124,11 @@ class DeletedRanges:
 
 NO_RANGES = DeletedRanges()
 """Without any range."""
+
+
+def are_many(num_keys: int) -> bool:
+    """Return True if the deletion of so many keys is kept as a range."""
+    return num_keys >= RANGE_MIN_KEYS
 
 
 def _reaches(upper: bytes | None, key: bytes) -> bool:

@@ -125,7 +125,7 @@ class CommittedReader:
         The gate is not entered, so the caller must keep the store open meanwhile.
         """
         first = FIRST_KEY if after is None else after + b"\x00"
-        return self._committed.scan((), first, None, reverse=False)
+        return self._committed.scan(first, None, reverse=False)
 
     def approximate_num_entries(self) -> int | None:
         """Return the approximate number of keys; each pending change counts as one more key."""
@@ -139,7 +139,7 @@ class CommittedReader:
     def _page(self, bounds: KeyRange, limit: int) -> Page:
         entries: list[Entry] = []
         nbytes = 0
-        scan = self._committed.scan((), bounds.lower, bounds.upper, reverse=bounds.reverse)
+        scan = self._committed.scan(bounds.lower, bounds.upper, reverse=bounds.reverse)
         for looked, (key, data) in enumerate(scan, 1):
             value = self._values.body(data)
             if value is not None:

@@ -44,6 +44,8 @@ class SlotChanges:
         self._table = table
         self._log: list[SlotChange] = []
         self._ranges: list[tuple[int, bytes, bytes | None]] = []
+        self._cuts = 0
+        """Number of times that the log was cut back."""
         self._index: list[bytes] = []
         self._indexed = 0
         self.nbytes = 0
@@ -73,12 +75,23 @@ class SlotChanges:
         table.assign(slots, states, rows)
 
     def add_range(self, lower: bytes, upper: bytes | None) -> None:
-        """Note that the last change has deleted all keys of [lower, upper)."""
+        """Note that no key of [lower, upper) has a value, as the last change has deleted them."""
         self._ranges.append((len(self._log), lower, upper))
         self.ranges |= DeletedRanges([(lower, upper)])
 
+    @property
+    def moment(self) -> tuple[int, int]:
+        """State of the log, which is the same as long as nothing is changed."""
+        return self._cuts, len(self._log)
+
+    def note_empty(self, moment: tuple[int, int], lower: bytes, upper: bytes | None) -> None:
+        """Note that no key of [lower, upper) had a value at `moment`, if that is still the same."""
+        if moment == self.moment:
+            self.add_range(lower, upper)
+
     def rollback(self, mark: int) -> None:
         """Undo the changes after the first `mark` ones."""
+        self._cuts += 1
         undone = self._log[mark:]
         del self._log[mark:]
         for change in reversed(undone):
@@ -97,6 +110,7 @@ class SlotChanges:
         for change in self._log:
             self._table.set_clean(change.fresh)
         self._log.clear()
+        self._cuts += 1
         self._ranges.clear()
         self._index, self._indexed = [], 0
         self.nbytes = 0

@@ -10,7 +10,7 @@ for Concurrency Control", 1981), with values compared instead of versions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from strandline.changelog.errors import InvalidTxnState
@@ -18,7 +18,7 @@ from strandline.statestore.committing import CommittingStore
 from strandline.statestore.counters import Lookups, StoreCounters
 from strandline.statestore.engine import Entry
 from strandline.statestore.keys import Never
-from strandline.statestore.layers import Change
+from strandline.statestore.layers import Above
 from strandline.statestore.typed_store import TypedStore
 
 K = TypeVar("K")
@@ -78,12 +78,11 @@ class StepStore(TypedStore[K, V]):
         self._base.prepare([key for key in keys if key not in self.young])
 
     def _scan(
-        self, changes: Iterable[Change], lower: bytes, upper: bytes | None, *, reverse: bool
+        self, above: Above, lower: bytes, upper: bytes | None, *, reverse: bool
     ) -> Iterator[Entry]:
         if self._scanned is None:
             self._scanned = self._base.revision
-        own = self._dirty.ranges
-        return self._base.scan_below(changes, own, (lower, upper), reverse=reverse)
+        return self._base.scan_below(above, lower, upper, reverse=reverse)
 
     def _writable(self) -> None:
         if self._is_over:

@@ -26,6 +26,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 
 from strandline.changelog.clock import Clock, SystemClock
@@ -37,9 +39,8 @@ from strandline.statestore.dirty import DirtyKeys
 from strandline.statestore.engine import Engine
 from strandline.statestore.engines.memory import MemoryEngine
 from strandline.statestore.keys import Never
-from strandline.statestore.layers import Change
+from strandline.statestore.layers import Above
 from strandline.statestore.memory import MemoryBudget
-from strandline.statestore.ranges import DeletedRanges
 from strandline.statestore.spec import StoreSpec
 from strandline.statestore.typed_store import StoreTypes, store_types
 from strandline.statestore.values import DELETED, Expiry
@@ -277,11 +278,9 @@ class PartitionStore(CommittingStore[K, V]):
         values = self._values.dump_all(list(latest.values()))
         return ChangelogBatch(self._keys.encode_all(latest), values, self._dirty.ranges)
 
-    def _own_changes(self, lower: bytes, upper: bytes | None) -> Sequence[Change]:
-        return self._dirty.scan(self._values.dumps, lower, upper, reverse=False)
-
-    def _own_ranges(self) -> DeletedRanges:
-        return self._dirty.ranges
+    def _above(self, lower: bytes, upper: bytes | None, *, reverse: bool) -> Above:
+        on_empty = partial(self._dirty.note_empty, self._dirty.moment)
+        return replace(super()._above(lower, upper, reverse=reverse), on_empty=on_empty)
 
     def _remove_expired(self, names: list[bytes]) -> None:
         changed = self._dirty.latest()

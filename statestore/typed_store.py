@@ -16,7 +16,7 @@ from strandline.statestore.dirty import DirtyKeys
 from strandline.statestore.edit import Edit
 from strandline.statestore.engine import Entry
 from strandline.statestore.keys import KeyCodec, key_codec
-from strandline.statestore.layers import Change
+from strandline.statestore.layers import Above
 from strandline.statestore.no_len import NoLen
 from strandline.statestore.ordered import FIRST_KEY
 from strandline.statestore.spec import UNSET, StoreSpec
@@ -256,13 +256,15 @@ class TypedStore(NoLen, Generic[K, V]):
         """Return the held value of a key that is not in `young`."""
         raise NotImplementedError
 
-    def _scan(
-        self, changes: Iterable[Change], lower: bytes, upper: bytes | None, *, reverse: bool
-    ) -> Iterator[Entry]:
-        """Return the stored entries of [lower, upper) under the sorted `changes` of this store.
+    def _above(self, lower: bytes, upper: bytes | None, *, reverse: bool) -> Above:
+        """Return this store's own changes of [lower, upper) as of now."""
+        changes = self._dirty.scan(self._values.dumps, lower, upper, reverse=reverse)
+        return Above(changes, self._dirty.ranges)
 
-        The keys of its deleted ranges are left out, unless they are in `changes`.
-        """
+    def _scan(
+        self, above: Above, lower: bytes, upper: bytes | None, *, reverse: bool
+    ) -> Iterator[Entry]:
+        """Return the stored entries of [lower, upper) under the store's own changes."""
         raise NotImplementedError
 
     def _writable(self) -> None:
@@ -299,8 +301,8 @@ class TypedStore(NoLen, Generic[K, V]):
 
     def _stored(self, lower: bytes, upper: bytes | None, *, reverse: bool) -> Iterator[Entry]:
         """Return the entries of [lower, upper) as of now, including those that have expired."""
-        changes = self._dirty.scan(self._values.dumps, lower, upper, reverse=reverse)
-        return self._scan(changes, lower, upper, reverse=reverse)
+        above = self._above(lower, upper, reverse=reverse)
+        return self._scan(above, lower, upper, reverse=reverse)
 
     def _entries(self, lower: bytes, upper: bytes | None, reverse: bool) -> Iterator[tuple[K, V]]:
         values = self._values

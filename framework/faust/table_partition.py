@@ -18,6 +18,7 @@ from strandline.framework.faust.table_backup import PartitionBackups
 from strandline.statestore.changelogged import ChangelogBatch, Changelogged, later
 from strandline.statestore.engine import StorePosition
 from strandline.statestore.engines.folders import open_beside, open_when_free
+from strandline.statestore.layers import Above
 from strandline.statestore.ordered import FIRST_KEY
 from strandline.statestore.restore import Restored, restore
 
@@ -122,8 +123,8 @@ class TablePartition:
         if self._closed:
             return iter(())
         changes = {} if committed else self.overlay.changed(reader)
-        above = sorted(changes.items())
-        return iter(list(self._state.scan(above, FIRST_KEY, None, reverse=False)))
+        above = Above(sorted(changes.items()))
+        return iter(list(self._state.scan(FIRST_KEY, None, reverse=False, above=above)))
 
     # Committing -----------------------------------------------------------------------
 

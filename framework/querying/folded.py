@@ -112,7 +112,7 @@ class ReplayedSource:
             engine.write(names, [found[name] for name in names], at)
         state = Changelogged(engine)
         restore(state, self._broker, self._partitions[partition], wait=self._wait)
-        return state.scan((), FIRST_KEY, None, reverse=False)
+        return state.scan(FIRST_KEY, None, reverse=False)
 
     def count(self, partitions: Collection[int]) -> int:
         with self._lock:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from strandline.statestore.engine import Column, Entry, StorePosition
-from strandline.statestore.layers import MISSING, Layers, visible
+from strandline.statestore.layers import MISSING, NOTHING, Layers, visible
 from strandline.statestore.ranges import NO_RANGES, DeletedRanges
 
 PURGE_DELETIONS = 1_024
@@ -39,8 +39,7 @@ class MemoryEngine:
         return [self.get(key) for key in keys]
 
     def scan(self, lower: bytes, upper: bytes | None, /, *, reverse: bool) -> Iterator[Entry]:
-        layers = self._layers.seal()
-        return visible((), NO_RANGES, layers, None, (lower, upper), reverse=reverse)
+        return visible(NOTHING, self._layers.seal(), None, (lower, upper), reverse=reverse)
 
     def write(
         self,

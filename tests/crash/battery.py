@@ -34,7 +34,7 @@ from unittest import mock
 from strandline.changelog.embedded.cleaning import rewriting
 from strandline.changelog.embedded.context import LogContext
 from strandline.framework import patience
-from strandline.statestore import column_store, dirty
+from strandline.statestore import ranges
 from tests.cleaning import little_memory
 from tests.crash.images import Image, Score, Tried, judge, promised
 from tests.crash.lives import FAILURES, FailingDisk, Failure, Share, filmed
@@ -203,8 +203,7 @@ def alone() -> Iterator[None]:
             little_memory(TWO_KEYS),
             mock.patch.object(rewriting, "WRITE_BACK_BYTES", 1),
             mock.patch.object(rewriting, "MAX_WRITE_BACKS", 1),
-            mock.patch.object(dirty, "RANGE_MIN_KEYS", 1),
-            mock.patch.object(column_store, "RANGE_MIN_KEYS", 1),
+            mock.patch.object(ranges, "RANGE_MIN_KEYS", 1),
         ):
             yield
     finally:

@@ -20,6 +20,7 @@ from strandline.changelog.records import (
 )
 from strandline.statestore import PartitionStore, Restored, StoreSpec, open_store
 from strandline.statestore.column_store import ColumnStore, open_column_store
+from strandline.statestore.engine import Engine
 from strandline.statestore.store import AnyStore
 
 Change = tuple[bytes, bytes | None]
@@ -89,18 +90,26 @@ class Changelog:
         store.discard()
 
     def open(
-        self, spec: StoreSpec[Any, Any], folder: Path | None = None
+        self,
+        spec: StoreSpec[Any, Any],
+        folder: Path | None = None,
+        *,
+        engine: Engine | None = None,
     ) -> PartitionStore[Any, Any]:
         """Open a store and restore it."""
-        store = open_store(spec, folder, clock=self.clock, lock_timeout=0)
+        store = open_store(spec, folder, clock=self.clock, lock_timeout=0, engine=engine)
         self.restore(store)
         return store
 
     def open_columns(
-        self, spec: StoreSpec[Any, Any], folder: Path | None = None
+        self,
+        spec: StoreSpec[Any, Any],
+        folder: Path | None = None,
+        *,
+        engine: Engine | None = None,
     ) -> ColumnStore[Any, Any]:
         """Open a store with columns and restore it."""
-        store = open_column_store(spec, folder, clock=self.clock, lock_timeout=0)
+        store = open_column_store(spec, folder, clock=self.clock, lock_timeout=0, engine=engine)
         self.restore(store)
         return store
 

@@ -29,7 +29,6 @@ class ColumnMachine(StoreMachine):
     """Operations on single keys, as for every store, and on columns."""
 
     spec = StoreSpec("s", limits=TINY)
-    range_min_keys = "strandline.statestore.column_store.RANGE_MIN_KEYS"
 
     def open(self) -> ColumnStore[Any, Any]:
         return self.changelog.open_columns(self.spec, self.folder)

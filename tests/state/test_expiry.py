@@ -142,7 +142,7 @@ def test_zones_follow_the_keys_and_every_value_goes_in_time(
             commit(store)
         stored = {
             store._keys.decode(name)
-            for name, _ in store._committed.scan((), b"\x01", None, reverse=False)
+            for name, _ in store._committed.scan(b"\x01", None, reverse=False)
         }
         late = clock.now_ms() - TTL_MS - TTL_MS // VISITS_PER_TTL - 2 * STEP_MS
         assert {key for key in stored if put_at[key] < late} == set()
@@ -163,4 +163,4 @@ def test_the_shortest_times_to_live_work(ttl_ms: int, clock: ManualClock) -> Non
         clock.advance(1)
     clock.advance(10)
     settle(store)
-    assert list(store._committed.scan((), b"\x01", None, reverse=False)) == []
+    assert list(store._committed.scan(b"\x01", None, reverse=False)) == []

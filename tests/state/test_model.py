@@ -26,14 +26,13 @@ class StoreMachine(RuleBasedStateMachine):
     """Store operations: `committed` models the log, `model` the running transaction's view."""
 
     spec = SPEC
-    range_min_keys = "strandline.statestore.dirty.RANGE_MIN_KEYS"
     values: st.SearchStrategy[Any] = ANYTHING
     """Values of the store."""
 
     def __init__(self) -> None:
         super().__init__()
         # Otherwise no range would have enough keys.
-        self.patch = mock.patch(self.range_min_keys, 2)
+        self.patch = mock.patch("strandline.statestore.ranges.RANGE_MIN_KEYS", 2)
         self.patch.start()
         self.root = Path(tempfile.mkdtemp())
         self.folder = self.root / "0"

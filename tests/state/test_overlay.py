@@ -73,10 +73,10 @@ def test_the_last_value_wins_after_any_thinning_and_folding(
             key = b"%d" % chance.randrange(keys)
             assert state.read([key, b"none"]) == [expected.get(key), None]
     there = sorted((key, value) for key, value in expected.items() if value is not None)
-    assert list(state.scan((), b"", None, reverse=False)) == there
+    assert list(state.scan(b"", None, reverse=False)) == there
     state.checkpoint()
     assert state.pending_bytes == 0
-    assert list(state.scan((), b"", None, reverse=False)) == there
+    assert list(state.scan(b"", None, reverse=False)) == there
     assert state.position == at(299)
 
 
@@ -103,7 +103,7 @@ def test_changes_of_a_failed_checkpoint_stay_below_those_that_follow() -> None:
     assert state.checkpoint() == 2
     assert state.engine.position() == at(1)
     assert state.checkpoint() == 2
-    assert list(state.scan((), b"", None, reverse=False)) == [(b"a", b"3"), (b"b", b"1")]
+    assert list(state.scan(b"", None, reverse=False)) == [(b"a", b"3"), (b"b", b"1")]
     assert state.engine.position() == at(3)
 
 
@@ -114,4 +114,4 @@ def test_a_deleted_range_hides_what_a_checkpoint_moves_beside_it() -> None:
     gone = batch_of({b"a": None, b"b": None, b"c": b"2"})
     state.apply(replace(gone, ranges=DeletedRanges([(b"a", b"c")])), at(2))
     state.checkpoint()
-    assert list(state.scan((), b"", None, reverse=False)) == [(b"c", b"2"), (b"d", b"1")]
+    assert list(state.scan(b"", None, reverse=False)) == [(b"c", b"2"), (b"d", b"1")]

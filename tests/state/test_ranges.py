@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from strandline.changelog.errors import InvalidRecord, InvalidTxnState
 from strandline.statestore import StoreSpec, open_store
-from strandline.statestore.dirty import RANGE_MIN_KEYS
 from strandline.statestore.engine import Entry
 from strandline.statestore.engines.memory import MemoryEngine
-from strandline.statestore.ranges import DeletedRanges
+from strandline.statestore.layers import Change, Layer
+from strandline.statestore.ranges import RANGE_MIN_KEYS, DeletedRanges
 from strandline.statestore.step_store import StepStore
 from tests.state.kit import Changelog
 
@@ -67,6 +67,28 @@ class CountingEngine(MemoryEngine):
         for entry in super().scan(lower, upper, reverse=reverse):
             self.scanned += 1
             yield entry
+
+
+class Passed:
+    """Counts the changes in memory that scans look at, and the entries of the engine."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.engine = CountingEngine()
+        self.in_memory = 0
+        scan = Layer.scan
+
+        def counted(layer: Layer, *bounds: Any, reverse: bool) -> Iterator[Change]:
+            for change in scan(layer, *bounds, reverse=reverse):
+                self.in_memory += 1
+                yield change
+
+        monkeypatch.setattr(Layer, "scan", counted)
+
+    def take(self) -> int:
+        """Return the count since the last call."""
+        count = self.in_memory + self.engine.scanned
+        self.in_memory = self.engine.scanned = 0
+        return count
 
 
 def filled(changelog: Changelog, folder: Path | None = None) -> Any:
@@ -159,6 +181,89 @@ def test_a_scan_that_has_begun_shows_the_deleted_keys() -> None:
     store.delete_prefix(("a",))
     assert len(list(scan)) == MANY
     assert list(store.prefix(("a",))) == []
+
+
+@pytest.mark.parametrize(
+    ("opened", "per_commit"), [("open", 1), ("open", 1_000), ("open_columns", 1)]
+)
+@pytest.mark.parametrize("reverse", [False, True], ids=["first", "last"])
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_the_end_of_a_queue_costs_the_same_however_many_were_taken(
+    monkeypatch: pytest.MonkeyPatch, opened: str, reverse: bool, per_commit: int, checkpoints: bool
+) -> None:
+    passed = Passed(monkeypatch)
+    changelog, spec = Changelog(), StoreSpec("q", key=int, value=str)
+    store: Any = getattr(changelog, opened)(spec, engine=passed.engine)
+    step = -1 if reverse else 1
+    waiting = [number * step for number in range(10)]
+    for number in waiting:
+        store[number] = "job"
+    for count in range(10, 1_000):
+        store[count * step] = "job"
+        waiting.append(count * step)
+        passed.take()
+        number, _ = next(store.all(reverse=reverse))
+        assert number == waiting.pop(0)
+        # The layers and the engine may each have the same key.
+        assert passed.take() <= 4 * RANGE_MIN_KEYS
+        del store[number]
+        if count % per_commit == 0:
+            changelog.commit(store)
+        if checkpoints and count % 300 == 0:
+            changelog.commit(store)
+            store.checkpoint()
+    assert [number for number, _ in store.all(reverse=reverse)] == waiting
+    changelog.commit(store)
+    store.checkpoint()
+    assert [number for number, _ in store.all(reverse=reverse)] == waiting
+
+
+@pytest.mark.parametrize("opened", ["open", "open_columns"])
+def test_an_empty_interval_takes_new_keys_and_loses_them_with_an_undo(opened: str) -> None:
+    changelog = Changelog()
+    store: Any = getattr(changelog, opened)(StoreSpec("q", key=int, value=str))
+    for number in range(MANY):
+        store[number] = "job"
+    changelog.commit(store)
+    for number in range(MANY):
+        del store[number]
+    assert list(store.all()) == []
+    mark = store.mark()
+    store[7] = "again"
+    assert list(store.all()) == [(7, "again")]
+    store.rollback(mark)
+    assert list(store.all()) == []
+    changelog.abort(store)
+    assert len(list(store.all())) == MANY
+    for number in range(MANY):
+        del store[number]
+    assert list(store.all()) == []
+    store[7] = "again"
+    changelog.commit(store)
+    assert list(store.all()) == [(7, "again")]
+    store.checkpoint()
+    assert list(store.all()) == [(7, "again")]
+    store.close()
+    assert list(changelog.open(StoreSpec("q", key=int, value=str)).all()) == [(7, "again")]
+
+
+def test_a_scan_that_others_overtake_notes_nothing() -> None:
+    changelog = Changelog()
+    store = filled(changelog)
+    for number in range(MANY):
+        del store["a", number]
+    scan = store.all()
+    store["a", 7] = 70
+    changelog.commit(store)
+    assert next(scan) == (("b", 0), 0)
+    assert next(store.all()) == (("a", 7), 70)
+    scan, mark = store.all(), store.mark()
+    store["a", 8] = 80
+    store.rollback(mark)
+    del store["a", 7]
+    store.rollback(mark)
+    assert next(scan) == (("a", 7), 70)
+    assert next(store.all()) == (("a", 7), 70)
 
 
 def test_a_memory_engine_frees_deleted_keys() -> None:

@@ -169,7 +169,7 @@ def test_a_checkpoint_between_reading_layers_and_engine_is_not_half_visible() ->
     names = [key_codec(str).encode(key) for key in "ab"]
     for read in (
         lambda: committed.read(names),
-        lambda: [value for _, value in committed.scan((), b"\x01", None, reverse=False)],
+        lambda: [value for _, value in committed.scan(b"\x01", None, reverse=False)],
     ):
         layers.meanwhile = newer
         assert read() == [b"\x03", b"\x03"]
