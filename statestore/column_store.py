@@ -468,7 +468,11 @@ class ColumnStore(CommittingStore[K, V]):
             return
         data = self._committed.get_many(self._table.names(slots).to_pylist())
         exists = np.array([each is not None for each in data], np.bool_)
-        rows = self._stored_columns.decode([each for each in data if each is not None])
+        try:
+            rows = self._stored_columns.decode([each for each in data if each is not None])
+        except CorruptLog as error:
+            self._values.undecodable = error
+            raise
         self._table.assign(slots[exists], PRESENT, rows)
         self._table.assign(slots[~exists], ABSENT, None)
 

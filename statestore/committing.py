@@ -84,7 +84,12 @@ class CommittingStore(TypedStore[K, V]):
 
         Expired values are removed by it. Until `committed` or `discard` is called, the store can be
         read but not changed, and another call returns the same batch.
+
+        Raises CorruptLog if a value could not be decoded since the last commit, because a handler
+        that catches the error may have changed the state by a value that it did not see.
         """
+        if self._values.undecodable is not None:
+            raise self._values.undecodable
         if self._drained is None:
             if self._sweeper is not None:
                 self._remove_expired(list(self._sweeper.expired(self._num_changed())))
@@ -113,6 +118,7 @@ class CommittingStore(TypedStore[K, V]):
 
     def discard(self) -> None:
         """Undo all changes since the last commit, because the transaction was aborted."""
+        self._values.undecodable = None
         self.rollback(0)
         self._begin()
 

@@ -91,6 +91,8 @@ class ValueCodec:
         self._always_has_expiry = self.expiry == "always"
         self._has_expiry = self.expiry != "none"
         self._now = now
+        self.undecodable: StrandlineError | None = None
+        """Last error of stored bytes that could not be decoded, until the changes are undone."""
         self._untyped = declared in (None, Any, object)
         self.immutable = bool(getattr(self.serde, "immutable", False)) or (
             not self._untyped and self.serde is not declared and is_immutable(declared)
@@ -201,10 +203,11 @@ class ValueCodec:
         passes = isinstance(error, StrandlineError) and not isinstance(error, InvalidRecord)
         if passes or isinstance(error, MemoryError):
             raise error
-        raise CorruptLog(
+        self.undecodable = CorruptLog(
             f"store {self.store!r}: a stored value cannot be decoded as {_name(self.declared)} "
             f"({error!r:.500}); it was not written with this declaration of the store"
-        ) from error
+        )
+        raise self.undecodable from error
 
 
 def framed(body: bytes, expires: int) -> bytes:

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, get_args
 
 from strandline.changelog.errors import (
+    CorruptLog,
     InvalidConfig,
     InvalidRecord,
     InvalidRequest,
@@ -66,6 +67,8 @@ class StoreCodec:
     default_data: bytes | None = None
     merge: Merge[Any] | None = None
     """Merges the stored values of several partitions; None if they cannot be merged."""
+    is_given: bool = False
+    """True if the caller has named the type of the values, and it may be the wrong one."""
 
     @cached_property
     def parts(self) -> PartitionMerger[bytes]:
@@ -79,12 +82,17 @@ class StoreCodec:
     def _loaded(self, data: bytes) -> Any:
         try:
             return self.values.loads(data)
-        except (StrandlineError, MemoryError):
-            raise
-        except Exception as error:  # a serde's own, of any type
-            raise InvalidRecord(
-                f"store {self.name!r}: a stored value cannot be decoded ({error!r:.500}); declare "
-                "the store with the type and serde with which it was written"
+        except Exception as error:  # a serde's own may be of any type
+            passes = isinstance(error, StrandlineError) and not isinstance(error, InvalidRecord)
+            if passes or isinstance(error, MemoryError):
+                raise
+            kind, advice = (
+                (InvalidRecord, "give the type and serde with which it was written")
+                if self.is_given
+                else (CorruptLog, "it was not written with the declaration of the store")
+            )
+            raise kind(
+                f"store {self.name!r}: a stored value cannot be decoded ({error!r:.500}); {advice}"
             ) from error
 
     def key(self, key: Any) -> bytes:
@@ -112,7 +120,7 @@ class StoreCodec:
         return decode_key(data) if self.keys is None else self.keys.decode(data)
 
     def value_of(self, data: bytes) -> Any:
-        """Return the value in `data`. Raises InvalidRecord if the serde cannot decode it."""
+        """Return the value in `data`. Raises CorruptLog or InvalidRecord if it cannot be decoded."""
         value = self._loaded(data)
         return value if self.shown is None else self.shown(value)
 
@@ -136,7 +144,9 @@ def form_of(name: str, told: StoreDescription | None, key: Any, value: Any) -> S
     is_counter = told is not None and told.counter
     if value is not UNSET:
         merge = sum if is_counter and value is int else None
-        return StoreCodec(name, keys, _given_serde(told, value), None, default, merge)
+        return StoreCodec(
+            name, keys, _given_serde(told, value), None, default, merge, is_given=True
+        )
     if told is None:
         return StoreCodec(name, keys, MessagePack())
     if told.figures is not None:

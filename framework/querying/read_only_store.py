@@ -52,7 +52,8 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
     Errors of all methods:
         RequestTimedOut: No worker has served a partition before the deadline.
         KeyInSeveralPartitions: A key has values in several partitions that cannot be merged.
-        InvalidRecord: Keys or values are of another type than declared.
+        InvalidRecord: Keys are of another type than declared, or values of another one than given.
+        CorruptLog: A stored value is not of the type that the app declares.
         StrandlineError: The log cannot be read.
     """
 
@@ -101,7 +102,7 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
 
         Raises:
             KeyInSeveralPartitions: Several partitions have values that cannot be merged.
-            InvalidRecord: `key` or its value has another type than declared.
+            InvalidRecord: `key` or its value has another type than declared or given.
         """
         return self._ask(lambda form, source: self._get(form, source, key, default, None))
 
@@ -131,7 +132,7 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
 
         Raises:
             KeyInSeveralPartitions: Several partitions have values that cannot be merged.
-            InvalidRecord: A key or value has another type than declared.
+            InvalidRecord: A key or value has another type than declared or given.
         """
         wanted = list(keys)
         found: dict[K, V] = {}
@@ -156,7 +157,7 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
 
         Raises:
             KeyInSeveralPartitions: Several partitions have values that cannot be merged.
-            InvalidRecord: A key or value has another type than declared.
+            InvalidRecord: A key or value has another type than declared or given.
             InvalidRequest: A bound is given, and the keys are written as JSON.
         """
         form = self._ask(lambda form, _source: form)
@@ -176,7 +177,7 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
 
         Raises:
             KeyInSeveralPartitions: Several partitions have values that cannot be merged.
-            InvalidRecord: A key or value has another type than declared.
+            InvalidRecord: A key or value has another type than declared or given.
             InvalidRequest: The keys are written as JSON, which have no order.
         """
         form = self._ask(lambda form, _source: form)
@@ -193,7 +194,7 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
 
         Raises:
             KeyInSeveralPartitions: Several partitions have values that cannot be merged.
-            InvalidRecord: A key or value has another type than declared.
+            InvalidRecord: A key or value has another type than declared or given.
         """
         return self._scan(KeyRange(reverse=reverse))
 
@@ -202,7 +203,7 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
 
         Raises:
             KeyInSeveralPartitions: Several partitions have values that cannot be merged.
-            InvalidRecord: A key or value has another type than declared, or two keys written as
+            InvalidRecord: A key or value has another type than declared or given, or two keys written as
                 JSON are equal in Python, as 1 and 1.0.
         """
         found: dict[K, V] = {}
@@ -275,7 +276,7 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
 
         Raises:
             KeyInSeveralPartitions: Several partitions have values that cannot be merged.
-            InvalidRecord: A key or value has another type than declared, or a key is text that
+            InvalidRecord: A key or value has another type than declared or given, or a key is text that
                 Arrow cannot hold.
             InvalidConfig: The windows can only be merged by functions of the app (`sl.reducer`).
         """

@@ -63,6 +63,26 @@ def test_an_undecodable_store_stops_its_task_under_every_error_policy(
         assert sum(offset.offset for offset in offsets.values()) <= 2, "it is still to be handled"
 
 
+def read_and_go_on(store: Any, record: sl.Record[str, Any]) -> None:
+    try:
+        store[record.key] += 1
+    except sl.StrandlineError:
+        store[record.key] = 1
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+def test_a_handler_that_catches_the_error_does_not_hide_it(tmp_path: Path, on_error: str) -> None:
+    with program(tmp_path, value=int, handle=read) as before:
+        before.run(("york", "a"))
+    spoil(tmp_path, key_codec(str).encode("york"), b"\xa1x")
+    for _ in range(2):
+        with program(tmp_path, value=int, handle=read_and_go_on, on_error=on_error) as made:
+            with pytest.raises(sl.CorruptLog, match="store 'totals'.*cannot be decoded as int"):
+                made.run(("york", "b"))
+            with pytest.raises(sl.CorruptLog, match="store 'shop/totals': a stored value cannot be decoded"):
+                made.app.query(made.store, partition=0).to_dict()
+
+
 class Moody:
     """A serde that raises any given error."""
 
