@@ -9,16 +9,22 @@ stages since. A state belongs to the offset of the task that had it:
     a renamed task                    goes on at the offset of the task whose stores it has
     a new task                        begins at the smallest offset, which is the committed one
 
-A task is refused if these offsets differ, or if it cannot be told which is the right one.
+A task is refused if these offsets differ, or if it cannot be told which is the right one. That is
+checked for all partitions before a worker starts, because a version that has handled records of one
+partition, and is refused for another one, cannot be replaced by the earlier version again. It is
+decided again when a partition is opened, because its last owner may be an older version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, NoReturn
 
+from strandline.changelog.broker import Broker
 from strandline.changelog.errors import InvalidConfig
-from strandline.changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.records import CommittedOffset, TopicInfo, TopicPartition
+from strandline.framework.declarations import Declarations
 from strandline.framework.positions import KnownTasks, known_tasks
 
 
@@ -28,6 +34,40 @@ class PartitionReader(NamedTuple):
     task: str
     stores: Collection[str]
     """Names of its stores, that of its timers included."""
+
+
+def check_positions(
+    declared: Declarations, broker: Broker, topics: Mapping[str, TopicInfo]
+) -> None:
+    """Check that the offset of each task is known in all partitions.
+
+    Args:
+        declared: Declared tasks of the app.
+        broker: The app's log.
+        topics: Topics whose partitions are checked, by name.
+
+    Raises:
+        InvalidConfig: The offset of a task in a partition is not known.
+    """
+    committed = broker.committed(declared.app, require_stable=False)
+    for tp, at in sorted(committed.items()):
+        if tp.topic in topics and at.topic_id in ("", topics[tp.topic].topic_id):
+            declared_positions(declared, broker, tp, at)
+
+
+def declared_positions(
+    declared: Declarations, broker: Broker, tp: TopicPartition, at: CommittedOffset
+) -> dict[str, int]:
+    """Return the next offset of each declared task that reads a partition. See `positions_at`."""
+    readers = [
+        PartitionReader(spec.name, [store.name for store in spec.all_stores])
+        for spec in declared.tasks.values()
+        if any(topic.name == tp.topic for topic in spec.inputs)
+    ]
+    if not readers:
+        return {}
+    has_state = partial(_has_state, declared, broker, tp.partition)
+    return positions_at(declared.app, tp, at, readers, declared.dropped, has_state)
 
 
 def positions_at(
@@ -78,6 +118,14 @@ def positions_at(
     if gone and (known.stores is None or not all(known.has(r.task, r.stores) for r in readers)):
         _refuse(app, tp, known, f"task {gone[0]!r} does not read it any more", gone[0])
     return found
+
+
+def _has_state(declared: Declarations, broker: Broker, partition: int, task: str) -> bool:
+    """Return True if the stores of a task have records in their changelogs."""
+    topics = [store.changelog_topic(declared.app) for store in declared.tasks[task].all_stores]
+    changelogs = [TopicPartition(topic, partition) for topic in topics]
+    found = broker.offsets(changelogs).values() if changelogs else ()
+    return any(ends.high_watermark > ends.log_start for ends in found)
 
 
 def _refuse(

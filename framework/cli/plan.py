@@ -5,7 +5,8 @@ same       the state or topic is as declared
 extended   the state is readable, and its declaration becomes wider at the next run; or the topic
            gets more columns
 rewritten  values are converted at the next run, by the store's `upgrade`
-changed    the app is refused: the reasons are given
+changed    the app is refused: the reasons are given; of an input also that its tasks are at
+           different offsets, and it is not known which of them goes on where
 unused     the app declares the store, but in no task's `stores=`; its state is kept
 orphaned   the log has state or an internal topic that the app does not declare; with reasons, the
            app is refused, because it would leave behind timers or records
@@ -27,7 +28,9 @@ from strandline.framework.cli import output
 from strandline.framework.cli.loading import load_app, opened
 from strandline.framework.cli.options import JsonOption, LogOption, YesOption, confirmed
 from strandline.framework.container.reset import check_at_rest
+from strandline.framework.declarations import Declarations
 from strandline.framework.left_behind import left_in
+from strandline.framework.task_positions import check_positions
 from strandline.framework.topic_creation import check_changelog, copartitioned
 from strandline.statestore.declaration import Declaration, compare, declaration_of
 from strandline.statestore.lost_topics import lost, topic_lost
@@ -171,12 +174,12 @@ def compared_topics(app: App, broker: Broker, gone: Collection[str]) -> list[Top
     return [
         TopicLine(name, "changed", str(topic_lost(app.name, name)))
         if name in gone
-        else _topic_line(broker, topic)
+        else _topic_line(app.declared, broker, topic)
         for name, topic in sorted(app.declared.all_topics.items())
     ]
 
 
-def _topic_line(broker: Broker, topic: Topic[Any, Any]) -> TopicLine:
+def _topic_line(declared: Declarations, broker: Broker, topic: Topic[Any, Any]) -> TopicLine:
     try:
         info = broker.topic(topic.name)
     except UnknownTopic:
@@ -184,6 +187,10 @@ def _topic_line(broker: Broker, topic: Topic[Any, Any]) -> TopicLine:
     try:
         difference = topic_creation.compared(topic, info)
     except (InvalidConfig, SchemaMismatch) as error:
+        return TopicLine(topic.name, "changed", str(error))
+    try:
+        check_positions(declared, broker, {topic.name: info})
+    except InvalidConfig as error:
         return TopicLine(topic.name, "changed", str(error))
     reasons = f"not applied: {difference.settings}" if difference.settings else ""
     return TopicLine(topic.name, "extended" if difference.adds_columns else "same", reasons)

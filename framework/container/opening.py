@@ -18,7 +18,6 @@ import threading
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import CoordinatorLoading, Retriable, StrandlineError
@@ -36,7 +35,7 @@ from strandline.framework.container.standbys import Standbys
 from strandline.framework.positions import check_history, of_present_topics, starting_offset
 from strandline.framework.store_declarations import StoreDeclarations
 from strandline.framework.task import TaskSpec
-from strandline.framework.task_positions import PartitionReader, positions_at
+from strandline.framework.task_positions import declared_positions
 from strandline.statestore.replay import (
     LOG_WAIT_AFTER_S,
     ReplayProgress,
@@ -312,27 +311,12 @@ class Openings:
 
     def _positions(self, opening: Opening) -> Positions:
         """Return the next offset of each task in its committed partitions. Raises InvalidConfig."""
-        declared, readers = self._context.declared, dict[TopicPartition, list[PartitionReader]]()
-        for spec, number in tasks_of(self._context, opening.partitions):
-            reader = PartitionReader(spec.name, [store.name for store in spec.all_stores])
-            for topic in spec.inputs:
-                readers.setdefault(TopicPartition(topic.name, number), []).append(reader)
+        context = self._context
         return {
             (task, tp): offset
             for tp, at in opening.committed.items()
-            for task, offset in positions_at(
-                *(declared.app, tp, at, readers.get(tp, ()), declared.dropped),
-                partial(self._has_state, tp=tp),
-            ).items()
+            for task, offset in declared_positions(context.declared, context.broker, tp, at).items()
         }
-
-    def _has_state(self, task: str, tp: TopicPartition) -> bool:
-        """Return True if the stores of a task have records in their changelogs."""
-        stores = self._context.declared.tasks[task].all_stores
-        topics = [store.changelog_topic(self._context.app) for store in stores]
-        changelogs = [TopicPartition(topic, tp.partition) for topic in topics]
-        found = self._context.broker.offsets(changelogs).values() if changelogs else ()
-        return any(ends.high_watermark > ends.log_start for ends in found)
 
     def _open_stores(
         self, opening: Opening, parts: InstanceParts, expiry: Mapping[str, Expiry]

@@ -43,6 +43,7 @@ from strandline.framework.options import UNTIL, Options, Until
 from strandline.framework.querying.endpoint import QueryEndpoint
 from strandline.framework.session import Session
 from strandline.framework.store_declarations import StoreDeclarations
+from strandline.framework.task_positions import check_positions
 from strandline.statestore.memory import MemoryBudget
 
 T = TypeVar("T")
@@ -201,6 +202,7 @@ def worker_on(
     """
     infos = declared.prepare(broker)
     check_left_behind(declared, broker, clock)
+    check_positions(declared, broker, infos)
     counters = WorkerCounters(declared.app, folders.counters)
     context = ContainerContext(declared, infos, broker, clock, options, counters)
     stores = [store for spec in context.tasks for store in spec.all_stores]

@@ -62,10 +62,10 @@ class Deployed:
         (self._folder / f"{module}.py").write_text(code)
         return f"{module}:app"
 
-    def run(self, *streams: str) -> None:
+    def run(self, *streams: str, code: int = 0) -> None:
         target = self.version(*streams)
         outcome = self._strandline("run", target, "--log", self.log, "--until", "idle")
-        assert outcome.code == 0, outcome.err
+        assert outcome.code == code, outcome.err
 
     def plan(self, *streams: str, options: tuple[str, ...] = ()) -> Any:
         target = self.version(*streams)
@@ -130,6 +130,23 @@ def test_records_that_would_be_left_behind_are_named_and_can_be_dropped(deployed
     dropped = deployed.plan(HOURLY.format(size="1h"), options=("--drop-orphans", "--yes"))
     assert dropped.code == 0
     deployed.run(HOURLY.format(size="1h"))
+
+
+def test_a_task_whose_offset_is_not_known_changes_its_input(deployed: Deployed) -> None:
+    counts = (COUNTS, HOURLY.format(size="1h"))
+    fails = """
+@app.task(flights, name="{name}")
+def handle(record):
+    raise ValueError("a bug")
+"""
+    with changelog.open(deployed.log) as log:
+        log.append("flights", [{"origin": "JFK", "delay": 1}])
+    deployed.run(*counts, fails.format(name="see"), code=1)
+    outcome = deployed.plan(*counts, fails.format(name="look"))
+    [line] = [line for line in outcome.json["topics"] if line["reasons"]]
+    assert (outcome.code, line["name"], line["verdict"]) == (1, "flights", "changed")
+    assert "task 'see' does not read it any more" in line["reasons"]
+    assert deployed.plan(*counts, fails.format(name="see")).code == 0
 
 
 def test_a_store_that_is_declared_but_in_no_task_is_unused_and_kept(deployed: Deployed) -> None:

@@ -79,7 +79,9 @@ def test_a_handler_that_catches_the_error_does_not_hide_it(tmp_path: Path, on_er
         with program(tmp_path, value=int, handle=read_and_go_on, on_error=on_error) as made:
             with pytest.raises(sl.CorruptLog, match="store 'totals'.*cannot be decoded as int"):
                 made.run(("york", "b"))
-            with pytest.raises(sl.CorruptLog, match="store 'shop/totals': a stored value cannot be decoded"):
+            with pytest.raises(
+                sl.CorruptLog, match="store 'shop/totals': a stored value cannot be decoded"
+            ):
                 made.app.query(made.store, partition=0).to_dict()
 
 

@@ -132,6 +132,43 @@ def test_a_refused_run_has_handled_nothing(log: Path) -> None:
     assert run(log, Version()) == ({"k": RECORDS + 1}, list(range(RECORDS + 1)))
 
 
+def test_an_app_that_is_refused_for_one_partition_handles_no_other(tmp_path: Path) -> None:
+    many = 24
+
+    def version(*, renamed: bool = False, fails: bool = False) -> tuple[sl.App, Any, Any]:
+        app = sl.App("app", log=tmp_path, commit_interval_ms=1, durability="os")
+        given = app.topic("in", key=int, value=int, partitions=many)
+        n = app.counter("n", key=int)
+
+        @app.task(given, stores=[] if renamed else [n], name="tally")
+        def tally(record: sl.Record[int, int]) -> None:
+            if not renamed:
+                n.add(record.partition)
+
+        @app.task(given, name="send" if renamed else "audit")
+        def audit(record: sl.Record[int, int]) -> None:
+            if fails and record.partition == many - 1:
+                raise ValueError("a bug")
+
+        return app, given, n
+
+    rows = [(key, 0) for key in range(20 * many)]
+    app, given, _ = version(fails=True)
+    with app:
+        given.append(rows)
+        with pytest.raises(sl.TaskFailed):
+            app.run(until="idle", progress=False)
+    app, given, _ = version(renamed=True)
+    with app:
+        given.append(rows)
+        with pytest.raises(sl.InvalidConfig, match=f"different offsets of partition in-{many - 1}"):
+            app.run(until="idle", progress=False)
+    app, given, n = version()
+    with app:
+        app.run(until="idle", progress=False)
+        assert sum(app.query(n).to_dict().values()) == 2 * len(rows)
+
+
 def test_a_pending_window_is_that_of_the_renamed_task(tmp_path: Path) -> None:
     def windowed(name: str) -> tuple[sl.App, Any, Any]:
         app = sl.App("app", log=tmp_path / "log")
