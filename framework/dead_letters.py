@@ -2,7 +2,8 @@
 
 A dead letter has the headers of its record, followed by those that say what failed and where the
 record is. Putting it back appends the record to the partition that it came from, with its own key,
-value, time and headers, so that the app handles it again. The positions of the letters that were
+value, time and headers, so that the app handles it again. If the topic was created again since, it
+may have other partitions, so the record is appended to the partition of its key. The positions of the letters that were
 put back are committed in the same transaction, for the group `<topic>-retry`: each is put back once.
 """
 
@@ -18,6 +19,7 @@ import pyarrow as pa
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.asking_again import stable_offsets
 from strandline.changelog.client.consumer import Consumer
+from strandline.changelog.client.partitioner import partition_for
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import InvalidRequest
@@ -142,9 +144,10 @@ class Origins:
         """
         letters = _letters(batch)
         by_partition: dict[TopicPartition, list[int]] = {}
+        keys = batch.columns.column("key")
         for at, letter in enumerate(letters):
             if letter.topic:
-                tp = TopicPartition(letter.topic, letter.partition)
+                tp = TopicPartition(letter.topic, self._partition(letter, keys[at].as_py()))
                 by_partition.setdefault(tp, []).append(at)
         for tp, indices in by_partition.items():
             info = self._info(tp.topic)
@@ -157,6 +160,15 @@ class Origins:
                     found = self._original(letters[whole], columns)
                 if found is not None:
                     yield tp, upgrade(found, value_type(info.schema)), info.schema_id
+
+    def _partition(self, letter: Letter, key: bytes | None) -> int:
+        """Return the partition to which the record of a letter is appended."""
+        info = self._info(letter.topic)
+        if letter.partition < info.partitions and letter.topic_id in ("", info.topic_id):
+            return letter.partition
+        if key is None:
+            return letter.partition % info.partitions
+        return partition_for(key, info.partitions)
 
     def _info(self, topic: str) -> TopicInfo:
         if topic not in self._infos:

@@ -122,7 +122,8 @@ class TestDriver:
         Raises:
             TaskFailed: A task instance has stopped at a record.
             InvalidRequest: An item is not a record.
-            InvalidRecord: A record does not have the topic's types.
+            InvalidRecord: A record does not have the topic's types. None of the records after the
+                last CRASH is appended then.
         """
         waiting: list[Any] = []
         for item in [given] if _is_table(given) else given:
@@ -343,9 +344,10 @@ class TestDriver:
         """Append records to their topics and handle them, without a commit at the end."""
         if not items:
             return
+        # All of them, so that an item which is refused does not leave those before it in the log.
+        found = [(topic, [*batches]) for topic, batches in map(self._columns, items)]
         producer = Producer(self.owner, clock=self.clock)
-        for item in items:
-            topic, batches = self._columns(item)
+        for topic, batches in found:
             for columns in batches:
                 producer.append_batches(outgoing(columns, self._infos[topic.name], producer))
         for _ in range(MAX_CYCLES):

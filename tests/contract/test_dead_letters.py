@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
+from strandline.changelog.client.partitioner import partition_for
 from strandline.changelog.errors import (
     InvalidRequest,
     OffsetOutOfRange,
@@ -186,6 +187,30 @@ def test_letters_of_several_partitions_keep_their_order(
     for partition in range(3):
         found = [row["value"] for row in rows if row["partition"] == partition]
         assert found == [b"%d" % n for n in range(partition, 30, 3)] * 2
+
+
+def test_records_of_a_topic_that_was_created_again_go_to_the_partitions_of_their_keys(
+    system: System,
+) -> None:
+    log = system.open()
+    name, letters = f"{system.prefix}in", f"{system.prefix}in-dead-letter"
+    log.create_topic(name, 2)
+    log.create_topic(letters)
+    with log.producer() as producer:
+        for n, key in enumerate([*KEYS, None]):
+            origin = {
+                "topic": name,
+                "partition": f"{3 + n % 2}",
+                "offset": "0",
+                "topic_id": "0" * 32,
+            }
+            headers = [("error.type", b"E")]
+            headers += [(f"origin.{part}", text.encode()) for part, text in origin.items()]
+            producer.send(letters, b"v", key and key.encode(), headers=headers)
+    assert retry(log.broker, letters).records == {name: len(KEYS) + 1}
+    rows = log.read(name).to_pylist()
+    found = {row["key"]: row["partition"] for row in rows}
+    assert found == {key.encode(): partition_for(key.encode(), 2) for key in KEYS} | {None: 1}
 
 
 def test_letters_of_a_topic_that_is_replaced_meanwhile_end_the_retry(
