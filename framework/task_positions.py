@@ -139,6 +139,6 @@ def _refuse(
     )
     raise InvalidConfig(
         f"app {app!r}: its tasks are at different offsets of partition {tp} ({shown}), and {problem}: "
-        "records would be handled twice or never. Let the earlier version run until all of its tasks "
-        f'have handled all records (run(until="idle")), and this one after that.{dropped}'
+        "records would be handled twice or never. Let the last version that had these tasks run until "
+        f'all of them have handled all records (run(until="idle")), and this one after that.{dropped}'
     )
