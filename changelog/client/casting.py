@@ -2,8 +2,7 @@
 
 Values within lists, maps and structs are cast one level at a time, and nested columns are put
 together here: Arrow's own cast of a list to one of a fixed size reads buffers that a column of nulls
-need not have, and ends the process. Numbers become decimals, and decimals become floats, by way of
-their shortest text, because Arrow rounds between the two silently.
+need not have, and ends the process. `number_casts` casts the numbers.
 
 A float may become a shorter one if it is not beyond its range. It is rounded then, as anywhere else.
 """
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.changelog.client.keys import is_bytes, is_list, is_text
+from strandline.changelog.client.number_casts import cast_number, is_number
 from strandline.changelog.errors import SchemaMismatch
 
 Lengths = npt.NDArray[np.int64]
@@ -164,7 +164,7 @@ def _cast(column: pa.Array, kind: pa.DataType, name: str, where: str) -> pa.Arra
     try:
         if pa.types.is_map(kind) or is_list(kind):
             return _cast_lists(column, kind, name, where)
-        return _cast_number(column, kind) if _is_number(kind) else pc.cast(column, kind)
+        return cast_number(column, kind) if is_number(kind) else pc.cast(column, kind)
     except pa.ArrowException as error:
         raise SchemaMismatch(
             f"{where}: column {name!r}: expected {kind}, got {column.type}, which loses something: {error}"
@@ -199,35 +199,6 @@ def _entries(column: pa.Array) -> pa.Array:
     if pa.types.is_map(column.type):
         return pc.cast(column, pa.list_(column.type.field(0)))
     return column
-
-
-def _cast_number(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast a number to another kind. Raises ArrowInvalid if its value would change.
-
-    Arrow checks casts to integers, casts between decimals, and most casts of integers to floats.
-    """
-    types, source = pa.types, column.type
-    if types.is_decimal(kind) and not types.is_decimal(source):
-        return pc.cast(pc.cast(column, pa.string()), kind)
-    if not types.is_floating(kind):
-        return pc.cast(column, kind)
-    if types.is_decimal(source):
-        made = pc.cast(pc.cast(column, pa.string()), kind)
-        _check_same(column, _cast_number(made, source), made)
-        return made
-    made = pc.cast(column, kind)
-    if types.is_integer(source):
-        _check_same(column, pc.cast(made, source, safe=False), made)
-    elif pc.any(pc.and_not(pc.is_inf(made), pc.is_inf(column))).as_py():
-        raise pa.ArrowInvalid(f"a value is beyond the range of {kind}")
-    return made
-
-
-def _check_same(column: pa.Array, back: pa.Array, made: pa.Array) -> None:
-    """Raise ArrowInvalid for a value that is another one after a cast there and back."""
-    at = pc.index(pc.not_equal(column, back), pa.scalar(value=True)).as_py()
-    if at >= 0:
-        raise pa.ArrowInvalid(f"{column[at]} would be {made[at]}")
 
 
 def _has_required(kind: pa.DataType) -> bool:
@@ -275,15 +246,10 @@ def _is_related(kind: pa.DataType, wanted: pa.DataType) -> bool:
     return not pa.types.is_nested(kind) or _is_related(kind.value_type, wanted.value_type)
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
-
-
 def _family(kind: pa.DataType) -> str:
     """Return the name of a type's family. Casts within a family keep the meaning of a value."""
     types = pa.types
-    if _is_number(kind):
+    if is_number(kind):
         return "number"
     if is_text(kind):
         return "text"

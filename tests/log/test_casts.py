@@ -175,6 +175,46 @@ def test_numbers_of_columns_do_not_change(kind: pa.DataType, column: pa.Array) -
         stored(pa.table({"c": column}), kind)
 
 
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (pa.decimal128(38, 0), pa.array([3e38])),
+        (pa.decimal128(38, 20), pa.array([-3e20])),
+        (pa.decimal64(10, 0), pa.array([2.0**64])),
+        (pa.decimal32(5, 2), pa.array([1.9e-6])),
+        (pa.decimal128(38, 0), pa.array([5e-324])),
+        (pa.decimal32(5, 2), pa.array([Decimal(1 << 64)], pa.decimal128(38, 0))),
+        (pa.decimal32(4, 4), pa.array([Decimal("1.22e-32")], pa.decimal256(76, 76))),
+        (pa.decimal256(76, 76), pa.array([128])),
+        (pa.decimal128(3, 1), pa.array([100, -100])),
+        (pa.decimal128(3, -2), pa.array([150])),
+    ],
+)
+def test_a_number_beyond_a_decimal_type_is_refused(kind: pa.DataType, data: pa.Array) -> None:
+    with pytest.raises(SchemaMismatch, match="loses something"):
+        cast_column(data, kind, "x", "topic 't'")
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (pa.decimal32(5, 0), pa.array([Decimal(123)], pa.decimal256(53, 44))),
+        (pa.decimal32(9, 2), pa.array([Decimal("-9999999.99")], pa.decimal128(38, 20))),
+        (pa.int64(), pa.array([Decimal(100)], pa.decimal32(5, 2))),
+        (pa.decimal64(18, 0), pa.array([-(10**18) + 1])),
+        (pa.decimal256(76, 0), pa.array([1e15])),
+    ],
+)
+def test_a_number_within_a_decimal_type_is_kept(kind: pa.DataType, data: pa.Array) -> None:
+    assert cast_column(data, kind, "x", "topic 't'")[0].as_py() == data[0].as_py()
+
+
+def test_a_short_float_is_the_decimal_that_its_shortest_text_names() -> None:
+    column = pa.array(np.array([0.1, 0.42], np.float16))
+    made = cast_column(column, pa.decimal128(4, 2), "x", "topic 't'")
+    assert made.to_pylist() == [Decimal("0.10"), Decimal("0.42")]
+
+
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=4, min_value=-1e9, max_value=1e9))
 def test_decimals_are_the_nearest_floats(number: Decimal) -> None:
     column = pa.array([number], pa.decimal128(20, 4))
