@@ -558,6 +558,10 @@ class ColumnStore(CommittingStore[K, V]):
             )
         if type(by) is int:
             return by
+        if not isinstance(by, pa.Array | pa.ChunkedArray):
+            raise InvalidRecord(
+                f"store {self.spec.name!r}: numbers to add are an int or a column of ints, got {by!r}"
+            )
         self._check_lengths(keys, by, "numbers")
         numbers = value_columns(ValueCodec(int, self.spec.name)).block(by)[0]
         return numbers.astype(np.int64, copy=False)

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from strandline.changelog.client.casting import plain
 from strandline.changelog.errors import InvalidRecord
 from strandline.statestore.cells import (
     CellPart,
@@ -35,6 +36,7 @@ from strandline.statestore.cells import (
 from strandline.statestore.key_elements import ELEMENTS, TAG_NONE, Element, with_nulls
 from strandline.statestore.keys import KeyCodec
 from strandline.statestore.ordered import TAG_TUPLE
+from strandline.statestore.scalar_columns import objects
 
 Codes = npt.NDArray[np.int64]
 
@@ -105,6 +107,7 @@ class KeyColumns:
         """
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()
+        column = plain(column)
         if column.null_count:
             raise self._refusal(f"must be {self._codec.name}, got a null; filter nulls out first")
         try:
@@ -199,7 +202,7 @@ class _Tuples:
                 f"must be a tuple of {len(self._elements)} elements, got a column of "
                 f"{column.type}; give a struct with the elements in order"
             )
-        pairs = zip(self._elements, column.flatten(), strict=True)
+        pairs = zip(self._elements, map(plain, column.flatten()), strict=True)
         return [_element_admitted(*declared, each) for declared, each in pairs]
 
     def _encoded(self, columns: list[pa.Array]) -> pa.Array:
@@ -232,7 +235,7 @@ class _OneByOne:
         self.arrow = _arrow_type(codec.declared)
 
     def distinct(self, column: pa.Array) -> DistinctKeys:
-        keys = [_as_key(item) for item in column.to_pylist()]
+        keys = [_as_key(item) for item in objects(column)]
         coded = self._codec.encode_all([self._codec.admit(key) for key in keys]).dictionary_encode()
         return DistinctKeys(coded.dictionary, _codes(coded))
 

@@ -65,9 +65,7 @@ class Element:
     """First byte of an encoded text."""
 
     def admit(self, column: pa.Array) -> pa.Array:
-        """Return a column of the type `arrow`. Raises InvalidRecord for keys of another type."""
-        if isinstance(column, pa.DictionaryArray):
-            column = column.dictionary_decode()
+        """Return a column without dictionaries as one of the type `arrow`. Raises InvalidRecord."""
         if not (self.accepts(column.type) or pa.types.is_null(column.type)):
             raise InvalidRecord(
                 f"must be {self.name}, got a column of {column.type}; cast it first"
@@ -168,6 +166,11 @@ def _has_zeros(texts: pa.Array) -> bool:
 
 
 # Checks -------------------------------------------------------------------------------
+
+
+def _check_texts(column: pa.Array) -> pa.Array:
+    column.validate(full=True)  # because a key that is no UTF-8 could not be read
+    return column
 
 
 def _check_floats(column: pa.Array) -> pa.Array:
@@ -287,7 +290,7 @@ _check_datetimes = _within(
 )
 
 ELEMENTS: dict[Any, Element] = {
-    str: Element("str", pa.string(), _is_text, None, None, tag=TAG_STR),
+    str: Element("str", pa.string(), _is_text, None, None, _check_texts, TAG_STR),
     bytes: Element("bytes", pa.binary(), _is_bytes, None, None, tag=TAG_BYTES),
     int: Element("int", pa.int64(), pa.types.is_integer, _ints, _read_ints),
     float: Element(

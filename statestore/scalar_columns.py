@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec import inspect
 
+from strandline.changelog.client.casting import plain
 from strandline.changelog.errors import CorruptLog, InvalidRecord
 from strandline.statestore.cells import (
     Mask,
@@ -78,11 +79,21 @@ def as_column(codec: ValueCodec, values: pa.Array | pa.ChunkedArray) -> pa.Array
     """Return values from outside as one Arrow column without nulls. Raises InvalidRecord."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
+    values = plain(values)
     if values.null_count:
         raise null_refused(codec)
-    if isinstance(values, pa.DictionaryArray):
-        return values.dictionary_decode()
     return values
+
+
+def objects(column: pa.Array) -> list[Any]:
+    """Return the values of a column as Python objects. Raises InvalidRecord for invalid text."""
+    try:
+        items: list[Any] = column.to_pylist()
+    except UnicodeDecodeError as error:
+        raise InvalidRecord(
+            f"has text that is no UTF-8: {error}; give the column as bytes"
+        ) from error
+    return items
 
 
 def cast_column(codec: ValueCodec, column: pa.Array, kind: int, what: str = "") -> pa.Array:
@@ -91,7 +102,10 @@ def cast_column(codec: ValueCodec, column: pa.Array, kind: int, what: str = "") 
     if not is_fit and (what or len(column)):
         raise refused_value(codec, f"{what}got a column of {column.type}; cast it to {ARROW[kind]}")
     try:
-        return column.cast(ARROW[kind])
+        made = column.cast(ARROW[kind])
+        if kind == TEXT:
+            made.validate(full=True)  # because text that is no UTF-8 could not be read
+        return made
     except pa.ArrowInvalid as error:
         raise refused_value(codec, f"{what}{error}") from error
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec import inspect
 
+from strandline.changelog.client.casting import plain
 from strandline.changelog.errors import InvalidRecord
 from strandline.statestore.cells import (
     CellPart,
@@ -229,6 +230,7 @@ def _map_header(count: int) -> bytes:
 
 def _scalars(codec: ValueCodec, field: ScalarField, column: pa.Array) -> Scalars:
     """Return the column of a field. Raises InvalidRecord."""
+    column = plain(column)
     if column.null_count and NULL not in field.kinds:
         raise refused_value(codec, f"field {field.name!r} has a null, and is not declared so")
     if isinstance(column, pa.UnionArray):

@@ -49,6 +49,7 @@ from strandline.statestore.scalar_columns import (
     null_mask,
     null_refused,
     object_array,
+    objects,
     unfit_values,
 )
 from strandline.statestore.serdes import Bytes, TypedMessagePack
@@ -191,7 +192,7 @@ class ObjectValues:
 
     def block(self, values: Any) -> Block:
         if isinstance(values, pa.Array | pa.ChunkedArray):
-            values = values.to_pylist()
+            values = objects(values)
         return (object_array(list(map(self._checked, values))),)
 
     def column(self, block: Block, valid: Mask) -> Column:
