@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from strandline.changelog.errors import InvalidRecord
+from strandline.changelog.errors import InvalidConfig, InvalidRecord
 from strandline.framework.context import current_task
 from strandline.framework.given_columns import as_frame
 from strandline.framework.parts import Merge
@@ -72,7 +72,7 @@ class Counter(Store[K, int]):
             InvalidRecord: A key is null or not of the declared type, or a count exceeds 64 bits.
                 Nothing is changed then.
         """
-        numbers = by if isinstance(by, int) else self._value_column(by)
+        numbers = by if type(by) is int else self._value_column(by)
         return columns_of(self).add_batch(self._key_column(keys), numbers)
 
     @property
@@ -136,12 +136,9 @@ class Grouped(Store[K, Any]):
         """
         import polars as pl
 
-        store, keyed = columns_of(self), as_frame(rows)
-        given = pl.Series(_KEY, pl.from_arrow(self._key_column(keys)))
-        keyed = keyed.with_columns(given)
+        store, keyed = columns_of(self), self._keyed(keys, rows)
         aggregates = self.aggregates
-        types = self._storable(keyed.schema)
-        gathered = aggregates.gather(keyed, [_KEY], time)
+        types, gathered = self._gathered(keyed, time)
         new = gathered
 
         def added(old: Column) -> Column:
@@ -211,6 +208,25 @@ class Grouped(Store[K, Any]):
     def shown(self, value: Any) -> Any:
         """Return the figures of a stored state."""
         return self.aggregates.result(value)
+
+    def _keyed(self, keys: Any, rows: Any) -> pl.DataFrame:
+        """Return rows with a column of their keys. Raises InvalidRecord."""
+        import polars as pl
+
+        frame, column = as_frame(rows, f"store {self.name!r}: the rows"), self._key_column(keys)
+        if len(frame) != len(column):
+            raise InvalidRecord(
+                f"store {self.name!r}: {len(column)} keys and {len(frame)} rows; give a key for each"
+                " row"
+            )
+        return frame.with_columns(pl.Series(_KEY, pl.from_arrow(column)))
+
+    def _gathered(self, keyed: pl.DataFrame, time: str) -> tuple[pl.Schema, pl.DataFrame]:
+        """Return the types of the states of rows, and what each key gets. Raises InvalidRecord."""
+        try:
+            return self._storable(keyed.schema), self.aggregates.gather(keyed, [_KEY], time)
+        except InvalidConfig as error:
+            raise InvalidRecord(f"store {self.name!r}: {error}") from error
 
     def _storable(self, schema: Mapping[str, pl.DataType]) -> pl.Schema:
         """Return the types of the states of rows. Raises InvalidRecord if a store cannot keep one.

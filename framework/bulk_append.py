@@ -10,7 +10,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from strandline.changelog.client.columns import check_valid, to_batches
-from strandline.changelog.client.pandas_frames import is_pandas, pandas_table
+from strandline.changelog.client.given import given_table, is_table, native
 from strandline.changelog.errors import InvalidRecord, SchemaMismatch
 from strandline.changelog.records import TopicInfo, columns_schema
 from strandline.changelog.times import to_ms
@@ -28,7 +28,8 @@ def append_to(topic: TopicDeclaration, data: Any, timestamp: int | dt.datetime |
     now = topic.session.clock.now_ms()
     if timestamp is not None:
         now = to_ms(timestamp, now)
-    if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
+    data = native(data)
+    if is_table(data):
         return _append_table(topic, data, now)
     if isinstance(data, str | bytes | dict) or not isinstance(data, Iterable):
         raise InvalidRecord(
@@ -95,10 +96,8 @@ def stored_columns(
 
 
 def _table(data: Any, topic: TopicDeclaration, schema: pa.Schema | None) -> pa.Table:
-    if not is_pandas(data):
-        return pa.table(data)
     types = {} if schema is None else dict(zip(schema.names, schema.types, strict=True))
-    return pandas_table(data, types.get, f"topic {topic.name!r}")
+    return given_table(data, types.get, f"topic {topic.name!r}")
 
 
 def _formed(topic: TopicDeclaration, values: pa.Array) -> pa.Array:

@@ -7,52 +7,28 @@ from typing import TYPE_CHECKING, Any, get_origin
 
 import pyarrow as pa
 
+from strandline.changelog.client.given import given_array, given_table, is_table, native
+from strandline.changelog.client.tables import for_polars
 from strandline.changelog.errors import InvalidRecord
 
 if TYPE_CHECKING:
     import polars as pl
 
 
-def given_column(data: Any, what: str) -> pa.Array:
-    """Return a column as one Arrow array.
-
-    Args:
-        data: Arrow array, Polars or pandas Series, NumPy array, or a sequence of Python values. A
-            DataFrame, an Arrow table or a record batch is a column of structs.
-        what: Description of the column, for errors.
-
-    Raises:
-        InvalidRecord: It is no column, or its values have no common type.
-
-    >>> given_column(["a", None], "the keys").to_pylist()
-    ['a', None]
-    """
-    if isinstance(data, pa.Array):
-        return data
-    try:
-        if isinstance(data, pa.RecordBatch):
-            return data.to_struct_array()
-        if isinstance(data, pa.ChunkedArray) or hasattr(data, "__arrow_c_stream__"):
-            return pa.chunked_array(data).combine_chunks()
-        return pa.array(data)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise InvalidRecord(
-            f"{what} must be one column of values of one type, got {type(data).__name__}: {error}"
-        ) from error
-
-
-def as_frame(data: Any) -> pl.DataFrame:
+def as_frame(data: Any, where: str) -> pl.DataFrame:
     """Return a DataFrame or an Arrow table as a Polars DataFrame. Raises InvalidRecord."""
     import polars as pl
 
-    if isinstance(data, pl.DataFrame):
-        return data
+    data = native(data)
     try:
-        frame = pl.DataFrame(data)
+        if not is_table(data):
+            return pl.DataFrame(data)
+        frame = pl.from_arrow(for_polars(given_table(data, lambda _: None, where)))
     except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
         raise InvalidRecord(
-            f"rows are a DataFrame or an Arrow table, got {type(data).__name__}: {error}"
+            f"{where} are a DataFrame or an Arrow table, got {type(data).__name__}: {error}"
         ) from error
+    assert isinstance(frame, pl.DataFrame)
     return frame
 
 
@@ -61,7 +37,7 @@ def key_column(declared: Any, keys: Any, what: str) -> pa.Array:
 
     Args:
         declared: Declared type of the keys.
-        keys: A column as for `given_column`. Tuple keys are also a sequence of tuples.
+        keys: A column as for `given_array`. Tuple keys are also a sequence of tuples.
         what: Description of the column, for errors.
 
     Raises:
@@ -74,10 +50,10 @@ def key_column(declared: Any, keys: Any, what: str) -> pa.Array:
         if not keys:
             return pa.array([], pa.struct([]))
         _check_lengths(keys, what)
-        columns = [given_column(list(column), what) for column in zip(*keys, strict=True)]
+        columns = [given_array(list(column), what) for column in zip(*keys, strict=True)]
         names = [str(number) for number in range(len(columns))]
         return pa.StructArray.from_arrays(columns, names=names)
-    return given_column(keys, what)
+    return given_array(keys, what)
 
 
 def _check_lengths(keys: Sequence[Any], what: str) -> None:

@@ -260,9 +260,7 @@ class Store(NoLen, Generic[K, V]):
             InvalidRecord: A key or a value is null or not of the declared type. Nothing is changed
                 then.
         """
-        is_column = not isinstance(values, list) or self.spec.value in SCALARS
-        column = self._value_column(values) if is_column else values
-        columns_of(self).put_batch(self._key_column(keys), column)
+        columns_of(self).put_batch(self._key_column(keys), self._value_column(values))
 
     def delete_batch(self, keys: Any) -> None:
         """Remove a column of keys, as far as they exist, in a task with `batch=True`.
@@ -372,10 +370,12 @@ class Store(NoLen, Generic[K, V]):
 
         return key_column(self.spec.key, keys, f"store {self.name!r}: the keys")
 
-    def _value_column(self, values: Any) -> pa.Array:
-        from strandline.framework.given_columns import given_column
+    def _value_column(self, values: Any) -> Column:
+        from strandline.changelog.client.given import given_array, objects_of
 
-        return given_column(values, f"store {self.name!r}: the values")
+        if self.spec.value not in SCALARS and (objects := objects_of(values)) is not None:
+            return objects
+        return given_array(values, f"store {self.name!r}: the values")
 
     def _partition(self) -> TypedStore[K, V]:
         store = self._current(None)

@@ -21,6 +21,7 @@ from typing import Any, Final, Self, TypeVar
 
 import pyarrow as pa
 
+from strandline.changelog.client.given import is_table, native
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.owner import Owner
@@ -126,7 +127,7 @@ class TestDriver:
                 last CRASH is appended then.
         """
         waiting: list[Any] = []
-        for item in [given] if _is_table(given) else given:
+        for item in [given] if is_table(native(given)) else given:
             if item is CRASH:
                 self._take(waiting)
                 self.crash()
@@ -361,7 +362,7 @@ class TestDriver:
             (parts[0], parts[1:]) if isinstance(parts[0], Topic) else (self._first_input(), parts)
         )
         now = self.clock.now_ms()
-        if _is_table(parts[-1]):
+        if is_table(native(parts[-1])):
             return topic, stored_columns(topic, parts[-1], now, topic.schema)
         return topic, [one_record(topic, *topic.checked_item(*self._record(item, parts), now))]
 
@@ -378,10 +379,6 @@ class TestDriver:
 
     def _first_input(self) -> Topic[Any, Any]:
         return next(iter(self.app.declared.tasks.values())).inputs[0]
-
-
-def _is_table(item: Any) -> bool:
-    return hasattr(item, "__arrow_c_stream__") or hasattr(item, "__arrow_c_array__")
 
 
 class _CrashableFolder(LocalStorage):

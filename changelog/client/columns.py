@@ -28,9 +28,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.changelog.client.casting import cast_column, check_nulls, plain, with_buffers
+from strandline.changelog.client.given import given_table, is_table, native
 from strandline.changelog.client.items import check_names, column_of
 from strandline.changelog.client.keys import encode_key, encode_keys, is_text
-from strandline.changelog.client.pandas_frames import is_pandas, pandas_table
 from strandline.changelog.errors import InvalidRecord, SchemaMismatch
 from strandline.changelog.records import HEADERS_TYPE, Headers, TopicInfo, columns_schema
 from strandline.changelog.schema import value_type
@@ -292,12 +292,9 @@ _NATIVE = (
 
 
 def _table(data: Any, layout: _Layout) -> pa.Table:
-    if isinstance(data, pa.Table):
-        return data
-    if is_pandas(data):
-        return pandas_table(data, layout.type_of, layout.where)
-    if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
-        return pa.table(data)
+    data = native(data)
+    if is_table(data):
+        return given_table(data, layout.type_of, layout.where)
     if isinstance(data, (str, bytes, Mapping)) or not isinstance(data, Iterable):
         raise InvalidRecord(
             f"{layout.where}: data to append is a DataFrame, Arrow data or a list of rows, got "

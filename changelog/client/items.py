@@ -41,10 +41,25 @@ def column_of(items: Sequence[Any], kind: pa.DataType | None, name: str, where: 
     [[1, 2], None]
     """
     try:
-        return _inferred(items) if kind is None else _column(items, kind, name, where)
+        return inferred(items) if kind is None else _column(items, kind, name, where)
     except UNFIT as error:
         expected = f", expected {kind}" if kind is not None else ""
         raise SchemaMismatch(f"{where}: column {name!r}{expected}: {error}") from error
+
+
+def inferred(items: Sequence[Any]) -> pa.Array | pa.ChunkedArray:
+    """Return objects as a column of the type that Arrow infers from them.
+
+    Raises one of UNFIT, also for objects that Arrow would take for others because of what stands
+    beside them: a datetime for its day, text for bytes, True for 1.0.
+
+    >>> inferred([1, 2.5]).to_pylist()
+    [1.0, 2.5]
+    """
+    column = pa.array(items)
+    if column.type not in _UNMIXED:
+        _check_alike(items)
+    return column
 
 
 def is_of_pandas(sort: type) -> bool:
@@ -211,6 +226,8 @@ def _at_once(items: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
         column = pa.array(items)
     except UNFIT:
         return None
+    if column.type == pa.float64() and bool in set(map(type, items)):
+        return None  # because Arrow takes True among floats for 1.0
     return column if column.type in _FAITHFUL else None
 
 
@@ -279,12 +296,24 @@ def _unit(items: Sequence[Any], python: type, nanoseconds: str) -> str:
     return "ns" if is_finer else "us"
 
 
-def _inferred(items: Sequence[Any]) -> pa.Array:
-    """Return objects as a column of the type that Arrow infers. It takes a datetime for its day."""
-    found = set(map(type, items))
-    if dt.date in found and any(issubclass(sort, dt.datetime) for sort in found):
-        raise TypeError("dates and datetimes are mixed; make them all datetimes")
-    return pa.array(items)
+def _check_alike(items: Sequence[Any]) -> None:
+    """Raise TypeError for objects of several kinds, also within lists and mappings."""
+    kinds = set(map(_kind_of, set(map(type, items)))) - {""}
+    if len(kinds) > 1:
+        raise TypeError(f"{' and '.join(sorted(kinds))} are mixed; make them all of one type")
+    timed = [item for item in items if isinstance(item, (dt.datetime, dt.time))]
+    if len(_zones(timed)) > 1:
+        raise TypeError("times with and without a zone are mixed; give all of them a zone")
+    if lists := [item for item in items if isinstance(item, _LISTS)]:
+        _check_alike(list(chain.from_iterable(lists)))
+    rows = [item for item in items if isinstance(item, Mapping)]
+    for name in dict.fromkeys(chain.from_iterable(rows)):
+        _check_alike([row[name] for row in rows if name in row])
+
+
+def _kind_of(sort: type) -> str:
+    """Return the name of the kind of a class of objects; "" for a class that Arrow judges."""
+    return next((name for name, kinds in _KINDS.items() if issubclass(sort, kinds)), "")
 
 
 def _means_none(sort: type) -> bool:
@@ -299,6 +328,21 @@ def _shown(item: Any) -> str:
 
 _FAITHFUL = {pa.string(), pa.bool_(), pa.int64(), pa.float64()}
 """Types that Arrow infers without a change of any item."""
+
+_UNMIXED = {pa.string(), pa.bool_(), pa.int64()}
+"""Types that Arrow infers only if all objects are of them."""
+
+_LISTS = (list, tuple, set, frozenset)
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "truth values": (bool, np.bool_),
+    "datetimes": (dt.datetime, np.datetime64),
+    "dates": (dt.date,),
+    "texts": (str,),
+    "bytes": (bytes, bytearray, memoryview),
+    "numbers": (int, float, decimal.Decimal, np.number),
+}
+"""Kinds of objects that are no others, by name; the first that fits counts."""
 
 _DECIMAL, _INTEGER = pa.types.is_decimal, pa.types.is_integer
 

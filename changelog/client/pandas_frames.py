@@ -17,8 +17,8 @@ from strandline.changelog.errors import InvalidRecord, SchemaMismatch
 
 
 def is_pandas(data: Any) -> bool:
-    """Return True for an object of pandas."""
-    return is_of_pandas(type(data))
+    """Return True for an object of a class of pandas, or of a subclass."""
+    return any(map(is_of_pandas, type(data).__mro__))
 
 
 def pandas_table(frame: Any, type_of: Callable[[str], pa.DataType | None], where: str) -> pa.Table:
@@ -51,7 +51,7 @@ def pandas_table(frame: Any, type_of: Callable[[str], pa.DataType | None], where
         ) from error
     plain = iter(table.columns)
     columns = [
-        column_of(_cells(frame.iloc[:, at]), type_of(name), name, where)
+        column_of(cells_of(frame.iloc[:, at]), type_of(name), name, where)
         if is_object[at]
         else next(plain)
         for at, name in enumerate(names)
@@ -59,8 +59,9 @@ def pandas_table(frame: Any, type_of: Callable[[str], pa.DataType | None], where
     return pa.Table.from_arrays(columns, names=names)
 
 
-def _cells(series: Any) -> list[Any]:
-    cells, missing = series.tolist(), series.isna().to_numpy()
+def cells_of(series: Any) -> list[Any]:
+    """Return the objects of a Series or an index; None for each that is missing for pandas."""
+    cells, missing = series.tolist(), np.asarray(series.isna())
     if not missing.any():
         return list(cells)
     return [None if is_null else cell for cell, is_null in zip(cells, missing, strict=True)]
