@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from strandline.changelog.client.keys import is_bytes, is_list, is_text
 from strandline.changelog.client.number_casts import cast_number, is_number
 from strandline.changelog.errors import SchemaMismatch
+from strandline.changelog.schema import with_fields
 
 Lengths = npt.NDArray[np.int64]
 
@@ -149,7 +150,10 @@ def _spaced(items: pa.Array, size: int, lengths: Lengths, valid: pa.BooleanArray
     # Null lists repeat the first item, because a field that is not nullable may hold no null.
     places = np.zeros(len(valid) * size, np.int64)
     places[np.repeat(there, size)] = np.arange(len(items))
-    return items.take(pa.array(places))
+    try:
+        return items.take(pa.array(places))
+    except pa.ArrowNotImplementedError:  # Arrow takes no views within lists.
+        return pa.concat_arrays([items.slice(place, 1) for place in places.tolist()])
 
 
 def _cast(column: pa.Array, kind: pa.DataType, name: str, where: str) -> pa.Array:
@@ -195,10 +199,18 @@ def _lengths(lists: pa.Array) -> Lengths:
 
 
 def _entries(column: pa.Array) -> pa.Array:
-    """Return maps as lists of their entries; Arrow has no functions for those of maps."""
+    """Return maps as lists of their entries; Arrow has no functions for those of maps.
+
+    The fields within are nullable, because Arrow also refuses their nulls within a null.
+    """
     if pa.types.is_map(column.type):
-        return pc.cast(column, pa.list_(column.type.field(0)))
+        return pc.cast(column, pa.list_(_nullable(column.type.field(0))))
     return column
+
+
+def _nullable(field: pa.Field) -> pa.Field:
+    """Return a field that may be null, as all fields within it."""
+    return field.with_nullable(nullable=True).with_type(with_fields(field.type, _nullable))
 
 
 def _has_required(kind: pa.DataType) -> bool:

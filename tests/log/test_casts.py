@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.changelog.client.casting import cast_column
+from strandline.changelog.client.casting import cast_column, with_buffers
 from strandline.changelog.client.columns import to_batches
 from strandline.changelog.client.items import column_of
 from strandline.changelog.errors import SchemaMismatch
@@ -207,6 +207,30 @@ def test_a_number_beyond_a_decimal_type_is_refused(kind: pa.DataType, data: pa.A
 )
 def test_a_number_within_a_decimal_type_is_kept(kind: pa.DataType, data: pa.Array) -> None:
     assert cast_column(data, kind, "x", "topic 't'")[0].as_py() == data[0].as_py()
+
+
+def test_a_null_in_a_map_may_stand_for_a_struct_with_a_field_that_is_not_nullable() -> None:
+    items = [[("p", None)], None, [("q", {"v": 1}), ("r", None)]]
+    column = pa.array(items, pa.map_(pa.string(), pa.struct([("v", pa.int64())])))
+    kind = pa.map_(pa.string(), pa.struct([pa.field("v", pa.int64(), nullable=False)]))
+    topic = TopicInfo("t", "", 1, {}, pa.schema([("x", kind)]), 1)
+    [batch] = to_batches(pa.table({"x": column}), topic, now_ms=1)
+    assert batch.column("value").field("x").to_pylist() == items
+    with pytest.raises(SchemaMismatch, match="not null"):
+        wrong = pa.array([[("p", {"v": None})]], column.type)
+        list(to_batches(pa.table({"x": wrong}), topic, now_ms=1))
+
+
+def test_views_within_lists_of_a_fixed_size_are_stored() -> None:
+    inner = pa.large_list(pa.binary_view())
+    items = [[[]], None, [[b"a longer value than twelve", None]]]
+    made = []
+    for each in ([None, [[]]], items):
+        column = pa.array(each, pa.list_(inner, 1))
+        made += cast_column(
+            with_buffers(column), pa.list_(pa.list_(pa.binary())), "x", "t"
+        ).to_pylist()
+    assert made == [None, [[]], *items]
 
 
 def test_a_short_float_is_the_decimal_that_its_shortest_text_names() -> None:
