@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -21,6 +22,9 @@ from strandline.framework.topic_declaration import TopicDeclaration
 if TYPE_CHECKING:
     import polars as pl
 
+
+_LONG_INTS = pa.decimal128(38, 0)
+"""Type of ints that have more than 64 bits."""
 
 _log = logging.getLogger("strandline")
 
@@ -68,10 +72,24 @@ def _shown(topic: TopicDeclaration, codec: Codec, stored: pa.Table, part: str) -
         begin += len(chunk)
     if codec.rows is not None:
         return pa.chunked_array(made, codec.rows.arrow)
+    values = [value for each in made for value in each]
+    if codec.exact is int:
+        return pa.chunked_array([_ints(values, f"topic {topic.name!r}: a {part}")])
     try:
-        return pa.chunked_array([pa.array([value for values in made for value in values])])
+        return pa.chunked_array([pa.array(values)])
     except UNENCODABLE:
         return column
+
+
+def _ints(values: list[int | None], what: str) -> pa.Array:
+    """Return ints in the first type that has them all. Raises InvalidRecord if there is none."""
+    for kind in (pa.int64(), pa.uint64(), _LONG_INTS):
+        with contextlib.suppress(OverflowError, pa.ArrowInvalid):
+            return pa.array(values, kind)
+    raise InvalidRecord(
+        f"{what} is an int of more than {_LONG_INTS.precision} digits, which a data frame cannot "
+        "hold; read the topic in a task"
+    )
 
 
 def _decoder(codec: Codec) -> Callable[[pa.Array], Any]:

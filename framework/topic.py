@@ -177,7 +177,8 @@ class Topic(TopicDeclaration, Generic[K, V]):
         """Return every committed record of the topic as a Polars DataFrame.
 
         The columns are partition, offset, timestamp, key, and those of the value. A column of the
-        value that has one of these names is called `value_<name>`.
+        value that has one of these names is called `value_<name>`. Keys or values of the type int
+        are Int64; if one is beyond that, all are UInt64, or else Decimal with 38 digits.
 
         Args:
             tombstones: True to include tombstones, as rows whose value is null, and a column
@@ -187,7 +188,8 @@ class Topic(TopicDeclaration, Generic[K, V]):
                 many. The default "raise" is an error.
 
         Raises:
-            InvalidRecord: A stored key or value cannot be decoded.
+            InvalidRecord: A stored key or value cannot be decoded, or is an int of more than 38
+                digits.
             InvalidConfig: `errors` has another value.
         """
         from strandline.framework.export import topic_to_polars

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import narwhals as nw
@@ -223,3 +224,32 @@ def test_a_count_takes_ints_only(by: Any) -> None:
 )
 def test_rows_that_do_not_fit_aggregates_are_invalid(keys: Any, rows: Any) -> None:
     refused(lambda made: made.add_batch(keys, rows), lambda app: app.aggregates("s", n=sl.sum("x")))
+
+
+# Long ints ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("numbers", "dtype"),
+    [
+        ([(1 << 63) - 1, -1], pl.Int64),
+        ([1 << 63, 1], pl.UInt64),
+        ([1 << 63, -1], pl.Decimal(38, 0)),
+        ([1 << 100, -1], pl.Decimal(38, 0)),
+    ],
+)
+def test_long_ints_are_shown_as_numbers(numbers: list[int], dtype: Any, tmp_path: Path) -> None:
+    with sl.App("given", log=tmp_path) as app:
+        topic = app.topic("numbers", key=str, value=int)
+        topic.append([("a", number) for number in numbers])
+        shown = topic.to_polars()["value"]
+    assert shown.dtype == dtype
+    assert shown.to_list() == numbers
+
+
+def test_an_int_that_no_data_frame_has_is_refused_by_name(tmp_path: Path) -> None:
+    with sl.App("given", log=tmp_path) as app:
+        topic = app.topic("numbers", key=str, value=int)
+        topic.append([("a", 10**38)])
+        with pytest.raises(InvalidRecord, match="topic 'numbers': a value is an int of more than"):
+            topic.to_polars()
