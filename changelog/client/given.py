@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.changelog.client.casting import plain
-from strandline.changelog.client.items import UNFIT, inferred
+from strandline.changelog.client.items import UNFIT, UNMIXED, inferred
 from strandline.changelog.client.pandas_frames import cells_of, is_pandas, pandas_table
 from strandline.changelog.errors import InvalidRecord, SchemaMismatch
 
@@ -122,10 +122,11 @@ def _column(data: Any, where: str) -> pa.Array | pa.ChunkedArray:
 
 def _of_array(data: Any) -> pa.Array | pa.ChunkedArray:
     """Return an array of NumPy, or a Series or an index of pandas, as a column."""
+    column = pa.array(data)
+    if column.type in UNMIXED:
+        return column
     objects = objects_of(data)
-    if objects is None:
-        return pa.array(data)
-    return inferred(objects)
+    return column if objects is None else inferred(objects)
 
 
 def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from strandline.changelog.client.casting import Lengths, cast_column, lists_from, struct_from
 from strandline.changelog.client.keys import is_bytes, is_list
@@ -57,7 +58,7 @@ def inferred(items: Sequence[Any]) -> pa.Array | pa.ChunkedArray:
     [1.0, 2.5]
     """
     column = pa.array(items)
-    if column.type not in _UNMIXED:
+    if column.type not in UNMIXED:
         _check_alike(items)
     return column
 
@@ -226,9 +227,15 @@ def _at_once(items: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
         column = pa.array(items)
     except UNFIT:
         return None
-    if column.type == pa.float64() and bool in set(map(type, items)):
-        return None  # because Arrow takes True among floats for 1.0
-    return column if column.type in _FAITHFUL else None
+    if column.type not in _FAITHFUL or (column.type == pa.float64() and _has_bools(items, column)):
+        return None
+    return column
+
+
+def _has_bools(items: Sequence[Any], floats: pa.Array | pa.ChunkedArray) -> bool:
+    """Return True if a truth value is among the objects that Arrow took for floats."""
+    may_be = pc.or_(pc.equal(floats, 0.0), pc.equal(floats, 1.0))
+    return bool(pc.any(may_be).as_py()) and bool in set(map(type, items))
 
 
 def _zones(times: Sequence[Any]) -> set[bool]:
@@ -298,17 +305,24 @@ def _unit(items: Sequence[Any], python: type, nanoseconds: str) -> str:
 
 def _check_alike(items: Sequence[Any]) -> None:
     """Raise TypeError for objects of several kinds, also within lists and mappings."""
-    kinds = set(map(_kind_of, set(map(type, items)))) - {""}
+    found = set(map(type, items))
+    kinds = set(map(_kind_of, found)) - {""}
     if len(kinds) > 1:
         raise TypeError(f"{' and '.join(sorted(kinds))} are mixed; make them all of one type")
-    timed = [item for item in items if isinstance(item, (dt.datetime, dt.time))]
-    if len(_zones(timed)) > 1:
+    if len(_zones(_those(items, found, (dt.datetime, dt.time)))) > 1:
         raise TypeError("times with and without a zone are mixed; give all of them a zone")
-    if lists := [item for item in items if isinstance(item, _LISTS)]:
+    if lists := _those(items, found, _LISTS):
         _check_alike(list(chain.from_iterable(lists)))
-    rows = [item for item in items if isinstance(item, Mapping)]
+    rows = _those(items, found, (Mapping,))
     for name in dict.fromkeys(chain.from_iterable(rows)):
         _check_alike([row[name] for row in rows if name in row])
+
+
+def _those(items: Sequence[Any], found: set[type], sorts: tuple[type, ...]) -> list[Any]:
+    """Return the items that are of one of these types; `found` has the types of all items."""
+    if not any(issubclass(sort, sorts) for sort in found):
+        return []
+    return [item for item in items if isinstance(item, sorts)]
 
 
 def _kind_of(sort: type) -> str:
@@ -329,7 +343,7 @@ def _shown(item: Any) -> str:
 _FAITHFUL = {pa.string(), pa.bool_(), pa.int64(), pa.float64()}
 """Types that Arrow infers without a change of any item."""
 
-_UNMIXED = {pa.string(), pa.bool_(), pa.int64()}
+UNMIXED = {pa.string(), pa.bool_(), pa.int64()}
 """Types that Arrow infers only if all objects are of them."""
 
 _LISTS = (list, tuple, set, frozenset)
