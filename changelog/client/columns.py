@@ -7,7 +7,8 @@ are filled with nulls, and unknown columns are rejected.
 The arguments `key=` and `timestamp=` name the columns with the keys and times of records. These
 may be columns of the value or additional ones. By default they are `key` and `timestamp`, if the
 value has no columns of these names. Keys are encoded by the rules of `changelog.client.keys`. A
-timestamp is a datetime (UTC if it has no zone), a date, or integer milliseconds. Columns are cast
+timestamp is a datetime (UTC if no datetime of the column has a zone), a date, or integer
+milliseconds, and all of a column are of one of these kinds. Columns are cast
 to the topic's types if that loses nothing, and rejected otherwise; only a float in a column of a
 shorter type is rounded (`casting`). Rows become columns by the same rules (`items`).
 
