@@ -164,7 +164,7 @@ class _Texts:
         self._element = element
 
     def distinct(self, column: pa.Array) -> DistinctKeys:
-        coded = self._element.admit(column).dictionary_encode()
+        coded = self._element.coded(self._element.admit(column))
         return DistinctKeys(self._element.whole(coded.dictionary), _codes(coded))
 
     def decode(self, names: pa.Array) -> pa.Array:
@@ -183,7 +183,8 @@ class _Tuples:
         self.arrow = pa.struct(fields)
 
     def distinct(self, column: pa.Array) -> DistinctKeys:
-        coded = [each.dictionary_encode(null_encoding="encode") for each in self._admitted(column)]
+        admitted = zip(self._elements, self._admitted(column), strict=True)
+        coded = [element.coded(each) for (element, _), each in admitted]
         combined = pa.array(_combined(coded)).dictionary_encode()
         rows = _first_rows(combined)
         columns = [each.dictionary.take(each.indices.take(rows)) for each in coded]

@@ -75,6 +75,19 @@ class Element:
         except pa.ArrowInvalid as error:
             raise InvalidRecord(f"must be {self.name}: {error}") from error
 
+    def coded(self, column: pa.Array) -> pa.DictionaryArray:
+        """Return an admitted column, which may have nulls, as its distinct keys and their places.
+
+        Raises InvalidRecord for text that is no UTF-8, because it could not be read again.
+        """
+        coded = column.dictionary_encode(null_encoding="encode")
+        try:
+            if self.arrow == pa.string():
+                coded.dictionary.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise InvalidRecord(f"must be {self.name}: {error}") from error
+        return coded
+
     def whole(self, column: pa.Array) -> pa.Array:
         """Return the texts of a column as whole keys."""
         return _prefixed(self.tag, column.cast(pa.binary()), b"")
@@ -166,11 +179,6 @@ def _has_zeros(texts: pa.Array) -> bool:
 
 
 # Checks -------------------------------------------------------------------------------
-
-
-def _check_texts(column: pa.Array) -> pa.Array:
-    column.validate(full=True)  # because a key that is no UTF-8 could not be read
-    return column
 
 
 def _check_floats(column: pa.Array) -> pa.Array:
@@ -290,7 +298,7 @@ _check_datetimes = _within(
 )
 
 ELEMENTS: dict[Any, Element] = {
-    str: Element("str", pa.string(), _is_text, None, None, _check_texts, TAG_STR),
+    str: Element("str", pa.string(), _is_text, None, None, tag=TAG_STR),
     bytes: Element("bytes", pa.binary(), _is_bytes, None, None, tag=TAG_BYTES),
     int: Element("int", pa.int64(), pa.types.is_integer, _ints, _read_ints),
     float: Element(
