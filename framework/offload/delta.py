@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import json
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -176,9 +176,24 @@ class DeltaTarget:
         check_distinct(wanted.names, "Delta Lake", "load the topic as Parquet")
         known = pa.schema([_in_delta(field) for field in typed])
         if self._table is not None:
-            check_extends(self._whole(known), _arrow(self._table.schema()))
+            self._check_unchanged(self._table, known)
         self._columns = known
         return known
+
+    def _check_unchanged(self, table: DeltaTable, columns: pa.Schema) -> None:
+        """Raise if another program has given the table columns, folders or rules of its own.
+
+        delta-rs compares none of them with the files that are added. Readers take the values of a
+        column in names of folders from there, so such a column would be null in files without.
+        """
+        _check_plain(table, self._path)
+        check_extends(self._whole(columns), _arrow(table.schema()))
+        if (found := table.metadata().partition_columns) != [*self._periods]:
+            raise InvalidConfig(
+                f"the table {self._path} is partitioned by {_listed(found)}, and this load divides it by "
+                f"{_listed(self._periods)}: another program has partitioned it; partition it as before, or "
+                f"{ANOTHER_FOLDER}"
+            )
 
     def _whole(self, columns: pa.Schema) -> pa.Schema:
         """Return the columns of the table: those of its files, and those in names of folders."""
@@ -192,6 +207,8 @@ class DeltaTarget:
         assert self._columns is not None
         if self._periods:
             check_times(files, self._columns.names[2], "a Delta Lake table divided by time")
+        if self._table is not None:  # as another program may have left it after the last round
+            self._check_unchanged(self._table, self._columns)
         pending = Commit(progress=progress, files=list(files))
         self._folder.publish(pending)
         try:
@@ -303,6 +320,10 @@ def _check_plain(table: DeltaTable, path: str) -> None:
             f"the table {path} has rules of another program that a load does not check ({', '.join(found)}); "
             f"remove them, or {ANOTHER_FOLDER}"
         )
+
+
+def _listed(columns: Iterable[str]) -> str:
+    return ", ".join(columns) or "no column"
 
 
 def _unreadable(path: str, error: Exception) -> StorageFailed:

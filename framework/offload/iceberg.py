@@ -31,7 +31,7 @@ from strandline.framework.offload.periods import PERIOD_COLUMNS
 from strandline.framework.offload.plan import ANOTHER_FOLDER, check_extends
 from strandline.framework.offload.progress import KEY, Progress
 from strandline.framework.offload.table_limits import check_parquet, check_times
-from strandline.framework.offload.target import DataFile
+from strandline.framework.offload.target import DataFile, PartitionBy
 from strandline.framework.table_types import spark_type
 
 if TYPE_CHECKING:
@@ -42,6 +42,12 @@ INSTALL = 'pip install "strandline[lake]"'
 OWNER = "strandline.topic_id"
 """Property of a table: the topic that is loaded into it."""
 RETRIES = "commit.retry.num-retries"
+_SAME_PERIODS: dict[PartitionBy, tuple[str, ...]] = {
+    "none": (),
+    "day": ("year", "month", "day"),
+    "hour": ("year", "month", "day", "hour"),
+}
+"""Transforms of a record's time that have one value in each file of a load."""
 
 
 def check_installed() -> None:
@@ -172,8 +178,27 @@ class IcebergTarget:
         if self._table is not None:
             added = check_extends(known, _arrow(self._table.schema()))
             _check_partitions(self._table, added, self._folder.claim.table)
+            self._check_spec(self._table)
         self._columns = known
         return known
+
+    def _check_spec(self, table: Table) -> None:
+        """Raise InvalidConfig for a partition of another program that a file may have two values of.
+
+        PyIceberg derives the partitions of a file that is added from its statistics. So it accepts
+        those that are the same in every row, and fails for others when the files are written.
+        """
+        schema, period = table.schema(), self._folder.claim.partition_by
+        for field in table.spec().fields:
+            source, transform = schema.find_column_name(field.source_id), str(field.transform)
+            same = ("void", *_SAME_PERIODS[period]) if source == self._time else ("void",)
+            if transform in same or (source, transform) == (schema.column_names[0], "identity"):
+                continue
+            raise InvalidConfig(
+                f"table {self._folder.claim.table} has the partition {field.name!r}, {transform}({source}), "
+                "of another program, and a file of this load may have several of its values; remove "
+                f"that partition, or {ANOTHER_FOLDER}"
+            )
 
     def _staged(self, columns: pa.Schema) -> pa.Schema:
         """Return the columns as Iceberg gives them back. Raise SchemaMismatch."""

@@ -146,4 +146,9 @@ def check_extends(wanted: pa.Schema, have: pa.Schema) -> list[pa.Field]:
                 f"column {field.name!r} of the target is {field.type}, the topic has {got}; columns can only "
                 f"be added: {ANOTHER_FOLDER}"
             )
+        if wanted.field(at).nullable and not field.nullable:
+            raise SchemaMismatch(
+                f"column {field.name!r} of the target must not be null, and the topic's may be: make it "
+                f"nullable, or {ANOTHER_FOLDER}"
+            )
     return [field for field in wanted if have.get_field_index(field.name) < 0]

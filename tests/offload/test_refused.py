@@ -31,6 +31,7 @@ from strandline.changelog.records import TopicPartition
 from strandline.framework.offload.api import Format
 from strandline.framework.offload.delta import DeltaTarget
 from strandline.framework.offload.folder import Claim, claimed
+from strandline.framework.offload.target import PartitionBy
 from tests.offload.kit import (
     FORMATS,
     SALE,
@@ -38,6 +39,7 @@ from tests.offload.kit import (
     committed,
     create,
     delta,
+    iceberg_table,
     manifests,
     places,
     sales,
@@ -389,6 +391,117 @@ def test_a_delta_table_with_rules_that_a_load_does_not_check_is_refused(
     if change is add_constraint:
         delta(to).alter.drop_constraint("few")
         assert sl.offload("t", to, log=log, format="delta").rows == 10
+
+
+@pytest.mark.parametrize(("by", "said"), [("none", "no column"), ("day", "_day")])
+def test_a_delta_table_that_another_program_has_partitioned_is_refused(
+    log: Log, to: Path, by: PartitionBy, said: str
+) -> None:
+    """Before, the column of the new partition was null in all rows that were loaded later."""
+    from deltalake import write_deltalake
+
+    create(log, "t", schema=SALE)
+    append(log, "t", sales(0, 10), 1)
+    sl.offload("t", to, log=log, format="delta", partition_by=by)
+    write_deltalake(
+        str(to),
+        delta(to).to_pyarrow_table(),
+        mode="overwrite",
+        schema_mode="overwrite",
+        partition_by=["name"],
+    )
+    append(log, "t", sales(10, 10), 1)
+    with refused(
+        to, InvalidConfig, f"partitioned by name, .* divides it by {said}:.*as before, or"
+    ):
+        sl.offload("t", to, log=log, format="delta", partition_by=by)
+
+
+def test_a_delta_table_that_is_partitioned_between_two_commits_is_refused(
+    log: Log, to: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deltalake import write_deltalake
+
+    create(log, "t", schema=SALE)
+    append(log, "t", sales(0, 20), 1)
+    commit = DeltaTarget._commit
+
+    def overtaken(self: DeltaTarget, *arguments: Any) -> Any:
+        table = commit(self, *arguments)
+        write_deltalake(
+            str(to),
+            table.to_pyarrow_table(),
+            mode="overwrite",
+            schema_mode="overwrite",
+            partition_by=["name"],
+        )
+        table.update_incremental()
+        return table
+
+    monkeypatch.setattr(DeltaTarget, "_commit", overtaken)
+    with pytest.raises(InvalidConfig, match="partitioned by name"):
+        sl.offload("t", to, log=log, format="delta", commit_records=10)
+    assert places(stored("delta", to)) == committed(log, "t")[:10]
+
+
+def test_a_delta_column_that_must_not_be_null_is_refused(log: Log, to: Path) -> None:
+    """Before, nulls were added to such a column, which readers may rely on."""
+    from deltalake import write_deltalake
+
+    create(log, "t", schema=SALE)
+    append(log, "t", sales(0, 10), 1)
+    sl.offload("t", to, log=log, format="delta")
+    rows = delta(to).to_pyarrow_table()
+    strict = pa.schema([field.with_nullable(field.name != "name") for field in rows.schema])
+    write_deltalake(str(to), rows.cast(strict), mode="overwrite", schema_mode="overwrite")
+    append(log, "t", sales(10, 10), 1)
+    with refused(to, SchemaMismatch, "'name' of the target must not be null.*make it nullable"):
+        sl.offload("t", to, log=log, format="delta")
+
+
+def divide(to: Path, column: str, transform: str) -> None:
+    """Add a hidden partition to an Iceberg table, as another program does."""
+    from pyiceberg.transforms import parse_transform
+
+    with iceberg_table(to) as table, table.update_spec() as spec:
+        spec.add_field(column, parse_transform(transform), "theirs")
+
+
+@pytest.mark.parametrize(
+    ("column", "transform", "by"),
+    [("name", "identity", "none"), ("user", "bucket[4]", "day"), ("_timestamp", "hour", "day")],
+)
+def test_an_iceberg_table_that_another_program_has_partitioned_is_refused(
+    log: Log, to: Path, column: str, transform: str, by: PartitionBy
+) -> None:
+    """Before, the run ended with an error of PyIceberg after it had written its files."""
+    create(log, "t", schema=SALE)
+    append(log, "t", sales(0, 10), 1)
+    sl.offload("t", to, log=log, format="iceberg", partition_by=by)
+    divide(to, column, transform)
+    append(log, "t", sales(10, 10), 1)
+    said = f"partition 'theirs', .*{column}.*, of another program.*remove that partition, or load"
+    with refused(to, InvalidConfig, said):
+        sl.offload("t", to, log=log, format="iceberg", partition_by=by)
+    with iceberg_table(to) as table, table.update_spec() as spec:
+        spec.remove_field("theirs")
+    assert sl.offload("t", to, log=log, format="iceberg", partition_by=by).rows == 10
+
+
+@pytest.mark.parametrize(
+    ("column", "transform", "by"),
+    [("_partition", "identity", "none"), ("_timestamp", "month", "day")],
+)
+def test_an_iceberg_partition_that_is_the_same_in_each_file_stays(
+    log: Log, to: Path, column: str, transform: str, by: PartitionBy
+) -> None:
+    create(log, "t", 2, schema=SALE)
+    append(log, "t", sales(0, 10), 2)
+    sl.offload("t", to, log=log, format="iceberg", partition_by=by)
+    divide(to, column, transform)
+    append(log, "t", sales(10, 10), 2)
+    assert sl.offload("t", to, log=log, format="iceberg", partition_by=by).rows == 10
+    assert places(stored("iceberg", to)) == committed(log, "t")
 
 
 @pytest.mark.parametrize(
