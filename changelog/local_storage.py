@@ -14,13 +14,13 @@ from strandline.changelog.directory import (
     Inode,
     inode_of,
     is_folder,
-    is_link,
     open_folder,
 )
 from strandline.changelog.errors import FolderLost, from_failed_sync, from_os_error
 from strandline.changelog.local_file import LocalFile, allow_many_files, sync_folder
 from strandline.changelog.lock import FileLock
 from strandline.changelog.storage import File, Lock
+from strandline.changelog.trust import check_owner
 
 
 class LocalStorage:
@@ -97,18 +97,23 @@ class LocalStorage:
         with self._translated("look at", ""):
             self._directory.check_trusted()
 
-    def check_no_links(self, path: str) -> None:
-        """Raise StorageFailed if a folder contains a symbolic link.
+    def check_for_library(self, path: str) -> None:
+        """Raise if a folder contains a symbolic link, or a file of another user.
 
-        For folders that are passed by path to a library, which would follow the link.
+        For folders that are passed by path to a library, which would use both. The modes of the
+        files are not compared, because the library chooses them. Raises StorageFailed,
+        UntrustedFolder.
         """
         with (
             self._translated("look at", path),
             self._directory.folder(path, readable=True) as folder,
+            os.scandir(folder) as entries,
         ):
-            for name in os.listdir(folder):
-                if is_link(name, folder):
-                    raise OSError(errno.ELOOP, f"{name}: {os.strerror(errno.ELOOP)}")
+            for entry in entries:
+                if entry.is_symlink():
+                    raise OSError(errno.ELOOP, f"{entry.name}: {os.strerror(errno.ELOOP)}")
+                where = f"{self._directory.path}/{path}/{entry.name}"
+                check_owner(entry.stat(follow_symlinks=False), where)
 
     def _make_one(self, directory: Directory, path: str, name: str) -> None:
         """Create the folder `name` in the folder `path`, durably, unless it exists."""

@@ -27,22 +27,26 @@ def is_trusted(user: int) -> bool:
     return user in (os.geteuid(), _ROOT) or os.environ.get(TRUST_VARIABLE) == "1"
 
 
+def check_owner(found: os.stat_result, path: str) -> None:
+    """Raise UntrustedFolder if another user owns the file or folder `path`."""
+    if not is_trusted(found.st_uid):
+        why = f"belongs to user {found.st_uid}, and this process runs as user {os.geteuid()}"
+        raise _untrusted(path, why, "run it as that user, or change the owner")
+
+
 def check_trusted(found: os.stat_result, path: str) -> None:
     """Raise UntrustedFolder if another user owns the file or folder `path`, or may write it."""
-    user, mode = os.geteuid(), found.st_mode
-    if found.st_uid in (user, _ROOT) and not mode & _OTHERS:
-        return  # the usual case; the checks below cost more
-    if os.environ.get(TRUST_VARIABLE) == "1":
+    check_owner(found, path)
+    mode = found.st_mode
+    if not mode & _OTHERS or os.environ.get(TRUST_VARIABLE) == "1":
         return
-    if found.st_uid not in (user, _ROOT):
-        why = f"belongs to user {found.st_uid}, and this process runs as user {user}"
-        way_out = "run it as that user, or change the owner"
-    elif mode & stat.S_IWOTH or not _is_only_ours(found.st_gid, user):
+    if mode & stat.S_IWOTH or not _is_only_ours(found.st_gid, os.geteuid()):
         why = f"can be written by others (mode {stat.S_IMODE(mode):o}, group {found.st_gid})"
-        way_out = f"run `chmod go-w {path}`"
-    else:
-        return
-    raise UntrustedFolder(
+        raise _untrusted(path, why, f"run `chmod go-w {path}`")
+
+
+def _untrusted(path: str, why: str, way_out: str) -> UntrustedFolder:
+    return UntrustedFolder(
         f"{path} {why}: what it says could be theirs; {way_out}, or set {TRUST_VARIABLE}=1 if all who "
         "can write there are trusted"
     )

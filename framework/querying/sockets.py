@@ -31,7 +31,7 @@ from strandline.changelog.layout import QUERIES
 from strandline.changelog.location import options_of
 from strandline.changelog.secret import masked
 from strandline.changelog.tls import server_context
-from strandline.changelog.trust import TRUST_VARIABLE, is_trusted
+from strandline.changelog.trust import TRUST_VARIABLE, check_owner, is_trusted
 
 UNIX, TCP, TLS = "unix://", "tcp://", "tls://"
 BACKLOG_CONNECTIONS = 128
@@ -57,7 +57,8 @@ class ListeningSocket(NamedTuple):
 def listen_local(log: Path | None) -> ListeningSocket:
     """Listen on a new Unix socket, for processes of this user.
 
-    `log` is the log's folder; None if it is not on this machine. Raises StorageFailed.
+    `log` is the log's folder; None if it is not on this machine. Raises StorageFailed, and
+    UntrustedFolder if the folder for the socket belongs to another user.
     """
     folder = _folder(log)
     path = folder / f"{secrets.token_hex(8)}{_SUFFIX}"
@@ -273,11 +274,17 @@ def _belongs_to_another(folder: Path) -> bool:
 
 
 def _make(folder: Path) -> None:
+    """Create the folder unless it exists, and make it private.
+
+    Raises StorageFailed, and UntrustedFolder if it belongs to another user, whose mode may change.
+    """
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        if folder.is_symlink():
+        found = folder.lstat()
+        if stat.S_ISLNK(found.st_mode):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-        if folder.stat().st_mode & 0o077:
+        check_owner(found, str(folder))
+        if found.st_mode & 0o077:
             folder.chmod(0o700)
     except OSError as error:
         raise from_os_error(error, "make the folder", str(folder)) from error

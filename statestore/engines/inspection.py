@@ -16,6 +16,7 @@ from typing import Any
 import rocksdict
 
 from strandline.changelog.errors import CorruptLog
+from strandline.changelog.local_storage import LocalStorage
 from strandline.statestore.engine import POSITION_KEY, Entry, StorePosition
 from strandline.statestore.engines.rocksdb import DATABASE
 from strandline.statestore.ordered import FIRST_KEY
@@ -71,7 +72,11 @@ def is_unfinished(folder: Path) -> bool:
 
 @contextmanager
 def inspected(folder: Path) -> Iterator[DatabaseContent]:
-    """Open the database of a partition's folder for inspection. Raises CorruptLog."""
+    """Open the database of a partition's folder for inspection.
+
+    Raises CorruptLog, and StorageFailed if it has a symbolic link or a file of another user.
+    """
+    LocalStorage(folder, follow=False).check_for_library(DATABASE)
     with tempfile.TemporaryDirectory(prefix="strandline-") as links:
         for file in (folder / DATABASE).iterdir():
             if file.name not in NOT_LINKED:

@@ -310,7 +310,7 @@ class RocksEngine:
         database = self.folder / DATABASE
         # RocksDB would create the folder and its parents with permissions for all users to read.
         self._storage.make_dir(DATABASE)
-        self._storage.check_no_links(DATABASE)
+        self._storage.check_for_library(DATABASE)
         options = database_options()
         # Without options of its own, the column family of a database that exists is opened with
         # the defaults of RocksDB: no filter, and a block cache that is not the shared one.

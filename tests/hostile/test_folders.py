@@ -22,7 +22,9 @@ from strandline.changelog.flight.attach import attach_or_own
 from strandline.changelog.layout import SegmentName
 from strandline.changelog.local_storage import LocalStorage
 from strandline.framework.querying import sockets
+from strandline.statestore.engine import StorePosition
 from strandline.statestore.engines.folders import open_when_free, remove_all
+from strandline.statestore.engines.inspection import inspected
 
 pytestmark = pytest.mark.damages
 
@@ -227,6 +229,27 @@ def test_rocksdb_never_opens_links(tmp_path: Path, outside: Path) -> None:
     assert content(outside) == before
 
 
+@pytest.mark.parametrize("name", ["CURRENT", "IDENTITY", "LOCK", "LOG", "rocksdict-config.json"])
+def test_rocksdb_never_opens_files_of_another_user(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, only the folders around such files were looked at."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    engine = open_when_free(tmp_path / "0")
+    engine.write([b"key"], [b"value"], StorePosition("topic", 1, 1))
+    engine.close()
+    os.chown(tmp_path / "0/db" / name, 65_534, 65_534)
+    with pytest.raises(UntrustedFolder, match=f"db/{name} belongs to user 65534.*STRANDLINE_TRUST"):
+        open_when_free(tmp_path / "0")
+    with pytest.raises(UntrustedFolder), inspected(tmp_path / "0"):
+        pytest.fail("the content was read")
+    monkeypatch.setenv(trust.TRUST_VARIABLE, "1")
+    engine = open_when_free(tmp_path / "0")
+    assert engine.get(b"key") == b"value"
+    engine.close()
+
+
 def test_state_is_not_removed_through_links(tmp_path: Path, outside: Path) -> None:
     (tmp_path / "app").mkdir()
     (tmp_path / "app/store").symlink_to(outside.parent)
@@ -260,6 +283,25 @@ def test_sockets_of_queries_are_in_the_logs_folder(short_folder: Path, outside: 
     listening = sockets.listen_local(folder)
     assert (folder / "queries/notes.sock").exists()
     assert not (folder / "queries/dead.sock").exists()
+    listening.socket.close()
+    sockets.remove(listening.url)
+
+
+def test_sockets_of_queries_are_not_in_a_folder_of_another_user(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, only the mode of the folder was corrected, which its owner can change again."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    folder = short_folder / "queries"
+    folder.mkdir(mode=0o777)
+    os.chown(folder, 65_534, 65_534)
+    before = stat.S_IMODE(folder.stat().st_mode)
+    with pytest.raises(UntrustedFolder, match=r"queries belongs to user 65534.*STRANDLINE_TRUST=1"):
+        sockets.listen_local(short_folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == before
+    monkeypatch.setenv(trust.TRUST_VARIABLE, "1")
+    listening = sockets.listen_local(short_folder)
     listening.socket.close()
     sockets.remove(listening.url)
 
