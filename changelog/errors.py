@@ -46,9 +46,18 @@ import resource
 
 import msgspec
 
+from strandline.changelog.printable import printable
+
 
 class StrandlineError(Exception):
-    """Base of every error that Strandline raises on purpose."""
+    """Base of every error that Strandline raises on purpose.
+
+    Its text has no characters that a terminal would act on: it may contain keys, values, names and
+    the texts of other errors. `args` has the text as it was given.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class Retriable(StrandlineError):

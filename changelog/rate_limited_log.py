@@ -6,6 +6,7 @@ import logging
 import threading
 
 from strandline.changelog.clock import Clock
+from strandline.changelog.printable import printable
 
 EVERY_SECONDS = 10.0
 
@@ -13,7 +14,8 @@ EVERY_SECONDS = 10.0
 class RateLimitedLog:
     """Logs a first message at once, then at most one in `every` seconds with the number skipped.
 
-    `close` logs the last one that was skipped. Thread-safe.
+    `close` logs the last one that was skipped. Characters that a terminal would act on are escaped,
+    because the texts may contain records. Thread-safe.
 
     >>> from strandline.changelog.clock import ManualClock
     >>> clock, logged = ManualClock(), []
@@ -58,4 +60,4 @@ class RateLimitedLog:
 
     def _write(self, level: int, text: str, fields: dict[str, object], unsaid: int) -> None:
         more = f" (and {unsaid:,} before it)" if unsaid else ""
-        self._log.log(level, "%s", text + more, extra={**fields, "times": unsaid + 1})
+        self._log.log(level, "%s", printable(text) + more, extra={**fields, "times": unsaid + 1})

@@ -16,8 +16,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
+from strandline.changelog.printable import printable
 from strandline.framework.logs import ALWAYS, JsonFormatter
-from strandline.framework.terminal import PrintableFormatter, printable
+from strandline.framework.terminal import PrintableFormatter
 
 OPTION, VARIABLE = "--log-format", "STRANDLINE_LOG_FORMAT"
 

@@ -18,10 +18,10 @@ from strandline.changelog.flight import background
 from strandline.changelog.flight.background import IDLE_S
 from strandline.changelog.layout import CATALOG, FOLDER_META, LOCK, TOPICS
 from strandline.changelog.local_storage import LocalStorage
+from strandline.changelog.printable import printable
 from strandline.changelog.storage import Lock
 from strandline.framework.cli import output
 from strandline.framework.cli.loading import local
-from strandline.framework.terminal import printable
 
 T = TypeVar("T")
 

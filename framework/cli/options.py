@@ -10,7 +10,7 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
-from strandline.framework.terminal import printable
+from strandline.changelog.printable import printable
 
 LogOption = Annotated[
     str | None,

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from strandline.changelog.printable import printable
 from strandline.framework.cli import logs
 from strandline.framework.cli.json_values import json_line
-from strandline.framework.terminal import printable
 
 PIPE_WIDTH_CHARS = 10_000
 """Width of a table in a pipe, in characters."""

@@ -26,8 +26,8 @@ from typer.core import TyperGroup
 
 import strandline
 from strandline.changelog.errors import StorageFailed, StrandlineError
+from strandline.changelog.printable import printable
 from strandline.framework.cli import logs, output
-from strandline.framework.terminal import printable
 
 FAILED, INTERRUPTED = 1, 130
 _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import CoordinatorLoading, Retriable, StrandlineError
 from strandline.changelog.history import epochs_within
+from strandline.changelog.printable import printable
 from strandline.changelog.records import CommittedOffset, PartitionOffsets, TopicPartition
 from strandline.changelog.settings import LONG_MAX
 from strandline.framework import patience
@@ -255,7 +256,8 @@ class Openings:
         except Exception as error:
             # The user's progress function raised. The other stores must still be closed.
             fields = {"app": self._context.app, "error": error}
-            _log.warning("a progress function raised: %s", error, extra=fields)
+            text = printable(str(error))
+            _log.warning("a progress function raised: %s", text, extra=fields)
 
     # On other threads -----------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from faust.exceptions import DecodeError, PartitionsMismatch
 from faust.sensors.base import Sensor
 from faust.streams import current_event
 
+from strandline.changelog.printable import printable
 from strandline.changelog.records import TopicInfo
 from strandline.framework.dead_letter_names import (
     FAUST_DEAD_LETTER,
@@ -86,7 +87,8 @@ def take_decode_errors(channel: Any, link: FaustLink) -> None:
         try:
             event = await channel.decode(message, propagate=True)
         except DecodeError as own:
-            _log.error("%r cannot be decoded: %s", message, own, exc_info=own)
+            text = printable(str(own))
+            _log.error("%r cannot be decoded: %s", message, text, exc_info=own)
             unit.undecodable = str(own)
             await channel.on_decode_error(own, message)
         else:

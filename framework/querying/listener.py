@@ -27,6 +27,7 @@ from strandline.changelog.flight.clients import Principal
 from strandline.changelog.flight.greeting import Greeting
 from strandline.changelog.flight.messages import failure_of
 from strandline.changelog.hosts import network_of
+from strandline.changelog.printable import printable
 from strandline.framework.peers import (
     AT_ONCE_BYTES,
     Admission,
@@ -307,7 +308,8 @@ class Listener:
             return self._answer(decode(frame, Request))
         except Exception as error:
             if not isinstance(error, StrandlineError):
-                _log.error("a query failed in an unexpected way:\n%s", traceback.format_exc())
+                text = printable(traceback.format_exc())
+                _log.error("a query failed in an unexpected way:\n%s", text)
             return _failed(error)
 
     def _thread(self, target: Callable[..., None], *arguments: object) -> None:

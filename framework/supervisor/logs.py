@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from strandline.changelog.errors import from_os_error
-from strandline.framework.terminal import printable
+from strandline.changelog.printable import printable
 
 FILE_BYTES = 10 << 20
 """Size in bytes at which a file is rotated; one old file is kept."""

@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from strandline.changelog.clock import Clock
+from strandline.changelog.printable import printable
 from strandline.framework.supervisor.slots import WorkerRow, lag_of
-from strandline.framework.terminal import printable
 
 TABLE_SECONDS, JSON_SECONDS, SUMMARY_SECONDS = 0.5, 1.0, 10.0
 """Seconds between two updates of the table, of JSON documents and of summary lines."""

@@ -13,11 +13,12 @@ import pytest
 import strandline as sl
 from strandline.changelog.errors import InvalidRequest
 from strandline.changelog.log import Log
+from strandline.changelog.printable import printable
 from strandline.framework.cli import output
 from strandline.framework.cli.reporting import reporting_errors
 from strandline.framework.container.restore import RestoreBar, RestoreProgress
 from strandline.framework.supervisor.logs import LogFiles
-from strandline.framework.terminal import printable
+from strandline.framework.task import OnError
 from tests.cli.conftest import Command
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\u202egpj.\u2066\r[red]x[/red]\x00\U000e0041"
@@ -177,3 +178,34 @@ def test_commands_write_through_one_module(repository: Path) -> None:
         ]
 
     assert found(".") == []
+
+
+@pytest.mark.parametrize("on_error", ["skip", "dead_letter", "fail"])
+def test_a_program_without_the_command_line_logs_no_error_of_a_handler_as_it_is(
+    log: Log, caplog: pytest.LogCaptureFixture, on_error: OnError
+) -> None:
+    """Before, only the command line escaped the texts of records."""
+    app = sl.App("plain", log=log)
+    words = app.topic("words", key=str, value=str)
+
+    @app.task(words, on_error=on_error)
+    def raising(record: sl.Record[str, str]) -> None:
+        raise ValueError(record.value)
+
+    words.append([(EVIL, EVIL)])
+    with caplog.at_level(logging.INFO, "strandline"):
+        if on_error == "fail":
+            with pytest.raises(sl.TaskFailed, match=r"ValueError: .*u001b.*owned") as failed:
+                app.run(until="idle", progress=False)
+            assert harms(str(failed.value)) == set()
+        else:
+            app.run(until="idle", progress=False)
+    said = "".join(record.getMessage() for record in caplog.records)
+    assert "owned" in said
+    assert harms(said) == set()
+
+
+def test_the_texts_of_errors_have_no_control_characters() -> None:
+    error = InvalidRequest(f"cannot read: {EVIL}")
+    assert harms(str(error)) == set()
+    assert error.args == (f"cannot read: {EVIL}",)
