@@ -29,7 +29,13 @@ from strandline.statestore.ownership import InternalTopics
 if TYPE_CHECKING:
     from strandline.framework.app import App
 
-OffsetsOption = Annotated[bool, typer.Option("--offsets", help="Delete its committed offsets.")]
+OffsetsOption = Annotated[
+    bool,
+    typer.Option(
+        "--offsets",
+        help="Delete its committed offsets; those of repartition topics with --changelogs only.",
+    ),
+]
 StateOption = Annotated[
     bool,
     typer.Option("--state", help="Remove the files of its stores; changelogs restore them."),
@@ -132,14 +138,19 @@ def plan_for(broker: Broker, app: str, log: str) -> ResetPlan:
 def chosen(plan: ResetPlan, *, offsets: bool, state: bool, changelogs: bool) -> ResetPlan:
     """Return the chosen parts of a plan; all of it if none is chosen.
 
-    Repartition topics stay if the offsets do, because their rows are handled then as well.
+    Repartition topics are deleted if both their offsets and the changelogs are chosen. Otherwise
+    they stay with their offsets: the next run handles the rows on their way, and no other row again,
+    because the input that is read again produces new ones.
     """
     if not (offsets or state or changelogs):
         return plan
-    topics = [name for name in plan.topics if offsets or not name.endswith(REPARTITION)]
+    begins_anew = offsets and changelogs
+    between = {name for name in plan.topics if name.endswith(REPARTITION)}
+    topics = [name for name in plan.topics if begins_anew or name not in between]
+    inputs = [tp for tp in plan.offsets if begins_anew or tp.topic not in between]
     return replace(
         plan,
-        offsets=plan.offsets if offsets else (),
+        offsets=tuple(inputs) if offsets else (),
         topics=tuple(topics) if changelogs else (),
         state=plan.state if state else None,
     )

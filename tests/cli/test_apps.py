@@ -400,6 +400,29 @@ def test_parts_are_reset_by_choice(shop: Log, strandline: Command, folder: Path)
     assert strandline("stores", "get", "shop/totals", "k1").out.strip() == "290"
 
 
+def test_records_that_are_read_again_count_twice_after_a_repartition_topic_too(
+    log: Log, strandline: Command
+) -> None:
+    """Before, the old rows in the repartition topic were handled again, besides the new ones."""
+    app = sl.App("pages", log=log)
+    views = app.topic("views", key=int, value=int, partitions=2)
+    counts = app.counter("counts", key=int)
+    by_digit = app.repartition(
+        views, lambda view: view.value % 10, name="by-digit", key_type=int, partitions=2
+    )
+
+    @app.task(by_digit, stores=[counts])
+    def count(view: sl.Record[int, int]) -> None:
+        counts.add(view.key)
+
+    views.append([(number, number) for number in range(50)])
+    app.run(until="idle", progress=False)
+    outcome = strandline("reset", "pages", "--offsets", "--yes")
+    assert "committed offsets in views\n" in outcome.err
+    app.run(until="idle", progress=False)
+    assert app.query(counts).to_dict() == dict.fromkeys(range(10), 10)
+
+
 def test_resetting_an_unknown_app_names_the_known_groups(shop: Log, strandline: Command) -> None:
     outcome = strandline("reset", "sho")
     assert (outcome.code, "groups: shop" in outcome.err) == (1, True)
