@@ -516,8 +516,11 @@ class App(StreamDeclarations):
 
         An app refuses to run while it has pending timers of a task that it does not declare; and,
         if its tasks are at different offsets and one of them is gone, with a new task that may be
-        that one by another name. After this call it runs. The timers stay stored until `reset`, and
-        fire if the task is declared again.
+        that one by another name. After this call it runs.
+
+        The timers stay stored, because workers of the earlier version may still run, or you may
+        return to it. So they fire if a task of that name is declared again, even if it is another
+        task. `strandline plan MODULE:APP --drop-orphans` deletes them, and so does `reset`.
 
         Args:
             name: Name of the task of the earlier version.

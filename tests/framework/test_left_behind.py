@@ -9,6 +9,7 @@ import pytest
 
 import strandline as sl
 from strandline import changelog
+from strandline.framework.cli.plan import show
 
 FAR_MS = 4_000_000_000_000
 
@@ -94,6 +95,17 @@ def test_the_changelog_of_dropped_timers_may_be_deleted(log: Path) -> None:
     renamed, _ = reminding(log, task="renamed")
     renamed.drop_task("remind")
     assert run(renamed) == []
+
+
+def test_dropped_timers_can_be_deleted_for_good_as_orphans(log: Path) -> None:
+    """A later task of the same name, which may be another one, does not fire them then."""
+    renamed, words = reminding(log, task="renamed")
+    renamed.drop_task("remind")
+    with renamed:
+        show(renamed, str(log), drop_orphans=True, yes=True, json=True)
+    app, words = reminding(log)
+    words.append([("c", 0, 5_000)])
+    assert run(app) == []
 
 
 def test_a_reset_deletes_the_timers_of_dropped_tasks(log: Path) -> None:
