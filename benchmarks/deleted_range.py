@@ -81,7 +81,8 @@ def _queue_us(steps: int) -> tuple[float, float]:
     """Return the µs of a step after `steps` of them, and of the first ones."""
     measured = steps // 10
     with folder() as path:
-        store = open_store(StoreSpec("queue", key=int, value=int), path / "store")
+        spec: StoreSpec[Any, Any] = StoreSpec("queue", key=int, value=int)
+        store = open_store(spec, path / "store")
         for number in range(1_000):
             store[number] = number
         first = _seconds(lambda: _take(store, range(1_000, 1_000 + measured)))
