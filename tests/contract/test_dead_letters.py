@@ -190,7 +190,7 @@ def test_letters_of_several_partitions_keep_their_order(
 
 
 def test_records_of_a_topic_that_was_created_again_go_to_the_partitions_of_their_keys(
-    system: System,
+    system: System, eventually: Callable[..., None]
 ) -> None:
     log = system.open()
     name, letters = f"{system.prefix}in", f"{system.prefix}in-dead-letter"
@@ -208,6 +208,7 @@ def test_records_of_a_topic_that_was_created_again_go_to_the_partitions_of_their
             headers += [(f"origin.{part}", text.encode()) for part, text in origin.items()]
             producer.send(letters, b"v", key and key.encode(), headers=headers)
     assert retry(log.broker, letters).records == {name: len(KEYS) + 1}
+    eventually(lambda: len(log.read(name)) == len(KEYS) + 1, what="the records")
     rows = log.read(name).to_pylist()
     found = {row["key"]: row["partition"] for row in rows}
     assert found == {key.encode(): partition_for(key.encode(), 2) for key in KEYS} | {None: 1}
