@@ -216,6 +216,7 @@ def test_a_group_with_members_is_not_reset(
 
 
 def fill(log: Log, first: TopicPartition) -> None:
-    """Append ten records, one at each millisecond of 2026."""
+    """Append ten records, one at each of the first milliseconds of 2026, and keep them."""
+    log.alter_topic(first.topic, config={"retention.ms": "-1"})
     records = [{"value": b"x", "timestamp": 1_767_225_600_000 + at} for at in range(10)]
     log.append(first.topic, records, partition=first.partition)
