@@ -123,7 +123,7 @@ def test_a_serde_that_cannot_read_a_value_raises_no_error_of_its_own(
                 app.run(until="idle", progress=False)
                 found.append(read(app.query(store)))
             else:
-                with pytest.raises(sl.InvalidRecord, match="cannot be decoded"):
+                with pytest.raises(sl.CorruptLog, match="cannot be decoded"):
                     read(app.query(store))
     assert found
 
