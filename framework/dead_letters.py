@@ -3,8 +3,9 @@
 A dead letter has the headers of its record, followed by those that say what failed and where the
 record is. Putting it back appends the record to the partition that it came from, with its own key,
 value, time and headers, so that the app handles it again. If the topic was created again since, it
-may have other partitions, so the record is appended to the partition of its key. The positions of the letters that were
-put back are committed in the same transaction, for the group `<topic>-retry`: each is put back once.
+may have other partitions, so the record is appended to the partition of its key. The positions of
+the letters that were put back are committed in the same transaction, for the group `<topic>-retry`:
+each is put back once.
 """
 
 from __future__ import annotations

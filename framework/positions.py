@@ -22,7 +22,12 @@ import msgspec
 
 from strandline.changelog.decoding import json_decoder
 from strandline.changelog.errors import UNREADABLE, OffsetOutOfRange
-from strandline.changelog.records import CommittedOffset, PartitionOffsets, TopicPartition
+from strandline.changelog.records import (
+    CommittedOffset,
+    PartitionOffsets,
+    TopicInfo,
+    TopicPartition,
+)
 
 _log = logging.getLogger("strandline")
 
@@ -196,10 +201,10 @@ _ENCODER = msgspec.json.Encoder()
 
 def of_present_topics(
     committed: Mapping[TopicPartition, CommittedOffset],
-    ends: Mapping[TopicPartition, PartitionOffsets],
+    present: Mapping[TopicPartition, PartitionOffsets | TopicInfo],
 ) -> dict[TopicPartition, CommittedOffset]:
     """Return the committed offsets without those of deleted topics of the same names."""
-    return {tp: at for tp, at in committed.items() if at.topic_id in ("", ends[tp].topic_id)}
+    return {tp: at for tp, at in committed.items() if at.topic_id in ("", present[tp].topic_id)}
 
 
 def check_history(

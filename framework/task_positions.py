@@ -25,7 +25,7 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.records import CommittedOffset, TopicInfo, TopicPartition
 from strandline.framework.declarations import Declarations
-from strandline.framework.positions import KnownTasks, known_tasks
+from strandline.framework.positions import KnownTasks, known_tasks, of_present_topics
 
 
 class PartitionReader(NamedTuple):
@@ -39,7 +39,7 @@ class PartitionReader(NamedTuple):
 def check_positions(
     declared: Declarations, broker: Broker, topics: Mapping[str, TopicInfo]
 ) -> None:
-    """Check that the offset of each task is known in all partitions.
+    """Check that the offset of each task is known in all partitions of the inputs among `topics`.
 
     Args:
         declared: Declared tasks of the app.
@@ -49,9 +49,15 @@ def check_positions(
     Raises:
         InvalidConfig: The offset of a task in a partition is not known.
     """
-    committed = broker.committed(declared.app, require_stable=False)
-    for tp, at in sorted(committed.items()):
-        if tp.topic in topics and at.topic_id in ("", topics[tp.topic].topic_id):
+    inputs = {topic.name for spec in declared.tasks.values() for topic in spec.inputs}
+    asked = {
+        TopicPartition(name, number): topics[name]
+        for name in sorted(inputs & topics.keys())
+        for number in range(topics[name].partitions)
+    }
+    if asked:
+        committed = broker.committed(declared.app, [*asked], require_stable=False)
+        for tp, at in sorted(of_present_topics(committed, asked).items()):
             declared_positions(declared, broker, tp, at)
 
 
@@ -64,8 +70,6 @@ def declared_positions(
         for spec in declared.tasks.values()
         if any(topic.name == tp.topic for topic in spec.inputs)
     ]
-    if not readers:
-        return {}
     has_state = partial(_has_state, declared, broker, tp.partition)
     return positions_at(declared.app, tp, at, readers, declared.dropped, has_state)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ from strandline.changelog.layout import STATE
 from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.records import Append
 from strandline.framework.container.folders import StoreFolders
+from strandline.statestore.committing import CommittingStore
 from strandline.statestore.engines.rocksdb import RocksEngine
+from strandline.statestore.spec import StoreSpec
+from strandline.statestore.values import Expiry
 from tests.crash.oracle import records
 from tests.crash.tally import APP, WORDS, Runner
 from tests.log.kit import START_MS, columns
@@ -31,13 +35,31 @@ STEP_MS = 2
 """Milliseconds between the timestamps of two words: timers fire between the records of a key."""
 
 
+@dataclass(frozen=True)
+class BriskFolders(StoreFolders):
+    """Opens stores that checkpoint often, that of the timers too."""
+
+    def open(
+        self,
+        spec: StoreSpec[Any, Any],
+        partition: int,
+        lock_timeout: float = 0.0,
+        expiry: Expiry | None = None,
+        *,
+        columns: bool = False,
+    ) -> CommittingStore[Any, Any]:
+        limits = replace(spec.limits, checkpoint_interval_ms=CHECKPOINT_MS)
+        spec = replace(spec, limits=limits)
+        return super().open(spec, partition, lock_timeout, expiry, columns=columns)
+
+
 class Process:
     """A log in a folder, and the task on it."""
 
     def __init__(self, root: Path, *, background: bool) -> None:
         clock = SystemClock()
         self.owner = Owner(LocalStorage(root), clock=clock, background=background)
-        folders = StoreFolders(root / STATE / APP, clock)
+        folders = BriskFolders(root / STATE / APP, clock)
         self.runner = Runner(self.owner, clock, folders, checkpoint_ms=CHECKPOINT_MS)
         self.runner.start()
 
