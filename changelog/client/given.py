@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.changelog.client.casting import plain
-from strandline.changelog.client.items import UNFIT, UNMIXED, inferred
+from strandline.changelog.client.items import UNFIT, UNMIXED, inferred, is_of
 from strandline.changelog.client.pandas_frames import cells_of, is_pandas, pandas_table
 from strandline.changelog.errors import InvalidRecord, SchemaMismatch
 
 
 def native(data: Any) -> Any:
     """Return the object within a wrapper of narwhals; any other object as it is."""
-    return data.to_native() if _is_of(data, "narwhals") else data
+    return data.to_native() if is_of(data, "narwhals") else data
 
 
 def is_table(data: Any) -> bool:
@@ -49,7 +49,7 @@ def given_table(data: Any, type_of: Callable[[str], pa.DataType | None], where: 
         return data
     if is_pandas(data):
         return pandas_table(data, type_of, where)
-    if _is_of(data, "polars"):
+    if is_of(data, "polars"):
         for name, dtype in zip(data.columns, data.dtypes, strict=True):
             _refuse_polars_objects(dtype, f"{where}: column {name!r}")
     try:
@@ -110,7 +110,7 @@ def _column(data: Any, where: str) -> pa.Array | pa.ChunkedArray:
         return given_table(data, lambda _: None, where).to_struct_array()
     if isinstance(data, str | bytes | bytearray):
         raise TypeError("one value is no column; put it into a list")
-    if _is_of(data, "polars"):
+    if is_of(data, "polars"):
         _refuse_polars_objects(data.dtype, where)
         return pa.chunked_array(data)
     if isinstance(data, np.ndarray) or is_pandas(data):
@@ -145,8 +145,3 @@ def _refuse_polars_objects(dtype: Any, where: str) -> None:
             f"{where}: the type Object of Polars has Python objects, whose types are not known; "
             "cast it, or give the values as a list"
         )
-
-
-def _is_of(data: Any, library: str) -> bool:
-    """Return True for an object of a class, or a subclass of one, that a library defines."""
-    return any(sort.__module__.partition(".")[0] == library for sort in type(data).__mro__)

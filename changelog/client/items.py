@@ -63,9 +63,9 @@ def inferred(items: Sequence[Any]) -> pa.Array | pa.ChunkedArray:
     return column
 
 
-def is_of_pandas(sort: type) -> bool:
-    """Return True for a class of pandas."""
-    return sort.__module__.partition(".")[0] == "pandas"
+def is_of(data: Any, library: str) -> bool:
+    """Return True for an object of a class, or a subclass of one, that a library defines."""
+    return any(sort.__module__.partition(".")[0] == library for sort in type(data).__mro__)
 
 
 def check_names(
@@ -332,7 +332,7 @@ def _kind_of(sort: type) -> str:
 
 def _means_none(sort: type) -> bool:
     """Return True for the types of pandas' missing values."""
-    return is_of_pandas(sort) and sort.__name__ in ("NAType", "NaTType")
+    return sort.__name__ in ("NAType", "NaTType") and sort.__module__.startswith("pandas.")
 
 
 def _shown(item: Any) -> str:

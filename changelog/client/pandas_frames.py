@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from strandline.changelog.client.items import UNFIT, column_of, is_of_pandas
+from strandline.changelog.client.items import UNFIT, column_of, is_of
 from strandline.changelog.errors import InvalidRecord, SchemaMismatch
 
 
 def is_pandas(data: Any) -> bool:
     """Return True for an object of a class of pandas, or of a subclass."""
-    return any(map(is_of_pandas, type(data).__mro__))
+    return is_of(data, "pandas")
 
 
 def pandas_table(frame: Any, type_of: Callable[[str], pa.DataType | None], where: str) -> pa.Table:
