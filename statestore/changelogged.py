@@ -18,8 +18,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -38,6 +40,7 @@ from strandline.statestore.layers import (
     look_up_all,
     visible,
 )
+from strandline.statestore.name_index import SlotArray
 from strandline.statestore.ranges import NO_RANGES, DeletedRanges
 
 THIN_BYTES = 2 << 20
@@ -63,6 +66,9 @@ class ChangelogBatch:
     """Value of each key; null is a deletion."""
     ranges: DeletedRanges = NO_RANGES
     """Ranges in which no other key has a value afterwards."""
+    slots: SlotArray | None = None
+    """Number of each key, which no other key has in batches that are loose at the same time; None
+    if keys have no numbers."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -304,13 +310,31 @@ def _latest(batches: Sequence[ChangelogBatch]) -> ChangelogBatch:
     """Return the last value of each key of several batches."""
     if len(batches) == 1:
         return batches[0]
-    keys = pa.concat_arrays([batch.keys for batch in batches]).dictionary_encode()
+    keys = pa.concat_arrays([batch.keys for batch in batches])
     values = pa.concat_arrays([batch.values for batch in batches])
-    last = np.empty(len(keys.dictionary), np.int64)
-    # NumPy assigns in order, so of equal indices the last position remains.
-    last[keys.indices.to_numpy()] = np.arange(len(keys))
     ranges = reduce(or_, (batch.ranges for batch in batches))
-    return ChangelogBatch(keys.dictionary, values.take(pa.array(last)), ranges)
+    numbered = [batch.slots for batch in batches if batch.slots is not None]
+    if len(numbered) < len(batches):
+        last = pa.array(_last_places(keys.dictionary_encode().indices.to_numpy()))
+        return ChangelogBatch(keys.take(last), values.take(last), ranges)
+    slots = np.concatenate(numbered)
+    places = _last_places(slots)
+    last = pa.array(places)
+    return ChangelogBatch(keys.take(last), values.take(last), ranges, slots[places])
+
+
+def _last_places(numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return the last place of each number, in ascending order.
+
+    >>> _last_places(np.array([7, 2, 7, 5])).tolist()
+    [1, 2, 3]
+    """
+    places = np.arange(len(numbers))
+    # Only the elements that are assigned are read, so that the size of the array costs no time.
+    last = np.empty(int(numbers.max(initial=-1)) + 1, np.int64)
+    # NumPy assigns in order, so of equal numbers the last place remains.
+    last[numbers] = places
+    return np.flatnonzero(last[numbers] == places)
 
 
 def _sorted_layer(batch: ChangelogBatch) -> Layer:

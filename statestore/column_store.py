@@ -42,7 +42,7 @@ from strandline.statestore.name_index import SlotArray
 from strandline.statestore.ranges import are_many
 from strandline.statestore.scalar_columns import Block, Column
 from strandline.statestore.slot_changes import SlotChanges
-from strandline.statestore.slots import ABSENT, PRESENT, UNKNOWN, SlotTable, States
+from strandline.statestore.slots import ABSENT, PRESENT, UNKNOWN, SlotRows, SlotTable, States
 from strandline.statestore.spec import UNSET, StoreSpec
 from strandline.statestore.store import OpenOptions, open_parts
 from strandline.statestore.stored_columns import StoredColumns
@@ -119,7 +119,7 @@ class ColumnStore(CommittingStore[K, V]):
             InvalidRecord: A key is null or not of the declared type.
         """
         found = self._key_columns.distinct(keys)
-        rows, valid = self._read(self._load_all(found.names))
+        rows, valid = self._values_of(self._table.read(self._load_all(found.names)))
         self._age()
         if not found.are_rows:
             rows, valid = tuple(column[found.codes] for column in rows), valid[found.codes]
@@ -137,9 +137,7 @@ class ColumnStore(CommittingStore[K, V]):
             InvalidRecord: A key is null or not of the declared type.
         """
         found = self._key_columns.distinct(keys)
-        slots = self._load_all(found.names)
-        rows = self._table.rows(slots)
-        valid = self._stored_columns.valid(self._table.states(slots) == PRESENT, rows)
+        valid = self._valid(self._table.read(self._load_all(found.names)))
         self._age()
         return valid[found.codes]
 
@@ -194,12 +192,11 @@ class ColumnStore(CommittingStore[K, V]):
                 f"store {self.spec.name!r}: {len(keys)} keys are {len(found.names)} distinct ones; "
                 "update_batch() needs each key once"
             )
-        slots = self._load_all(found.names)
-        fresh = int((self._table.states(slots) != PRESENT).sum())
-        values = update(self._stored_columns.column(*self._read(slots)))
+        before = self._table.read(self._load_all(found.names))
+        values = update(self._stored_columns.column(*self._values_of(before)))
         self._check_lengths(keys, values, "values")
-        self._change(slots, PRESENT, self._stored_columns.block(values))
-        return fresh
+        self._change(before, PRESENT, self._stored_columns.block(values))
+        return int((before.states != PRESENT).sum())
 
     def delete_batch(self, keys: pa.Array) -> None:
         """Remove keys, as far as they exist.
@@ -230,14 +227,14 @@ class ColumnStore(CommittingStore[K, V]):
         self._writable()
         numbers = self._numbers(keys, by)
         found = self._key_columns.distinct(keys)
-        slots = self._load_all(found.names)
-        rows, valid = self._read(slots)
+        before = self._table.read(self._load_all(found.names))
+        rows, valid = self._values_of(before)
         try:
             new = added(np.where(valid, rows[0], 0), found.codes, numbers)
         except SumOverflow as error:
             key = self._keys.decode(found.names[error.code].as_py())
             raise InvalidRecord(f"store {self.spec.name!r}: key {key!r}: {error}") from error
-        self._change(slots, PRESENT, self._stored_columns.with_expiry((new,)))
+        self._change(before, PRESENT, self._stored_columns.with_expiry((new,)))
         return pa.array(new if found.are_rows else new[found.codes])
 
     def changed_rows(self) -> tuple[pa.Array, Column]:
@@ -247,12 +244,9 @@ class ColumnStore(CommittingStore[K, V]):
             A column of distinct keys in the order of their first changes, and a column of their
             values: null where the key was deleted.
         """
-        slots = self._changed.slots()
-        states, rows = self._table.states(slots), self._table.rows(slots)
-        valid = self._stored_columns.valid(states == PRESENT, rows)
-        return self._key_columns.decode(self._table.names(slots)), self._stored_columns.column(
-            rows, valid
-        )
+        latest = self._changed.latest()
+        values = self._stored_columns.column(latest.rows, self._valid(latest))
+        return self._key_columns.decode(self._table.names(latest.slots)), values
 
     def scan_batch(self, lower: K | None = None, upper: K | None = None) -> tuple[pa.Array, Column]:
         """Return the entries from `lower` to `upper` as columns, in the order of the keys.
@@ -296,13 +290,12 @@ class ColumnStore(CommittingStore[K, V]):
         bounds = self._bounds(lower, upper)
         self._writable()
         names = self._names(*bounds)
-        slots = self._load_all(names)
-        rows = self._table.rows(slots)
-        valid = self._stored_columns.valid(self._table.states(slots) == PRESENT, rows)
+        before = self._table.read(self._load_all(names))
+        valid = self._valid(before)
         kept = np.flatnonzero(valid)
-        found = self._stored_columns.column(tuple(each[kept] for each in rows), valid[kept])
+        found = self._stored_columns.column(tuple(each[kept] for each in before.rows), valid[kept])
         keys = self._key_columns.decode(names.take(pa.array(kept)))
-        self._change(slots, ABSENT, None)
+        self._change(before, ABSENT, None)
         self._note_range(len(names), *bounds)
         return keys, found
 
@@ -383,12 +376,9 @@ class ColumnStore(CommittingStore[K, V]):
         self._change_named(_binaries([self._keys.encode(key)]), PRESENT, rows)
 
     def _load(self, key: Any) -> Any:
-        slots = self._slots_of(key)
-        states, rows = self._table.states(slots), self._table.rows(slots)
+        found = self._table.read(self._slots_of(key))
         self._age()
-        if not self._stored_columns.valid(states == PRESENT, rows)[0]:
-            return DELETED
-        return self._stored_columns.held(rows)
+        return self._stored_columns.held(found.rows) if self._valid(found)[0] else DELETED
 
     def _slots_of(self, key: Any) -> SlotArray:
         """Return the slot of a key, after reading its value if it is not in memory."""
@@ -439,16 +429,20 @@ class ColumnStore(CommittingStore[K, V]):
 
     # Slots ------------------------------------------------------------------------------
 
-    def _read(self, slots: SlotArray) -> tuple[Block, npt.NDArray[np.bool_]]:
+    def _valid(self, found: SlotRows) -> npt.NDArray[np.bool_]:
+        """Return True for each slot that has a value which has not expired."""
+        return self._stored_columns.valid(found.states == PRESENT, found.rows)
+
+    def _values_of(self, found: SlotRows) -> tuple[Block, npt.NDArray[np.bool_]]:
         """Return the values of slots, with defaults, and True for each that has one."""
-        states, rows = self._table.states(slots), self._table.rows(slots)
-        valid = self._stored_columns.valid(states == PRESENT, rows)
+        valid = self._valid(found)
         default = UNSET if valid.all() else self._default(UNSET)
         if default is UNSET:
-            return rows, valid
-        for column, values in zip(rows, self._stored_columns.one(default), strict=True):
-            column[~valid] = values
-        return rows, np.ones(len(valid), np.bool_)
+            return found.rows, valid
+        values = self._stored_columns.one(default)
+        rows = zip(found.rows, values, strict=True)
+        filled = tuple(np.where(valid, column, value) for column, value in rows)
+        return filled, np.ones(len(valid), np.bool_)
 
     def _load_all(self, names: pa.Array) -> SlotArray:
         """Return the slots of distinct keys, after reading the values that are not in memory."""
@@ -476,22 +470,22 @@ class ColumnStore(CommittingStore[K, V]):
         self._table.assign(slots[exists], PRESENT, rows)
         self._table.assign(slots[~exists], ABSENT, None)
 
-    def _change(self, slots: SlotArray, states: States | int, rows: Block | None) -> None:
-        """Change distinct slots."""
-        if len(slots):
-            self._changed.change(slots, states, rows)
+    def _change(self, before: SlotRows, states: States | int, rows: Block | None) -> None:
+        """Change slots, of which the table has `before`."""
+        if len(before.slots):
+            self._changed.change(before, states, rows)
             self._age()
 
     def _change_named(self, names: pa.Array, state: int, rows: Block | None) -> None:
         """Change distinct keys."""
-        self._change(self._table.find_or_add(names), state, rows)
+        self._change(self._table.read(self._table.find_or_add(names)), state, rows)
 
-    def _encoded(self, slots: SlotArray) -> pa.Array:
+    def _encoded(self, found: SlotRows) -> pa.Array:
         """Return the stored bytes of slots; null where there is no value."""
-        exists = self._table.states(slots) == PRESENT
-        data = self._stored_columns.encode(self._table.rows(slots[exists]))
+        exists = found.states == PRESENT
         if exists.all():
-            return data
+            return self._stored_columns.encode(found.rows)
+        data = self._stored_columns.encode(tuple(column[exists] for column in found.rows))
         return data.take(pa.array(np.cumsum(exists) - 1, mask=~exists))
 
     # Overrides --------------------------------------------------------------------------
@@ -503,22 +497,23 @@ class ColumnStore(CommittingStore[K, V]):
         return self._table.additions
 
     def _changes(self) -> ChangelogBatch | None:
-        slots = self._changed.slots()
-        if not len(slots):
+        latest = self._changed.latest()
+        if not len(latest.slots):
             return None
-        return ChangelogBatch(self._table.names(slots), self._encoded(slots), self._changed.ranges)
+        names = self._table.names(latest.slots)
+        return ChangelogBatch(names, self._encoded(latest), self._changed.ranges, latest.slots)
 
     def _above(self, lower: bytes, upper: bytes | None, *, reverse: bool) -> Above:
         changed = self._changed
         names = changed.names(lower, upper)
-        values = self._encoded(self._table.find(_binaries(names))).to_pylist()
+        values = self._encoded(self._table.read(self._table.find(_binaries(names)))).to_pylist()
         changes = list(zip(names, values, strict=True))[:: -1 if reverse else 1]
         return Above(changes, changed.ranges, partial(changed.note_empty, changed.moment))
 
     def _remove_expired(self, names: list[bytes]) -> None:
         slots = self._table.find_or_add(_binaries(names))
         clean = slots[~self._table.is_dirty(slots)]
-        self._change(clean, ABSENT, None)
+        self._change(self._table.read(clean), ABSENT, None)
 
     def _finalize(self, drained: ChangelogBatch) -> None:
         """Do nothing: the changed slots have the values already."""

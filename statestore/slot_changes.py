@@ -15,7 +15,7 @@ from strandline.statestore.layers import span
 from strandline.statestore.name_index import SlotArray
 from strandline.statestore.ranges import NO_RANGES, DeletedRanges
 from strandline.statestore.scalar_columns import Block
-from strandline.statestore.slots import UNKNOWN, SlotTable, States
+from strandline.statestore.slots import UNKNOWN, SlotRows, SlotTable, States
 from strandline.statestore.value_columns import block_bytes
 
 CHANGED_SLOT_BYTES = 48
@@ -26,13 +26,12 @@ DIRTY_SLOT_BYTES = 150
 
 @dataclass(frozen=True, slots=True)
 class SlotChange:
-    """Change of distinct slots, with what they had before."""
+    """Change of distinct slots."""
 
-    slots: SlotArray
+    before: SlotRows
+    """Slots, with the states and values that they had before."""
     fresh: SlotArray
     """Slots among them that had no uncommitted change before."""
-    states: States
-    rows: Block
     nbytes: int
     """Approximate bytes of memory that the change uses."""
 
@@ -48,6 +47,9 @@ class SlotChanges:
         """Number of times that the log was cut back."""
         self._index: list[bytes] = []
         self._indexed = 0
+        self._latest: SlotRows | None = None
+        """Result of `latest`, which is returned again at the same moment."""
+        self._latest_of = self.moment
         self.nbytes = 0
         """Approximate bytes of memory that the changes use."""
         self.ranges = NO_RANGES
@@ -56,20 +58,31 @@ class SlotChanges:
     def __len__(self) -> int:
         return len(self._log)
 
-    def slots(self) -> SlotArray:
-        """Return the changed slots, in the order of their first changes."""
-        fresh = [change.fresh for change in self._log]
-        return np.concatenate(fresh) if fresh else np.empty(0, np.int64)
+    def latest(self) -> SlotRows:
+        """Return the changed slots as of now, in the order of their first changes.
 
-    def change(self, slots: SlotArray, states: States | int, rows: Block | None) -> None:
-        """Set the states and values of distinct slots; see `SlotTable.assign`."""
-        table = self._table
+        The same call returns them for the results of a commit and for its changelog.
+        """
+        if self._latest is None or self._latest_of != self.moment:
+            fresh = [change.fresh for change in self._log]
+            slots = np.concatenate(fresh) if fresh else np.empty(0, np.int64)
+            self._latest, self._latest_of = self._table.read(slots), self.moment
+        return self._latest
+
+    def change(self, before: SlotRows, states: States | int, rows: Block | None) -> None:
+        """Set the states and values of slots; see `SlotTable.assign`.
+
+        Args:
+            before: The slots, as the table has them now.
+            states: New states.
+            rows: New values.
+        """
+        table, slots = self._table, before.slots
         fresh = slots[~table.is_dirty(slots)]
-        before = table.rows(slots)
         nbytes = CHANGED_SLOT_BYTES * len(slots) + DIRTY_SLOT_BYTES * len(fresh)
-        nbytes += sum(array.nbytes for array in before)
+        nbytes += sum(array.nbytes for array in before.rows)
         nbytes += 0 if rows is None else int(block_bytes(rows).sum())
-        self._log.append(SlotChange(slots, fresh, table.states(slots), before, nbytes))
+        self._log.append(SlotChange(before, fresh, nbytes))
         self.nbytes += nbytes
         table.set_dirty(fresh)
         table.assign(slots, states, rows)
@@ -95,7 +108,7 @@ class SlotChanges:
         undone = self._log[mark:]
         del self._log[mark:]
         for change in reversed(undone):
-            self._table.assign(change.slots, change.states, change.rows)
+            self._table.assign(*change.before)
             self._table.set_clean(change.fresh)
             self.nbytes -= change.nbytes
         self._forget_unknown([change.fresh for change in undone])
@@ -110,6 +123,7 @@ class SlotChanges:
         for change in self._log:
             self._table.set_clean(change.fresh)
         self._log.clear()
+        self._latest = None
         self._cuts += 1
         self._ranges.clear()
         self._index, self._indexed = [], 0

@@ -8,7 +8,7 @@ time are freed, many at once, so that each costs a constant time on average.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,14 @@ UNKNOWN, ABSENT, PRESENT = range(3)
 SLOT_BYTES = 100
 """Approximate bytes of a slot in all arrays, besides its encoded key, its row and its objects."""
 MIN_SLOTS = 64
+
+
+class SlotRows(NamedTuple):
+    """Copy of the states and values of distinct slots."""
+
+    slots: SlotArray
+    states: States
+    rows: Block
 
 
 class SlotTable:
@@ -98,6 +106,10 @@ class SlotTable:
     def rows(self, slots: SlotArray) -> Block:
         """Return a copy of the values of slots."""
         return tuple(column.take(slots) for column in self._columns)
+
+    def read(self, slots: SlotArray) -> SlotRows:
+        """Return a copy of the states and values of slots."""
+        return SlotRows(slots, self.states(slots), self.rows(slots))
 
     def assign(self, slots: SlotArray, states: States | int, rows: Block | None) -> None:
         """Set the states of distinct slots, and their values; None clears the values."""

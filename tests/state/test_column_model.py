@@ -12,12 +12,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from strandline.changelog.errors import InvalidRecord
-from strandline.statestore import StoreLimits, StoreSpec
+from strandline.statestore import StoreLimits, StoreSpec, changelogged
 from strandline.statestore.column_store import ColumnStore
 from tests.state.test_model import KEYS, VALUES, StoreMachine
 
 TINY = StoreLimits(cache_bytes=2_000)
 NO_CACHE = StoreLimits(cache_bytes=0)
+
+
+@pytest.fixture(autouse=True)
+def committed_batches_are_thinned_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changelogged, "THIN_BYTES", 100)
+    monkeypatch.setattr(changelogged, "LOOSE_BYTES", 400)
 
 
 class Figures(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -27,9 +28,10 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changelogged, "LOOSE_BYTES", LOOSE)
 
 
-def batch_of(changes: dict[bytes, bytes | None]) -> ChangelogBatch:
+def batch_of(changes: dict[bytes, bytes | None], *, numbered: bool = False) -> ChangelogBatch:
     keys, values = pa.array(changes, pa.binary()), pa.array(changes.values(), pa.binary())
-    return ChangelogBatch(keys, values)
+    slots = np.array([int(key) for key in changes], np.int64) if numbered else None
+    return ChangelogBatch(keys, values, slots=slots)
 
 
 def at(offset: int) -> StorePosition:
@@ -54,11 +56,13 @@ def test_many_different_keys_are_folded_and_still_found() -> None:
     assert state.get(b"0") == b"value"
 
 
+@pytest.mark.parametrize("numbered", [False, True, None])
 @pytest.mark.parametrize("loose_bytes", [None, LONG_MAX])
 @pytest.mark.parametrize("keys", [5, 60, 400, 5_000])
 def test_the_last_value_wins_after_any_thinning_and_folding(
-    keys: int, loose_bytes: int | None
+    keys: int, loose_bytes: int | None, numbered: bool | None
 ) -> None:
+    """With None some batches number their keys, and some do not."""
     state = Changelogged(MemoryEngine(), loose_bytes=loose_bytes)
     expected = dict[bytes, bytes | None]()
     chance = random.Random(keys)
@@ -66,7 +70,8 @@ def test_the_last_value_wins_after_any_thinning_and_folding(
         changed = {b"%d" % chance.randrange(keys) for _ in range(20)}
         changes = {key: chance.choice([b"%d" % offset, None]) for key in changed}
         expected.update(changes)
-        state.apply(batch_of(changes), at(offset))
+        is_numbered = chance.random() < 0.5 if numbered is None else numbered
+        state.apply(batch_of(changes, numbered=is_numbered), at(offset))
         if chance.random() < 0.02:
             state.checkpoint()
         if chance.random() < 0.02:
