@@ -1,36 +1,76 @@
-"""Arrow columns of small lists, and their numbers, by way of buffers.
+"""Arrow columns of a few Python objects and of numbers, without pandas.
 
-`pa.array` and `to_numpy` do the same, the former faster for long lists. But their first calls
-import pandas if it is installed, which takes half a second; opening a log must not wait for that.
+`pa.array` and `to_numpy` do the same. But their first calls import pandas if it is installed, which
+takes up to half a second: longer than a small program or a command needs for everything else.
 """
 
 from __future__ import annotations
 
+import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+FEW = 1_000
+"""Maximum number of objects that are converted without pandas; `pa.array` is faster for more."""
 
-def int64s(items: Sequence[int]) -> pa.Int64Array:
-    """Return integers as a column. Raises OverflowError beyond 64 bits, TypeError for a null.
 
-    >>> int64s([1, -2]).to_pylist()
-    [1, -2]
+def of_items(items: Iterable[Any], dtype: pa.DataType) -> pa.Array:
+    """Return Python objects as a column, like `pa.array`, whose errors it raises.
+
+    >>> of_items(["a", None], pa.string()).to_pylist()
+    ['a', None]
     """
-    return pa.Array.from_buffers(pa.int64(), len(items), [None, pa.py_buffer(array("q", items))])
+    listed = items if isinstance(items, list) else list(items)
+    if len(listed) <= FEW and "pandas" not in sys.modules and dtype in _BUFFERS:
+        kind, buffers = _BUFFERS[dtype]
+        if {*map(type, listed)} <= {kind, type(None)}:
+            with suppress(OverflowError, UnicodeEncodeError):
+                valid = None if None not in listed else _bits([i is not None for i in listed])
+                return pa.Array.from_buffers(dtype, len(listed), [valid, *buffers(listed)])
+    return pa.array(listed, dtype)
 
 
-def as_int64s(column: pa.Int64Array) -> npt.NDArray[np.int64]:
-    """Return the numbers of a column without nulls, as a view.
+def of_numbers(numbers: npt.NDArray[Any]) -> pa.Array:
+    """Return an array of numbers as a column that shares its memory.
 
-    >>> int(as_int64s(int64s([1, 5, 3])[1:]).max())
-    5
+    >>> of_numbers(np.array([1.5, 2.0])).to_pylist()
+    [1.5, 2.0]
     """
-    return np.frombuffer(column.buffers()[1] or b"", np.int64, len(column), 8 * column.offset)
+    dtype = pa.from_numpy_dtype(numbers.dtype)
+    buffer = pa.py_buffer(np.ascontiguousarray(numbers))
+    return pa.Array.from_buffers(dtype, len(numbers), [None, buffer])
+
+
+def repeated(number: int, count: int, dtype: npt.DTypeLike = np.int64) -> pa.Array:
+    """Return a column that has a number several times.
+
+    >>> repeated(5, 2).to_pylist()
+    [5, 5]
+    """
+    return of_numbers(np.full(count, number, dtype))
+
+
+def as_numpy(column: pa.Array) -> npt.NDArray[Any]:
+    """Return a column without nulls as an array, without copying where possible.
+
+    >>> int(as_numpy(pa.array([1, 5, 3])[1:]).max()), as_numpy(pa.array([True, False])).tolist()
+    (5, [True, False])
+    """
+    if column.null_count or column.type not in _NUMPY:
+        return column.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    dtype, data = _NUMPY[column.type], column.buffers()[1] or b""
+    if dtype is not np.bool_:
+        item = np.dtype(dtype).itemsize
+        return np.frombuffer(data, dtype, len(column), item * column.offset)
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+    return bits[column.offset :][: len(column)].astype(np.bool_)
 
 
 def int64_range(start: int, end: int) -> pa.Int64Array:
@@ -39,21 +79,54 @@ def int64_range(start: int, end: int) -> pa.Int64Array:
     >>> int64_range(5, 8).to_pylist()
     [5, 6, 7]
     """
-    numbers = np.arange(start, end, dtype=np.int64)
-    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
+    return of_numbers(np.arange(start, end, dtype=np.int64))
 
 
-def binaries(items: Sequence[bytes | None]) -> pa.BinaryArray:
-    """Return bytes and nulls as a column. Raises OverflowError beyond 2 GiB, TypeError for text.
+def _bits(flags: Sequence[bool]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(np.array(flags, np.bool_), bitorder="little"))
 
-    >>> binaries([b"a", None, b""]).to_pylist()
-    [b'a', None, b'']
-    """
-    valid = None
-    if None in items:
-        bits = np.packbits([item is not None for item in items], bitorder="little")
-        valid = pa.py_buffer(bits)
+
+def _of_ints(items: Sequence[int | None]) -> list[pa.Buffer]:
+    return [pa.py_buffer(array("q", [item or 0 for item in items]))]
+
+
+def _of_floats(items: Sequence[float | None]) -> list[pa.Buffer]:
+    return [pa.py_buffer(array("d", [item or 0.0 for item in items]))]
+
+
+def _of_bools(items: Sequence[bool | None]) -> list[pa.Buffer]:
+    return [_bits([bool(item) for item in items])]
+
+
+def _of_bytes(items: Sequence[bytes | None]) -> list[pa.Buffer]:
     filled = [item or b"" for item in items]
     ends = array("i", accumulate(map(len, filled), initial=0))
-    buffers = [valid, pa.py_buffer(ends), pa.py_buffer(b"".join(filled))]
-    return pa.Array.from_buffers(pa.binary(), len(items), buffers)
+    return [pa.py_buffer(ends), pa.py_buffer(b"".join(filled))]
+
+
+def _of_texts(items: Sequence[str | None]) -> list[pa.Buffer]:
+    return _of_bytes([None if item is None else item.encode() for item in items])
+
+
+_BUFFERS: Mapping[pa.DataType, tuple[type, Callable[[Sequence[Any]], list[pa.Buffer]]]] = {
+    pa.int64(): (int, _of_ints),
+    pa.float64(): (float, _of_floats),
+    pa.bool_(): (bool, _of_bools),
+    pa.binary(): (bytes, _of_bytes),
+    pa.string(): (str, _of_texts),
+}
+"""Type of the objects of a column, and the buffers that have their values."""
+
+_NUMPY: Mapping[pa.DataType, type[np.generic]] = {
+    pa.bool_(): np.bool_,
+    pa.int8(): np.int8,
+    pa.int16(): np.int16,
+    pa.int32(): np.int32,
+    pa.int64(): np.int64,
+    pa.uint8(): np.uint8,
+    pa.uint16(): np.uint16,
+    pa.uint32(): np.uint32,
+    pa.uint64(): np.uint64,
+    pa.float32(): np.float32,
+    pa.float64(): np.float64,
+}

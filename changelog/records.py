@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.changelog.arrays import int64_range
+from strandline.changelog.arrays import as_numpy, int64_range
 from strandline.changelog.config import TopicConfig
 from strandline.changelog.history import (
     LOST,
@@ -130,7 +130,7 @@ class Batch:
         """Return the records with offsets from `start` to `end` (exclusive), without copying."""
         if start <= self.base_offset and self.last_offset < end:
             return self
-        first, stop = np.searchsorted(self.offsets.to_numpy(), [start, end])
+        first, stop = np.searchsorted(as_numpy(self.offsets), [start, end])
         if first >= stop:
             return Batch(self.topic, self.partition, start, self.columns.slice(0, 0))
         return self.slice(int(first), int(stop - first))

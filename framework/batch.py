@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.changelog import records
+from strandline.changelog.arrays import as_numpy, repeated
 from strandline.changelog.client.tables import PLACE, flattened, for_polars
 from strandline.changelog.errors import InvalidRecord
 from strandline.changelog.schema import upgrade
@@ -109,7 +110,7 @@ class TaskBatch:
             InvalidRecord: A record cannot be decoded.
         """
         columns = {
-            "partition": pa.repeat(pa.scalar(self.partition, PLACE["partition"]), len(self)),
+            "partition": repeated(self.partition, len(self), np.int32),
             "offset": self.offsets,
             "timestamp": pc.cast(self.timestamps, PLACE["timestamp"]),
             "key": self.keys,
@@ -133,7 +134,7 @@ class TaskBatch:
 
     def times(self) -> npt.NDArray[np.int64]:
         """Return the time of each record in milliseconds since the epoch, as a NumPy array."""
-        times: npt.NDArray[np.int64] = self.timestamps.to_numpy()
+        times: npt.NDArray[np.int64] = as_numpy(self.timestamps)
         return times
 
     @cached_property

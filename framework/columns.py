@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from strandline.changelog.arrays import of_items
 from strandline.changelog.errors import InvalidRecord, SchemaMismatch
 from strandline.changelog.records import (
     HEADERS_TYPE,
@@ -36,7 +37,7 @@ def batch_of(
     headers: dict[int, Headers] | None = None,
 ) -> pa.RecordBatch:
     """Return keys, values, timestamps and headers as one batch for the log."""
-    arrays = [pa.array(timestamps, pa.int64()), keys, values]
+    arrays = [of_items(timestamps, pa.int64()), keys, values]
     if headers:
         arrays.append(_headers_column(headers, len(keys)))
     return pa.RecordBatch.from_arrays(
@@ -84,4 +85,4 @@ def _headers_column(headers: dict[int, Headers], length: int) -> pa.Array:
         [{"key": name, "value": value} for name, value in headers.get(at, ())]
         for at in range(length)
     ]
-    return pa.array(rows, HEADERS_TYPE)
+    return of_items(rows, HEADERS_TYPE)

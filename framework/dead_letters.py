@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from strandline.changelog.arrays import of_items
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.asking_again import stable_offsets
 from strandline.changelog.client.consumer import Consumer
@@ -244,5 +245,5 @@ def _with_headers(columns: pa.RecordBatch, letters: list[Letter]) -> pa.RecordBa
     return columns.set_column(
         at,
         pa.field("headers", HEADERS_TYPE),
-        pa.array([one.headers for one in letters], HEADERS_TYPE),
+        of_items([one.headers for one in letters], HEADERS_TYPE),
     )

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from strandline.changelog.arrays import as_numpy
 from strandline.changelog.errors import InvalidRecord
 from strandline.changelog.records import Batch
 from strandline.framework.record import Record
@@ -69,7 +70,7 @@ def records_of(
             Record,
             topic.keys.decode(columns.column("key")),
             topic.values.decode(columns.column("value")),
-            _timestamps(columns.column("timestamp").to_numpy()),
+            _timestamps(as_numpy(columns.column("timestamp"))),
             _headers(batch),
             repeat(batch.topic),
             repeat(batch.partition),

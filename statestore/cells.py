@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from strandline.changelog.arrays import of_items
 
 ByteArray = npt.NDArray[np.uint8]
 Sizes = npt.NDArray[np.int64]
@@ -25,6 +26,7 @@ WORD_BYTES = 8
 """Bytes of a number."""
 JOINED_ROWS = 1 << 14
 """Number of rows that are joined at a time, because their matrix then stays in the cache."""
+_NOTHING = of_items([b""], pa.binary())[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,7 @@ def side_by_side(pieces: Sequence[pa.Array]) -> pa.Array:
     """Return the column of type binary whose rows have those of `pieces` one after another."""
     if len(pieces) == 1:
         return pieces[0]
-    return pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.binary()))
+    return pc.binary_join_element_wise(*pieces, _NOTHING)
 
 
 def slices(data: ByteArray, starts: Sizes, ends: Sizes) -> pa.Array:
@@ -214,9 +216,3 @@ def high_bits(words: Words, sizes: Sizes) -> Words:
     """Return the first `sizes` bytes (0 to 8) of numbers as numbers."""
     shifted: Words = words >> np.minimum(8 * (WORD_BYTES - sizes), 63).astype(np.uint64)
     return np.where(sizes > 0, shifted, np.uint64(0))
-
-
-def as_numpy(column: Any) -> npt.NDArray[Any]:
-    """Return an Arrow column without nulls as an array, without copying where possible."""
-    array: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
-    return array

@@ -25,6 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.changelog.arrays import as_numpy, of_numbers, repeated
 from strandline.changelog.history import UNKNOWN_EPOCH, HistoryEpoch
 from strandline.changelog.records import columns_schema
 from strandline.statestore.cache import ENTRY_BYTES
@@ -81,7 +82,7 @@ class ChangelogBatch:
     def columns(self, timestamp: int) -> pa.RecordBatch:
         """Return the records as columns of the log, all with the timestamp `timestamp` (ms)."""
         arrays = [
-            pa.repeat(pa.scalar(timestamp, pa.int64()), len(self)),
+            repeated(timestamp, len(self)),
             self.keys,
             self.values,
         ]
@@ -315,11 +316,11 @@ def _latest(batches: Sequence[ChangelogBatch]) -> ChangelogBatch:
     ranges = reduce(or_, (batch.ranges for batch in batches))
     numbered = [batch.slots for batch in batches if batch.slots is not None]
     if len(numbered) < len(batches):
-        last = pa.array(_last_places(keys.dictionary_encode().indices.to_numpy()))
+        last = of_numbers(_last_places(as_numpy(keys.dictionary_encode().indices)))
         return ChangelogBatch(keys.take(last), values.take(last), ranges)
     slots = np.concatenate(numbered)
     places = _last_places(slots)
-    last = pa.array(places)
+    last = of_numbers(places)
     return ChangelogBatch(keys.take(last), values.take(last), ranges, slots[places])
 
 

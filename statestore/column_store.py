@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from strandline.changelog.arrays import of_items, of_numbers
 from strandline.changelog.clock import Clock
 from strandline.changelog.errors import CorruptLog, InvalidConfig, InvalidRecord
 from strandline.changelog.settings import LONG_MAX
@@ -235,7 +236,7 @@ class ColumnStore(CommittingStore[K, V]):
             key = self._keys.decode(found.names[error.code].as_py())
             raise InvalidRecord(f"store {self.spec.name!r}: key {key!r}: {error}") from error
         self._change(before, PRESENT, self._stored_columns.with_expiry((new,)))
-        return pa.array(new if found.are_rows else new[found.codes])
+        return of_numbers(new if found.are_rows else new[found.codes])
 
     def changed_rows(self) -> tuple[pa.Array, Column]:
         """Return the keys changed since the last commit, with their values as of now.
@@ -294,7 +295,7 @@ class ColumnStore(CommittingStore[K, V]):
         valid = self._valid(before)
         kept = np.flatnonzero(valid)
         found = self._stored_columns.column(tuple(each[kept] for each in before.rows), valid[kept])
-        keys = self._key_columns.decode(names.take(pa.array(kept)))
+        keys = self._key_columns.decode(names.take(of_numbers(kept)))
         self._change(before, ABSENT, None)
         self._note_range(len(names), *bounds)
         return keys, found
@@ -333,7 +334,7 @@ class ColumnStore(CommittingStore[K, V]):
         names = self._keys.encode_all(fitting)
         cold = np.flatnonzero(self._table.find(names) < 0)
         self.lookups.read_ahead([fitting[place] for place in cold.tolist()])
-        self._load_all(names.take(pa.array(cold)))
+        self._load_all(names.take(of_numbers(cold)))
         nbytes = self._table.nbytes - before
         self._age()
         return len(cold), nbytes
@@ -352,7 +353,7 @@ class ColumnStore(CommittingStore[K, V]):
         self._writable()
         self.revision += 1
         names = self._keys.encode_all(step.latest())
-        data = pa.array(list(map(self._values.dumps, step.latest().values())), pa.binary())
+        data = of_items(list(map(self._values.dumps, step.latest().values())), pa.binary())
         rows = self._stored_columns.decode(data.drop_null().to_pylist())
         self._change_named(names.filter(data.is_valid()), PRESENT, rows)
         self._change_named(names.filter(data.is_null()), ABSENT, None)
@@ -563,4 +564,4 @@ class ColumnStore(CommittingStore[K, V]):
 
 
 def _binaries(items: Sequence[bytes]) -> pa.Array:
-    return pa.array(items, pa.binary())
+    return of_items(items, pa.binary())

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from strandline.changelog.arrays import repeated
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
 from strandline.changelog.errors import TopicExists, UnknownTopic
@@ -84,7 +85,7 @@ class CompactedTable:
 
 def records(keys: pa.Array, values: pa.Array, timestamp: int) -> pa.RecordBatch:
     """Return keys and values as columns of the log, all at `timestamp` (ms)."""
-    times = pa.repeat(pa.scalar(timestamp, pa.int64()), len(keys))
+    times = repeated(timestamp, len(keys))
     return pa.RecordBatch.from_arrays(
         [times, keys, values], schema=columns_schema(pa.binary(), headers=False)
     )

@@ -22,13 +22,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from strandline.changelog.arrays import as_numpy, of_items, of_numbers
 from strandline.changelog.client.casting import plain
 from strandline.changelog.errors import InvalidRecord
 from strandline.statestore.cells import (
     CellPart,
     CellReader,
     Unexpected,
-    as_numpy,
     constant,
     joined,
     side_by_side,
@@ -127,7 +127,7 @@ class KeyColumns:
         except Unexpected:
             keys = [_as_item(self._codec.decode(name)) for name in names.to_pylist()]
         try:
-            return pa.array(keys, self.arrow)
+            return of_items(keys, self.arrow)
         except (pa.ArrowException, OverflowError, UnicodeError) as error:
             raise self._refusal(
                 f"does not fit in a column of {self.arrow} ({error}); read it with get() or range()"
@@ -185,7 +185,7 @@ class _Tuples:
     def distinct(self, column: pa.Array) -> DistinctKeys:
         admitted = zip(self._elements, self._admitted(column), strict=True)
         coded = [element.coded(each) for (element, _), each in admitted]
-        combined = pa.array(_combined(coded)).dictionary_encode()
+        combined = of_numbers(_combined(coded)).dictionary_encode()
         rows = _first_rows(combined)
         columns = [each.dictionary.take(each.indices.take(rows)) for each in coded]
         return DistinctKeys(self._encoded(columns), _codes(combined))
@@ -300,7 +300,7 @@ def _combined(coded: list[pa.Array]) -> Codes:
         codes, count = left
         more = max(1, len(right.dictionary))
         if count * more >= 1 << 62:
-            again = pa.array(codes).dictionary_encode()
+            again = of_numbers(codes).dictionary_encode()
             codes, count = _codes(again), len(again.dictionary)
         return codes * more + _codes(right), count * more
 
@@ -313,7 +313,7 @@ def _first_rows(coded: pa.Array) -> pa.Array:
     rows = np.empty(len(coded.dictionary), np.int64)
     codes = _codes(coded)
     rows[codes] = np.arange(len(codes))
-    return pa.array(rows)
+    return of_numbers(rows)
 
 
 def _codes(coded: pa.Array) -> Codes:

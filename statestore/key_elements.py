@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.changelog.arrays import as_numpy, of_items, of_numbers
 from strandline.changelog.errors import InvalidRecord
 from strandline.statestore.cells import (
     WORD_BYTES,
@@ -25,7 +26,6 @@ from strandline.statestore.cells import (
     Sizes,
     Unexpected,
     Words,
-    as_numpy,
     high_bits,
     offsets_and_bytes,
     side_by_side,
@@ -169,8 +169,8 @@ def _of_tag(tag: int, words: Words) -> CellPart:
 
 
 def _prefixed(tag: int, texts: pa.Array, end: bytes) -> pa.Array:
-    prefix = pa.scalar(bytes((tag,)), pa.binary())
-    return side_by_side([prefix, texts, *([pa.scalar(end, pa.binary())] if end else [])])
+    prefix, suffix = of_items([bytes((tag,)), end], pa.binary())
+    return side_by_side([prefix, texts, *([suffix] if end else [])])
 
 
 def _has_zeros(texts: pa.Array) -> bool:
@@ -220,12 +220,12 @@ def _read_ints(reader: CellReader) -> pa.Array:
     if (magnitudes > np.where(is_negative, _TOP, _TOP - np.uint64(1))).any():
         raise Unexpected("an int has more than 64 bits")
     values = np.where(is_negative, ~magnitudes + np.uint64(1), magnitudes)
-    return pa.array(values.view(np.int64))
+    return of_numbers(values.view(np.int64))
 
 
 def _read_floats(reader: CellReader) -> pa.Array:
     bits = _read_tagged(reader, TAG_FLOAT)
-    return pa.array((bits ^ np.where(bits & _TOP, _TOP, _ALL)).view(np.float64))
+    return of_numbers((bits ^ np.where(bits & _TOP, _TOP, _ALL)).view(np.float64))
 
 
 def _read_bools(reader: CellReader) -> pa.Array:
@@ -240,11 +240,11 @@ def _read_dates(reader: CellReader) -> pa.Array:
     days = (_read_tagged(reader, TAG_DATE, 4) >> np.uint64(32)).astype(np.int64)
     if ((days < 1) | (days > date.max.toordinal())).any():
         raise Unexpected("a date is outside of the years 1 to 9999")
-    return pa.array((days - _UNIX_ORDINAL).astype(np.int32)).cast(pa.date32())
+    return of_numbers((days - _UNIX_ORDINAL).astype(np.int32)).cast(pa.date32())
 
 
 def _read_datetimes(reader: CellReader) -> pa.Array:
-    micros = pa.array((_read_tagged(reader, TAG_DATETIME) ^ _TOP).view(np.int64))
+    micros = of_numbers((_read_tagged(reader, TAG_DATETIME) ^ _TOP).view(np.int64))
     try:
         return _check_datetimes(micros.cast(_MICROS))
     except InvalidRecord as error:

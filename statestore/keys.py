@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar, Union, get_args, get_origin
 
 import pyarrow as pa
 
+from strandline.changelog.arrays import of_items
 from strandline.changelog.errors import InvalidConfig, InvalidRecord, InvalidRequest
 from strandline.statestore.foreign_keys import (
     FOREIGN_KEYS,
@@ -232,7 +233,7 @@ class _Scalar:
 
 
 def _each(encode: Callable[[Any], bytes]) -> Callable[[Collection[Any]], pa.Array]:
-    return lambda keys: pa.array(list(map(encode, keys)), pa.binary())
+    return lambda keys: of_items(list(map(encode, keys)), pa.binary())
 
 
 def _admits(declared: type) -> Callable[[Any], Any]:

@@ -21,6 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.changelog.arrays import as_numpy, of_numbers
+
 Octets = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
 Lengths = npt.NDArray[np.int32]
@@ -46,7 +48,7 @@ def latest_per_key(keys: pa.Array, values: pa.Array) -> tuple[pa.Array, pa.Array
     order = np.argsort(words[0]) if len(words) == 1 else np.lexsort(words[::-1])
     is_first = _is_first(words, order)
     last = order if is_first.all() else np.maximum.reduceat(order, np.flatnonzero(is_first))
-    return strings.take(last), values.take(pa.array(last))
+    return strings.take(last), values.take(of_numbers(last))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class _Strings:
         """Return the strings at `positions`; several times faster than Arrow for equal lengths."""
         length = self.longest
         if not 0 < length == self.shortest:
-            return self.column.take(pa.array(positions))
+            return self.column.take(of_numbers(positions))
         every = np.ndarray((len(self.starts),), f"V{length}", self.data, int(self.starts[0]))
         taken = every.take(positions)
         offsets = np.arange(0, taken.nbytes + 1, length, dtype=np.int32)
@@ -112,7 +114,7 @@ def _words(keys: _Strings) -> list[Words]:
     varied = keys.shortest != keys.longest
     end = max(keys.longest + varied, skip + 1)
     if end - skip > WORD_BYTES * MAX_WORDS:
-        return [pc.rank(keys.column, tiebreaker="dense").to_numpy()]
+        return [as_numpy(pc.rank(keys.column, tiebreaker="dense"))]
     words = [keys.words(at) for at in range(skip, end, WORD_BYTES)]
     if varied:
         words[-1] |= (keys.lengths - skip).astype(np.uint64)  # at most 8 * MAX_WORDS: one byte

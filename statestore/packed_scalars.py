@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from strandline.changelog.arrays import of_items
 from strandline.statestore.cells import (
     WORD_BYTES,
     ByteArray,
@@ -126,7 +127,7 @@ def packed_texts(column: Scalars) -> pa.Array:
     assert column.texts is not None
     is_text = (column.kinds >= TEXT).tolist()
     rows = zip(column.texts.tolist(), is_text, strict=True)
-    return pa.array([_pack(text) if has else b"" for text, has in rows], pa.binary())
+    return of_items([_pack(text) if has else b"" for text, has in rows], pa.binary())
 
 
 def read_scalars(reader: CellReader) -> Scalars:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pyarrow as pa
 
+from strandline.changelog.arrays import of_items
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.asking_again import commit_until_known
 from strandline.changelog.client.producer import Producer
@@ -178,8 +179,8 @@ def topic_key(topic: str) -> str:
 
 def changes_of(changes: Changes, clock: Clock) -> pa.RecordBatch:
     """Return changes as columns of the log."""
-    keys = pa.array([key.encode() for key in changes], pa.binary())
-    return records(keys, pa.array(list(changes.values()), pa.binary()), clock.now_ms())
+    keys = of_items([key.encode() for key in changes], pa.binary())
+    return records(keys, of_items(list(changes.values()), pa.binary()), clock.now_ms())
 
 
 def ids_to_bytes(ids: TopicIds | None) -> bytes:

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 import msgspec
 import pyarrow as pa
 
+from strandline.changelog.arrays import of_items
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.clock import Clock
@@ -145,7 +146,7 @@ def _rewrite(
         count = 0
         for keys, values, after in _chunks(work, store, recorded.rewritten_up_to(changelog)):
             mark = msgspec.json.encode(RewriteProgress(declaration.version, after))
-            changes = pa.array(keys, pa.binary()), pa.array(values, pa.binary())
+            changes = of_items(keys, pa.binary()), of_items(values, pa.binary())
             appends = [log.columns({partition_key(changelog): mark})]
             if keys:
                 appends.append((changelog, records(*changes, clock.now_ms())))

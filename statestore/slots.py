@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from strandline.changelog.arrays import of_items
 from strandline.statestore.name_index import NameIndex, Names, SlotArray
 from strandline.statestore.scalar_columns import Block, no_objects
 from strandline.statestore.value_columns import block_bytes
@@ -85,7 +86,7 @@ class SlotTable:
         """Return the slot of a key that is looked up alone, or -1."""
         slot = self._single.get(name, -1)
         if slot < 0:
-            slot = int(self.find(pa.array([name], pa.binary()))[0])
+            slot = int(self.find(of_items([name], pa.binary()))[0])
             if slot >= 0:
                 self._single[name] = slot
         if slot >= 0:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from strandline.changelog.arrays import of_items
 from strandline.statestore.cells import constant, joined, numbers, side_by_side
 from strandline.statestore.scalar_columns import Block, Column
 from strandline.statestore.spec import AnySpec
@@ -76,9 +77,9 @@ class StoredColumns:
     def decode(self, data: Sequence[bytes]) -> Block:
         """Return the rows of stored bytes. Raises CorruptLog."""
         if not self._expires:
-            return self._values.decode(pa.array(data, pa.binary()))
+            return self._values.decode(of_items(data, pa.binary()))
         pairs = [split(each, self._codec.expiry) for each in data]
-        bodies = self._values.decode(pa.array([body for body, _ in pairs], pa.binary()))
+        bodies = self._values.decode(of_items([body for body, _ in pairs], pa.binary()))
         return (*bodies, np.array([expires for _, expires in pairs], np.int64))
 
     def _bodies(self, rows: Block) -> Block:

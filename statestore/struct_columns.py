@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec import inspect
 
+from strandline.changelog.arrays import as_numpy
 from strandline.changelog.client.casting import plain
 from strandline.changelog.errors import InvalidRecord
 from strandline.statestore.cells import (
@@ -20,7 +21,6 @@ from strandline.statestore.cells import (
     CellReader,
     Mask,
     Unexpected,
-    as_numpy,
     constant,
     joined,
     side_by_side,

@@ -19,14 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from strandline.changelog.arrays import as_numpy, of_items
 from strandline.changelog.errors import InvalidRecord
-from strandline.statestore.cells import (
-    CellReader,
-    Mask,
-    Unexpected,
-    as_numpy,
-    joined,
-)
+from strandline.statestore.cells import CellReader, Mask, Unexpected, joined
 from strandline.statestore.packed_scalars import (
     BOOL,
     BYTES,
@@ -173,7 +168,7 @@ class TextValues:
             raise unfit_values(self._codec, error) from error
 
     def encode(self, block: Block) -> pa.Array:
-        return pa.array(list(map(self._codec.serde.dumps, block[0].tolist())), pa.binary())
+        return of_items(list(map(self._codec.serde.dumps, block[0].tolist())), pa.binary())
 
     def decode(self, data: pa.Array) -> Block:
         return (object_array(decoded_objects(self._codec, data)),)
@@ -200,7 +195,7 @@ class ObjectValues:
         return [loads(data) if has else None for data, has in rows]
 
     def encode(self, block: Block) -> pa.Array:
-        return pa.array(block[0].tolist(), pa.binary())
+        return of_items(block[0].tolist(), pa.binary())
 
     def decode(self, data: pa.Array) -> Block:
         found = data.to_pylist()

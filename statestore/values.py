@@ -27,6 +27,7 @@ from typing import Any, Literal, NoReturn
 import msgspec
 import pyarrow as pa
 
+from strandline.changelog.arrays import of_items
 from strandline.changelog.errors import CorruptLog, InvalidRecord, StrandlineError
 from strandline.statestore.keys import Never
 from strandline.statestore.packing import pack_ints
@@ -144,7 +145,7 @@ class ValueCodec:
                 return pack_ints(entries)
         dumps = self.serde.dumps
         data = [held.data if type(held) is Packed else dumps(held) for held in entries]
-        return pa.array(data, pa.binary())
+        return of_items(data, pa.binary())
 
     def dumps(self, held: Any) -> bytes | None:
         """Return the stored bytes of a held value; None for a deletion."""

@@ -686,6 +686,31 @@ def test_opening_a_log_does_not_import_pandas(owned: bool, tmp_path: Path) -> No
     assert loaded.strip() == "False"
 
 
+def test_a_small_app_does_not_import_pandas(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    loaded = python(
+        f"""
+        import sys
+        import strandline as sl
+        app = sl.App("visits", log={str(tmp_path / "log")!r})
+        pages, totals = app.topic("pages", key=str, value=int), app.topic("totals", key=str, value=int)
+        seen = app.store("seen", key=str, value=int, default=0)
+
+        @app.task(pages, stores=[seen])
+        def count(record):
+            seen[record.key] += record.value
+            totals.send(record.key, seen[record.key])
+
+        pages.append([("home", 1), ("about", 2), ("home", 3)])
+        app.run(until="idle")
+        assert app.query(seen)["home"] == 4
+        app.close()
+        print("pandas" in sys.modules)
+        """
+    )
+    assert loaded.strip() == "False"
+
+
 def test_looking_up_the_spark_source_does_not_import_pandas() -> None:
     """Spark does so in several processes for each query."""
     pytest.importorskip("pyspark")

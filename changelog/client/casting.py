@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.changelog.arrays import as_numpy
 from strandline.changelog.client.keys import is_bytes, is_list, is_text
 from strandline.changelog.client.number_casts import cast_number, is_number
 from strandline.changelog.errors import SchemaMismatch
@@ -134,12 +135,12 @@ def _bits(valid: pa.BooleanArray) -> pa.Buffer | None:
     if valid.false_count == 0:
         return None
     # A copy, because the bits of a slice do not begin at those of its buffer.
-    return pa.array(valid.to_numpy(zero_copy_only=False)).buffers()[1]
+    return pa.array(as_numpy(valid)).buffers()[1]
 
 
 def _spaced(items: pa.Array, size: int, lengths: Lengths, valid: pa.BooleanArray) -> pa.Array:
     """Return the items of lists of a fixed size, with `size` items for each null list too."""
-    there = valid.to_numpy(zero_copy_only=False)
+    there = as_numpy(valid)
     wrong = lengths[there & (lengths != size)]
     if len(wrong):
         raise pa.ArrowInvalid(f"a list has {wrong[0]} items instead of {size}")
@@ -194,7 +195,7 @@ def _cast_lists(column: pa.Array, kind: pa.DataType, name: str, where: str) -> p
 
 
 def _lengths(lists: pa.Array) -> Lengths:
-    lengths: Lengths = pc.fill_null(pc.list_value_length(lists), 0).cast(pa.int64()).to_numpy()
+    lengths: Lengths = as_numpy(pc.fill_null(pc.list_value_length(lists), 0).cast(pa.int64()))
     return lengths
 
 

@@ -28,6 +28,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.changelog.arrays import of_items, repeated
 from strandline.changelog.client.casting import cast_column, check_nulls, plain, with_buffers
 from strandline.changelog.client.given import given_table, is_table, native
 from strandline.changelog.client.items import check_names, column_of
@@ -122,13 +123,13 @@ def batch_of(
     """
     where = f"topic {topic.name!r}"
     try:
-        arrays = [pa.array(timestamps, pa.int64()), pa.array(keys, pa.binary())]
+        arrays = [of_items(timestamps, pa.int64()), of_items(keys, pa.binary())]
         if topic.schema is None:
-            arrays.append(pa.array(values, pa.binary()))
+            arrays.append(of_items(values, pa.binary()))
         else:
             arrays.append(struct_of(values, topic.schema, where))
         if headers is not None and any(headers):
-            arrays.append(pa.array(headers, HEADERS_TYPE))
+            arrays.append(of_items(headers, HEADERS_TYPE))
     except (pa.ArrowException, TypeError, OverflowError, UnicodeError) as error:
         raise InvalidRecord(f"{where}: records cannot be put into columns: {error}") from error
     lengths = {len(array) for array in arrays}
@@ -255,7 +256,7 @@ class _Layout:
 
     def _times(self, column: pa.Array | None, length: int) -> pa.Int64Array:
         if column is None:
-            return pa.repeat(pa.scalar(self._now_ms, pa.int64()), length)
+            return repeated(self._now_ms, length)
         kind, name = column.type, self._timestamp or "timestamp"
         if not (pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
             raise SchemaMismatch(
@@ -313,7 +314,7 @@ def _rows_table(rows: Sequence[Mapping[str, Any]], layout: _Layout) -> pa.Table:
     for name in names:
         column = [row.get(name) for row in rows]
         if layout.is_key_beside(name):
-            arrays.append(pa.array(map(encode_key, column), pa.binary()))
+            arrays.append(of_items(map(encode_key, column), pa.binary()))
         else:
             arrays.append(column_of(column, layout.type_of(name), name, layout.where))
     return pa.Table.from_arrays(arrays, names=names)

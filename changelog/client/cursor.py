@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from strandline.changelog.arrays import as_numpy
 from strandline.changelog.history import Epochs
 from strandline.changelog.records import Batch, CommittedOffset, Fetched, named_offset
 
@@ -60,7 +61,7 @@ class FetchCursor:
             return batch
         if batch.sparse_offsets is None:
             return batch.slice(self.position - batch.base_offset)
-        return batch.slice(int(np.searchsorted(batch.offsets.to_numpy(), self.position)))
+        return batch.slice(int(np.searchsorted(as_numpy(batch.offsets), self.position)))
 
     def passed(self, offset: int) -> int:
         """Move after the record at `offset` of the first batch, and return `moves`."""

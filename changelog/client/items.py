@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.changelog.arrays import of_items
 from strandline.changelog.client.casting import Lengths, cast_column, lists_from, struct_from
 from strandline.changelog.client.keys import is_bytes, is_list
 from strandline.changelog.errors import SchemaMismatch
@@ -191,7 +192,7 @@ def _lengths(lists: Sequence[Any]) -> Lengths:
 
 
 def _valid(items: Sequence[Any]) -> pa.BooleanArray:
-    return pa.array([item is not None for item in items], pa.bool_())
+    return of_items([item is not None for item in items], pa.bool_())
 
 
 # Values without parts -----------------------------------------------------------------

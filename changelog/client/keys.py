@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.changelog.arrays import of_items
 from strandline.changelog.errors import InvalidRecord
 
 _double = struct.Struct(">d")
@@ -68,7 +69,7 @@ def encode_keys(column: pa.Array) -> pa.BinaryArray:
             return _big_endian(_same_floats(pc.cast(column, pa.float64())), ">f8")
     except pa.ArrowInvalid as error:
         raise InvalidRecord(f"keys of type {kind} cannot be encoded: {error}") from error
-    return pa.array([encode_key(key) for key in column.to_pylist()], pa.binary())
+    return of_items([encode_key(key) for key in column.to_pylist()], pa.binary())
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -21,6 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.changelog.arrays import as_numpy, of_numbers
+
 Hashes = npt.NDArray[np.uint32]
 Partitions = npt.NDArray[np.int32]
 
@@ -81,7 +83,7 @@ def partitions_for(keys: pa.BinaryArray, partitions: int, *, skip: int = 0) -> P
         hashes = murmur2_array(keys, skip=skip) & np.uint32(_POSITIVE)
         chosen = (hashes % np.uint32(partitions)).view(np.int32)
     if keys.null_count:
-        chosen[pc.is_null(keys).to_numpy(zero_copy_only=False)] = -1
+        chosen[as_numpy(pc.is_null(keys))] = -1
     return chosen
 
 
@@ -100,7 +102,7 @@ def split(
         yield int(present[0]), columns
         return
     small = partitions.astype(np.int16) if len(counts) < 1 << 15 else partitions  # sorted by radix
-    ordered = columns.take(pa.array(np.argsort(small, kind="stable")))
+    ordered = columns.take(of_numbers(np.argsort(small, kind="stable")))
     start = 0
     for partition in present.tolist():
         count = int(counts[partition])

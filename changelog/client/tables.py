@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.changelog.arrays import repeated
 from strandline.changelog.client.casting import cast_column
 from strandline.changelog.client.consumer import Consumer
 from strandline.changelog.errors import InvalidRequest, SchemaMismatch
@@ -154,7 +156,7 @@ def _before(batch: Batch, end: int) -> Batch:
 def _table(batch: Batch, schema: pa.Schema) -> pa.Table:
     columns = upgrade(batch.columns, schema.field("value").type)
     arrays = [
-        pa.repeat(pa.scalar(batch.partition, PLACE["partition"]), len(batch)),
+        repeated(batch.partition, len(batch), np.int32),
         batch.offsets,
         pc.cast(columns.column("timestamp"), PLACE["timestamp"]),
         columns.column("key"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from strandline.changelog.arrays import as_int64s
+from strandline.changelog.arrays import as_numpy, repeated
 from strandline.changelog.embedded.frame import FramePayload, encode
 from strandline.changelog.embedded.topic import OpenTopic
 from strandline.changelog.errors import InvalidRecord, RecordTooLarge, SchemaMismatch
@@ -36,7 +36,7 @@ def admitted(topic: OpenTopic, request: Append, now_ms: int) -> FramePayload:
         log_append_time=log_append_time,
     )
     if not log_append_time:
-        earliest = int(as_int64s(columns.column(0)).min())
+        earliest = int(as_numpy(columns.column(0)).min())
         _check_times(topic, earliest, payload.max_timestamp, now_ms)
     if payload.size > topic.config.max_message_bytes:
         raise RecordTooLarge(
@@ -72,7 +72,7 @@ def _check_value_type(topic: OpenTopic, request: Append) -> None:
 
 
 def _stamped(columns: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
-    times = pa.repeat(pa.scalar(now_ms, pa.int64()), columns.num_rows)
+    times = repeated(now_ms, columns.num_rows)
     return columns.set_column(0, columns.schema.field(0), times)
 
 

@@ -15,7 +15,7 @@ import crc32c
 import msgspec
 import pyarrow as pa
 
-from strandline.changelog.arrays import as_int64s, binaries, int64s
+from strandline.changelog.arrays import as_numpy, of_items
 from strandline.changelog.arrow_messages import open_message
 from strandline.changelog.decoding import unchecked_msgpack_decoder
 from strandline.changelog.embedded.format import (
@@ -117,7 +117,7 @@ def encode(
         attributes,
         columns.num_rows,
         timestamps[0].as_py(),
-        int(as_int64s(timestamps).max()),  # ten times faster than a compute kernel if they are few
+        int(as_numpy(timestamps).max()),  # ten times faster than a compute kernel if they are few
         schema_id,
         message,
         start,
@@ -382,8 +382,12 @@ def _rows_message(columns: pa.RecordBatch) -> bytes:
 
 def _read_rows(payload: memoryview, schema: pa.Schema) -> pa.RecordBatch:
     rows = _decode_rows(payload)
-    arrays = [int64s(rows.timestamps), binaries(rows.keys), binaries(rows.values)]
+    arrays = [
+        of_items(rows.timestamps, pa.int64()),
+        of_items(rows.keys, pa.binary()),
+        of_items(rows.values, pa.binary()),
+    ]
     if rows.headers is not None:
         pairs = [[{"key": k, "value": v} for k, v in row] for row in rows.headers]
-        arrays.append(pa.array(pairs, HEADERS_TYPE))
+        arrays.append(of_items(pairs, HEADERS_TYPE))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

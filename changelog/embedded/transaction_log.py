@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from strandline.changelog.arrays import binaries, int64s
+from strandline.changelog.arrays import of_items
 from strandline.changelog.decoding import msgpack_decoder
 from strandline.changelog.embedded.frame import encode
 from strandline.changelog.embedded.partition import Partition
@@ -148,9 +148,9 @@ def append_pairs(
     now = partition.context.clock.now_ms()
     columns = pa.record_batch(
         {
-            "timestamp": int64s([now] * len(keys)),
-            "key": binaries(keys),
-            "value": binaries(values),
+            "timestamp": of_items([now] * len(keys), pa.int64()),
+            "key": of_items(keys, pa.binary()),
+            "value": of_items(values, pa.binary()),
         }
     )
     return partition.append(encode(columns), **stamp).base_offset  # type: ignore[arg-type]

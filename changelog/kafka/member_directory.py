@@ -16,6 +16,7 @@ from itertools import chain, count
 import msgspec
 import pyarrow as pa
 
+from strandline.changelog.arrays import of_items
 from strandline.changelog.decoding import json_decoder
 from strandline.changelog.errors import TopicExists, UnknownTopic
 from strandline.changelog.kafka.connection import KafkaConnection
@@ -115,9 +116,9 @@ class MemberDirectory:
         values = [None if e is None else msgspec.json.encode(e) for e in entries.values()]
         columns = pa.RecordBatch.from_arrays(
             [
-                pa.array([now] * len(values), pa.int64()),
-                pa.array([member.encode() for member in entries], pa.binary()),
-                pa.array(values, pa.binary()),
+                of_items([now] * len(values), pa.int64()),
+                of_items([member.encode() for member in entries], pa.binary()),
+                of_items(values, pa.binary()),
             ],
             schema=columns_schema(pa.binary(), headers=False),
         )

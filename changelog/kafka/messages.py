@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import Message
 
+from strandline.changelog.arrays import of_items
 from strandline.changelog.records import HEADERS_TYPE, Batch, TopicPartition, columns_schema
 
 
@@ -43,9 +44,9 @@ def batches_of(tp: TopicPartition, messages: Sequence[Message]) -> Iterator[Batc
 
 def _batch(tp: TopicPartition, messages: Sequence[Message]) -> Batch:
     columns = [
-        pa.array(list(map(_WHEN, map(Message.timestamp, messages))), pa.int64()),
-        pa.array(list(map(Message.key, messages)), pa.binary()),
-        pa.array(list(map(Message.value, messages)), pa.binary()),
+        of_items(list(map(_WHEN, map(Message.timestamp, messages))), pa.int64()),
+        of_items(list(map(Message.key, messages)), pa.binary()),
+        of_items(list(map(Message.value, messages)), pa.binary()),
     ]
     heads = _headers(messages)
     has_headers = any(heads)
@@ -54,7 +55,7 @@ def _batch(tp: TopicPartition, messages: Sequence[Message]) -> Batch:
             None if not one else [{"key": key, "value": value} for key, value in one]
             for one in heads
         ]
-        columns.append(pa.array(pairs, HEADERS_TYPE))
+        columns.append(of_items(pairs, HEADERS_TYPE))
     schema = columns_schema(pa.binary(), headers=has_headers)
     first, last = messages[0].offset(), messages[-1].offset()
     follow = last - first + 1 == len(messages)
@@ -63,7 +64,7 @@ def _batch(tp: TopicPartition, messages: Sequence[Message]) -> Batch:
         first,
         pa.RecordBatch.from_arrays(columns, schema=schema),
         messages[0].leader_epoch() or 0,
-        None if follow else pa.array(list(map(Message.offset, messages)), pa.int64()),
+        None if follow else of_items(list(map(Message.offset, messages)), pa.int64()),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from strandline.changelog.arrays import as_numpy
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.producer import BatchMetadata, Producer
 from strandline.changelog.errors import InvalidRequest, SchemaMismatch
@@ -163,7 +164,7 @@ def _copied(
 ) -> RecordsCopied:
     """Return the journal entry for the records of one partition in a round."""
     digest = previous.digest.over(columns)
-    source = np.concatenate([batch.offsets.to_numpy() for batch in batches])
+    source = np.concatenate([as_numpy(batch.offsets) for batch in batches])
     target = following([(piece.base_offset, piece.last_offset) for piece in written])
     return RecordsCopied(
         work.source.topic_id,

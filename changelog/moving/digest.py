@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
 
+from strandline.changelog.arrays import repeated
 from strandline.changelog.records import HEADERS_TYPE
 
 _NO_HEADERS = pa.array([], HEADERS_TYPE.value_type)
@@ -70,7 +71,7 @@ def _streams_of(columns: pa.RecordBatch) -> Iterator[memoryview]:
 def _of_headers(columns: pa.RecordBatch) -> Iterator[memoryview]:
     """Yield the number of headers per record and all headers; null counts as an empty list."""
     if columns.schema.get_field_index("headers") < 0:
-        counts, pairs = pa.repeat(pa.scalar(0, pa.int32()), columns.num_rows), _NO_HEADERS
+        counts, pairs = repeated(0, columns.num_rows, np.int32), _NO_HEADERS
     else:
         headers = columns.column("headers").cast(HEADERS_TYPE)
         counts, pairs = pc.list_value_length(headers).fill_null(0), headers.flatten()

@@ -11,6 +11,7 @@ import logging
 import time
 from typing import Any
 
+from strandline.changelog.arrays import as_numpy
 from strandline.changelog.errors import InvalidRecord
 from strandline.changelog.rate_limited_log import RateLimitedLog
 from strandline.changelog.records import Batch as StoredBatch
@@ -240,7 +241,7 @@ class BatchInstance(TaskInstance):
 
     def _represented(self, source: Input, batch: StoredBatch) -> tuple[Record[Any, Any], Chunk]:
         """Return a record and a chunk that stand for the batch: of one record, that record."""
-        latest = int(batch.columns.column("timestamp").to_numpy().max())
+        latest = int(as_numpy(batch.columns.column("timestamp")).max())
         self.context.stream_time = max(self.context.stream_time, latest)
         if len(batch) == 1:
             [chunk] = decode(source.topic, batch, tombstones=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from strandline.changelog.arrays import of_items
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.producer import BatchMetadata
 from strandline.changelog.clock import Clock
@@ -131,7 +132,7 @@ class TablePartition:
     def committing(self, changes: Mapping[bytes, bytes | None]) -> ChangelogBatch:
         """Return changed keys as a batch for the changelog."""
         return ChangelogBatch(
-            pa.array(list(changes), pa.binary()), pa.array(list(changes.values()), pa.binary())
+            of_items(list(changes), pa.binary()), of_items(list(changes.values()), pa.binary())
         )
 
     def apply(self, batch: ChangelogBatch, appended: BatchMetadata) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.changelog.arrays import of_items, of_numbers
 from strandline.changelog.errors import InvalidRecord
 from strandline.framework.formats.avro_schema import (
     AvroArray,
@@ -324,13 +325,13 @@ def _read_items(cursor: DecodeCursor, node: AvroArray) -> pa.Array:
     owners = np.concatenate([[], *(owner for owner, _ in read)]).astype(np.int64)
     kind = node.arrow.value_type
     flat_items = pa.concat_arrays([pa.array([], kind), *(array for _, array in read)])
-    in_order = flat_items.take(pa.array(np.argsort(owners, kind="stable")))
+    in_order = flat_items.take(of_numbers(np.argsort(owners, kind="stable")))
     offsets = pa.array(bounds_of(lengths), pa.int32())
     return pa.ListArray.from_arrays(offsets, in_order, type=node.arrow)
 
 
 def _read_ints(cursor: DecodeCursor, node: Scalar) -> pa.Array:
-    values = pa.array(cursor.varint())
+    values = of_numbers(cursor.varint())
     if node.kind == "int":
         values = values.cast(pa.int32())
     return values.cast(node.arrow)
@@ -340,7 +341,7 @@ def _read_enum(cursor: DecodeCursor, node: Scalar) -> pa.Array:
     places = cursor.varint()
     if ((places < 0) | (places >= len(node.symbols))).any():
         raise InvalidRecord("not Avro of this schema: an enum's symbol that it does not have")
-    return pa.array(node.symbols, pa.string()).take(pa.array(places))
+    return of_items(node.symbols, pa.string()).take(of_numbers(places))
 
 
 def _read_blob(cursor: DecodeCursor, node: Scalar) -> pa.Array:

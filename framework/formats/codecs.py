@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.changelog.arrays import of_items
 from strandline.changelog.client.keys import is_bytes, is_text
 from strandline.changelog.decoding import unchecked_msgpack_decoder
 from strandline.changelog.errors import UNREADABLE, InvalidRecord, StrandlineError
@@ -107,7 +108,7 @@ class SerdeCodec:
         if self.exact not in (None, bytes):
             dumps = self._serde.dumps
             items = [None if item is None else dumps(item) for item in items]
-        return pa.array(items, pa.binary())
+        return of_items(items, pa.binary())
 
     def decode(self, column: pa.Array) -> list[Any]:
         loads = self._serde.loads
@@ -140,7 +141,7 @@ class StrCodec:
         return text
 
     def encode(self, items: Sequence[Any]) -> pa.Array:
-        return pa.array(items, pa.string()).view(pa.binary())
+        return of_items(items, pa.string()).view(pa.binary())
 
     def decode(self, column: pa.Array) -> list[Any]:
         values: list[Any] = self.text(column).to_pylist()
@@ -179,11 +180,11 @@ class PackCodec:
             if self.exact is int:
                 return pack_ints(items)
             if None not in items:
-                return pa.array(list(map(_pack, items)), pa.binary())
+                return of_items(list(map(_pack, items)), pa.binary())
         except (OverflowError, TypeError):
             pass  # an int beyond 64 bits, or a null among ints: encode one by one below
         dumps = self._serde.dumps
-        return pa.array([None if i is None else dumps(i) for i in items], pa.binary())
+        return of_items([None if i is None else dumps(i) for i in items], pa.binary())
 
     def decode(self, column: pa.Array) -> list[Any]:
         if _holds_one_scalar_each(column):

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.changelog.arrays import of_numbers
 from strandline.changelog.errors import InvalidRecord
 from strandline.framework.formats.binary import Ints, binary, bounds_of, flat, ranges
 
@@ -64,7 +65,7 @@ def by_schema(data: pa.Array) -> Iterator[tuple[int, Any, pa.Array]]:
     ids = schema_ids(data)
     for schema_id in np.unique(ids).tolist():
         places = np.flatnonzero(ids == schema_id)
-        yield schema_id, places, without(data.take(pa.array(places)), HEADER_BYTES)
+        yield schema_id, places, without(data.take(of_numbers(places)), HEADER_BYTES)
 
 
 def without(data: pa.Array, count: int) -> pa.Array:

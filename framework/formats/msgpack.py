@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from strandline.changelog.arrays import of_items
 from strandline.changelog.depth import check_msgpack
 from strandline.framework.formats.codecs import Codec, PackCodec, SerdeCodec
 from strandline.framework.formats.mirror import TypeMirror, has_plain_names
@@ -63,7 +64,7 @@ class PackWire(WireFormat):
 
     def encode(self, column: pa.Array) -> pa.Array:
         encode = msgspec.msgpack.Encoder().encode
-        return pa.array(map(encode, self._mirror.values(column)), pa.binary())
+        return of_items(map(encode, self._mirror.values(column)), pa.binary())
 
     def decode(self, data: pa.Array) -> pa.Array:
         return self._mirror.column(data)

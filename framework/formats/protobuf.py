@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from strandline.changelog.arrays import of_items
 from strandline.changelog.errors import InvalidConfig, InvalidRecord, MissingDependency
 from strandline.framework.formats.binary import flat
 from strandline.framework.formats.codecs import Codec
@@ -102,7 +103,7 @@ class Frames:
         raw, bounds = flat(without(data, HEADER_BYTES))
         if len(data) and (bounds[1:] > bounds[:-1]).all() and not raw[bounds[:-1]].any():
             return without(data, HEADER_BYTES + 1)  # every index is [0], a single byte
-        return pa.array([_after_indexes(value) for value in data.to_pylist()], pa.binary())
+        return of_items([_after_indexes(value) for value in data.to_pylist()], pa.binary())
 
     def _registered(self, client: Any) -> bytes:
         """Register the schema and return the header.
@@ -166,11 +167,11 @@ class MessageCodec:
         return messages.serialized(value, check_depth=self._check_depth)
 
     def row(self, item: Any) -> Row:
-        [fields] = self._shape.decode(pa.array([item], pa.binary())).to_pylist()
+        [fields] = self._shape.decode(of_items([item], pa.binary())).to_pylist()
         return tuple(fields.values())
 
     def encode(self, items: Sequence[Any]) -> pa.Array:
-        return where_valid(pa.array(items, pa.binary()), self._frames.add_headers)
+        return where_valid(of_items(items, pa.binary()), self._frames.add_headers)
 
     def decode(self, column: pa.Array) -> list[Any]:
         payloads = self._frames.strip_headers(column.drop_null()).to_pylist()

@@ -27,6 +27,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.timestamp_pb2 import DESCRIPTOR as TIMESTAMP_FILE
 
+from strandline.changelog.arrays import of_items
 from strandline.changelog.errors import InvalidConfig, InvalidRecord
 from strandline.framework.formats.schema import RowType
 from strandline.framework.formats.wire import conform
@@ -92,7 +93,7 @@ class MessageShape:
             ]
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidRecord(f"no {make.DESCRIPTOR.full_name}: {error}") from error
-        return pa.array(made, pa.binary())
+        return of_items(made, pa.binary())
 
     def decode(self, data: pa.Array) -> pa.Array:
         """Return messages given as bytes as a struct column. Raise InvalidRecord."""

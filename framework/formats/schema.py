@@ -25,6 +25,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.changelog.arrays import as_numpy, of_items
 from strandline.changelog.client.casting import check_nulls
 from strandline.changelog.client.items import column_of
 from strandline.changelog.client.keys import is_list
@@ -280,7 +281,7 @@ def _arrow_type(arrow: pa.DataType) -> FieldType:
         arrow,
         check,
         lambda array: list(array.to_pylist()),
-        lambda items: pa.array(items, arrow),
+        lambda items: of_items(items, arrow),
         flat=False,
     )
 
@@ -318,8 +319,8 @@ def _list_type(item: Any, optional: bool) -> FieldType:
         for entries in lists:
             flat.extend(entries or ())
             offsets.append(len(flat))
-        mask = pa.array([entries is None for entries in lists], pa.bool_())
-        ends = pa.array(offsets, pa.int32())
+        mask = of_items([entries is None for entries in lists], pa.bool_())
+        ends = of_items(offsets, pa.int32())
         return pa.ListArray.from_arrays(ends, inner.type.write(flat), type=arrow, mask=mask)
 
     def read(array: pa.ListArray) -> list[Any]:
@@ -331,8 +332,8 @@ def _list_type(item: Any, optional: bool) -> FieldType:
         return result
 
     def filled(array: pa.ListArray) -> pa.Array:
-        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
-        ends = pa.array([0, *lengths.cumsum().tolist()], pa.int32())
+        lengths = as_numpy(pc.fill_null(pc.list_value_length(array), 0))
+        ends = of_items([0, *lengths.cumsum().tolist()], pa.int32())
         mask = array.is_null() if array.null_count else None
         items = inner.filled(array.flatten())
         return pa.ListArray.from_arrays(ends, items, type=arrow, mask=mask)
@@ -357,7 +358,7 @@ def _exact(arrow: pa.DataType, *accepted: type, convert: Callable[[Any], Any]) -
         return convert(item)
 
     return FieldType(
-        arrow, check, lambda a: list(a.to_pylist()), lambda items: pa.array(items, arrow)
+        arrow, check, lambda a: list(a.to_pylist()), lambda items: of_items(items, arrow)
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.changelog.arrays import as_numpy, of_items
 from strandline.changelog.client.casting import cast_column
 from strandline.changelog.errors import InvalidRecord, SchemaMismatch
 from strandline.framework.formats.codecs import Codec, as_exactly, translated
@@ -84,7 +85,7 @@ class ScalarRowType:
         return as_exactly(self.kind, value)
 
     def column(self, items: Sequence[Any]) -> pa.Array:
-        return pa.array(items, self.arrow)
+        return of_items(items, self.arrow)
 
     def values(self, column: pa.Array) -> list[Any]:
         return list(column.to_pylist())
@@ -169,7 +170,7 @@ class ObjectCodec:
         return row
 
     def encode(self, items: Sequence[Any]) -> pa.Array:
-        return pa.array([None if item is None else item[1] for item in items], pa.binary())
+        return of_items([None if item is None else item[1] for item in items], pa.binary())
 
     def decode(self, column: pa.Array) -> list[Any]:
         loads = self._serde.loads
@@ -189,7 +190,7 @@ class ObjectCodec:
     def from_columns(self, column: pa.Array) -> pa.Array:
         values = self._rows.values(column)
         encoded = [None if value is None else self._encoded(value) for value in values]
-        return pa.array(encoded, pa.binary())
+        return of_items(encoded, pa.binary())
 
     def _encoded(self, value: Any) -> bytes:
         encoded = translated(self._serde, self._serde.dumps, value, doing="encode")
@@ -213,7 +214,7 @@ def where_valid(column: pa.Array, call: Callable[[pa.Array], pa.Array]) -> pa.Ar
     if not column.null_count:
         return call(column)
     made = call(column.drop_null())
-    return spread(made, column.is_valid().to_numpy(zero_copy_only=False))
+    return spread(made, as_numpy(column.is_valid()))
 
 
 def spread(array: pa.Array, valid: np.ndarray[Any, np.dtype[np.bool_]]) -> pa.Array:
@@ -273,7 +274,7 @@ def leaf(array: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
 
 def relisted(array: pa.ListArray, items: pa.Array, kind: pa.DataType | None = None) -> pa.ListArray:
     """Return lists of other items with the lengths of those in `array`."""
-    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+    lengths = as_numpy(pc.fill_null(pc.list_value_length(array), 0))
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
     mask = array.is_null() if array.null_count else None
     return pa.ListArray.from_arrays(offsets, items, type=kind, mask=mask)

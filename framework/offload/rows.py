@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.changelog.arrays import as_numpy, repeated
 from strandline.changelog.errors import InvalidConfig, InvalidRecord
 from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo
 from strandline.changelog.schema import nullable, upgrade, value_type
@@ -46,8 +47,8 @@ class RowForm:
         Raises InvalidRecord if a value cannot be decoded, or does not fit the target's type.
         """
         table = pa.Table.from_batches([self._batch(batch, target) for batch in batches], target)
-        offsets = np.concatenate([batch.offsets.to_numpy() for batch in batches])
-        times = np.concatenate([batch.columns.column("timestamp").to_numpy() for batch in batches])
+        offsets = np.concatenate([as_numpy(batch.offsets) for batch in batches])
+        times = np.concatenate([as_numpy(batch.columns.column("timestamp")) for batch in batches])
         return Rows(table, offsets, times)
 
     def _batch(self, batch: Batch, target: pa.Schema) -> pa.RecordBatch:
@@ -118,7 +119,7 @@ def _form(
 
 
 def _partition(batch: Batch) -> pa.Array:
-    return pa.repeat(pa.scalar(batch.partition, pa.int32()), len(batch))
+    return repeated(batch.partition, len(batch), np.int32)
 
 
 def _offsets(batch: Batch) -> pa.Array:

@@ -14,8 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
+import numpy as np
 import pyarrow as pa
 
+from strandline.changelog.arrays import repeated
 from strandline.changelog.client.keys import is_list
 from strandline.changelog.errors import InvalidConfig, SchemaMismatch
 from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo
@@ -250,7 +252,7 @@ def _headers(batch: Batch) -> pa.Array:
 _FROM_BATCH: dict[str, Callable[[Batch], pa.Array]] = {
     "key": lambda batch: batch.columns.column("key"),
     "topic": lambda batch: pa.repeat(pa.scalar(batch.topic), len(batch)),
-    "partition": lambda batch: pa.repeat(pa.scalar(batch.partition, pa.int32()), len(batch)),
+    "partition": lambda batch: repeated(batch.partition, len(batch), np.int32),
     "offset": lambda batch: batch.offsets,
     "timestamp": _timestamps,
     "headers": _headers,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from strandline.changelog.arrays import as_numpy
 from strandline.changelog.errors import InvalidRecord
 from strandline.framework.batch import Batch
 from strandline.framework.formats.codecs import from_column, items_of
@@ -155,7 +156,7 @@ class InternalTopic:
         kinds |= {SOURCE: pl.String(), WATERMARK: pl.Int64()}
         rows = cast_to(frame_of({name: stored[_field(name)] for name in kinds}), kinds)
         times = pl.Series(TIME, batch.times())
-        is_mark = pl.Series(_IS_MARK, batch.keys.is_null().to_numpy(zero_copy_only=False))
+        is_mark = pl.Series(_IS_MARK, as_numpy(batch.keys.is_null()))
         return with_series(rows, times, is_mark)
 
     def _table(self, rows: pl.DataFrame) -> pa.Table:

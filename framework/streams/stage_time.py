@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from strandline.changelog.arrays import of_items
 from strandline.framework.store import Store, columns_of
 from strandline.framework.streams.watermark import (
     NO_WATERMARK,
@@ -126,7 +127,10 @@ class StageTime:
         now |= {f"{ROWS}{name}": number for name, number in rows.items()}
         changed = {key: int(mark) for key, mark in now.items() if self._last(key) != mark}
         if changed:
-            keys, marks_of_keys = pa.array([*changed]), pa.array([*changed.values()], pa.int64())
+            keys, marks_of_keys = (
+                of_items(changed, pa.string()),
+                of_items(changed.values(), pa.int64()),
+            )
             for store in self._stores:
                 columns_of(store).put_batch(keys, marks_of_keys)
             self._written |= changed

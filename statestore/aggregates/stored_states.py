@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, get_origin
 import numpy as np
 import pyarrow as pa
 
+from strandline.changelog.arrays import of_numbers
 from strandline.changelog.errors import InvalidRecord
 from strandline.statestore.aggregates.aggregate import StoredField
 from strandline.statestore.frames import cast_to
@@ -148,7 +149,7 @@ def _column(given: list[Any], dtype: pl.DataType) -> pl.Series:
     else:
         values = _column(items, inner).to_arrow()
     ends = np.cumsum([0, *map(len, lists)], dtype=np.int64)
-    found = pl.from_arrow(pa.LargeListArray.from_arrays(pa.array(ends), values))
+    found = pl.from_arrow(pa.LargeListArray.from_arrays(of_numbers(ends), values))
     assert isinstance(found, pl.Series)
     return found
 

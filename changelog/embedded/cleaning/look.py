@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from strandline.changelog.arrays import as_numpy
 from strandline.changelog.embedded.cleaning.bounds import CleanableRange
 from strandline.changelog.embedded.cleaning.marks import CleanNumbers, MarkedLatest
 from strandline.changelog.embedded.cleaning.offset_map import (
@@ -257,7 +258,7 @@ def _with_keys(keys: pa.BinaryArray, numbers: Offsets) -> tuple[_Keyed, Offsets]
     """Return the non-null keys with their numbers, and the numbers of records without a key."""
     if not keys.null_count:
         return (keys, numbers), numbers[:0]
-    valid = keys.is_valid().to_numpy(zero_copy_only=False)
+    valid = as_numpy(keys.is_valid())
     return (keys.drop_null(), numbers[valid]), numbers[~valid]
 
 

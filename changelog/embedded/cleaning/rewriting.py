@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from strandline.changelog.arrays import of_numbers
 from strandline.changelog.embedded.cleaning.offset_map import Offsets
 from strandline.changelog.embedded.cleaning.survivors import (
     FrameContent,
@@ -157,7 +158,7 @@ class Rewriter:
             schema_id=header.schema_id,
             compression=self._partition.config.compression_type,
             log_append_time=bool(header.attributes & Attributes.LOG_APPEND_TIME),
-            offsets=None if contiguous else pa.array(offsets),
+            offsets=None if contiguous else of_numbers(offsets),
         )
         return refilled(header, payload, self._place)
 
@@ -271,4 +272,4 @@ def _copy_retained(content: FrameContent, kept: Offsets | None) -> tuple[pa.Reco
     """
     if kept is None:
         return pa.concat_batches([content.columns]), content.offsets.copy()
-    return content.columns.take(pa.array(kept)), content.offsets[kept]
+    return content.columns.take(of_numbers(kept)), content.offsets[kept]

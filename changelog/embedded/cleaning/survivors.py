@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
+from strandline.changelog.arrays import as_numpy
 from strandline.changelog.embedded.aborted import AbortedTransactions
 from strandline.changelog.embedded.batches import columns_of
 from strandline.changelog.embedded.cleaning.offset_map import Choice, Offsets
@@ -125,7 +126,7 @@ def content_of(frame: LocatedFrame, schemas: ValueSchemas) -> FrameContent:
     """Decode the records of a data frame. Raises CorruptLog."""
     columns, sparse = columns_of(frame, schemas)
     if sparse is not None:
-        return FrameContent(columns, sparse.to_numpy(), dense=False)
+        return FrameContent(columns, as_numpy(sparse), dense=False)
     header = frame.header
     offsets = np.arange(header.base_offset, header.last_offset + 1, dtype=np.int64)
     return FrameContent(columns, offsets, dense=True)
@@ -246,7 +247,7 @@ class Survivors:
         filled = keys.fill_null(b"") if keys.null_count else keys
         retained = self.latest.not_superseded(filled, content.offsets, header.base_offset)
         if keys.null_count:
-            retained &= keys.is_valid().to_numpy(zero_copy_only=False)
+            retained &= as_numpy(keys.is_valid())
         return np.flatnonzero(retained | (content.offsets >= self.end))
 
     def _data(self, header: FrameHeader, content: FrameContent, kept: Offsets) -> FrameFate:
@@ -271,7 +272,7 @@ class Survivors:
         horizon = header.delete_horizon
         if header.last_offset >= self.end:  # older records of a key may still be in the log
             return kept, horizon
-        tombstones = content.columns.column(2).is_null().to_numpy(zero_copy_only=False)[kept]
+        tombstones = as_numpy(content.columns.column(2).is_null())[kept]
         if not tombstones.any():
             return kept, NO_HORIZON
         if horizon == NO_HORIZON:

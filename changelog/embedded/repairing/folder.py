@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from strandline.changelog.arrays import of_items
 from strandline.changelog.clock import Clock
 from strandline.changelog.embedded import document
 from strandline.changelog.embedded.checking.folder import CheckedLog
@@ -166,9 +167,9 @@ def _producer_ids(checked: CheckedLog, clock: Clock) -> list[FramePayload]:
     value = msgspec.msgpack.encode(highest + SKIPPED_PRODUCER_IDS)
     columns = pa.record_batch(
         {
-            "timestamp": pa.array([clock.now_ms()], pa.int64()),
-            "key": pa.array([PRODUCER_IDS_KEY], pa.binary()),
-            "value": pa.array([value], pa.binary()),
+            "timestamp": of_items([clock.now_ms()], pa.int64()),
+            "key": of_items([PRODUCER_IDS_KEY], pa.binary()),
+            "value": of_items([value], pa.binary()),
         }
     )
     return [encode(columns)]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.changelog.arrays import repeated
 from strandline.changelog.broker import Broker
 from strandline.changelog.records import Batch, TopicInfo, TopicPartition, columns_schema
 from strandline.changelog.scan import scan_batches
@@ -62,7 +63,7 @@ class Replacement:
             keys = held.filter(pc.invert(is_written))
             if not len(keys):
                 continue
-            times = pa.repeat(pa.scalar(now_ms, pa.int64()), len(keys))
+            times = repeated(now_ms, len(keys))
             arrays = [times, keys, pa.nulls(len(keys), kind)]
             schema = columns_schema(kind, headers=False)
             columns = pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from strandline.changelog.arrays import of_numbers
 from strandline.changelog.errors import InvalidRecord
 from strandline.framework.streams.outputs import key_kind
 from strandline.framework.streams.schemas import INTERNAL
@@ -82,7 +83,7 @@ class GroupKeys:
     def encoded(self, rows: pl.DataFrame) -> pa.Array:
         """Return the keys of rows as bytes, equal for equal keys. Raises InvalidRecord."""
         found = self._columns.distinct(self.keys(rows))
-        return found.names.take(pa.array(found.codes))
+        return found.names.take(of_numbers(found.codes))
 
     def frame(self, keys: pa.Array) -> pl.DataFrame:
         """Return the columns of keys that the store has returned."""

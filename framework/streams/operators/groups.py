@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from strandline.changelog.arrays import of_items
 from strandline.framework.context import current_task
 from strandline.framework.store import Store, columns_of
 from strandline.framework.streams.operators.group_keys import GroupKeys
@@ -94,7 +95,7 @@ class GroupState:
         """Return the groups that changed since the last commit and exist, with their states."""
         keys, values = self.columns.changed_rows()
         if isinstance(values, list):
-            exist = pa.array([value is not None for value in values], pa.bool_())
+            exist = of_items([value is not None for value in values], pa.bool_())
             return self.framed(keys.filter(exist), [each for each in values if each is not None])
         exist = values.is_valid()
         return self.framed(keys.filter(exist), values.filter(exist))

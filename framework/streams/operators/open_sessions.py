@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
+from strandline.changelog.arrays import of_numbers
 from strandline.framework.store import Store, columns_of
 from strandline.framework.streams.operators.first_time import FirstTime
 from strandline.framework.streams.operators.group_keys import PLACE, GroupKeys, state_keys
@@ -156,7 +156,7 @@ class OpenSessions:
         if needed.any():
             times = pl.Series(DEADLINE, ends[needed])
             keys = self._deadline_keys.keys(groups.filter(needed).with_columns(times))
-            columns_of(self._deadlines).put_batch(keys, pa.array(np.zeros(len(times), np.int64)))
+            columns_of(self._deadlines).put_batch(keys, of_numbers(np.zeros(len(times), np.int64)))
             self._first.added(times.min())
 
 
