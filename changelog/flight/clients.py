@@ -56,6 +56,12 @@ class Client:
         self.caller = caller
         self.credential = credential
         self.network = network
+        self.peer = ""
+        """Name of the connection at the gRPC server, as its calls report it; "" before it has one.
+
+        A call with this client's credential on any other connection is refused: without TLS the
+        credential can be seen on the network path.
+        """
         self.ended = threading.Event()
         """Set once the connection has ended."""
         self._lock = threading.Lock()

@@ -9,7 +9,9 @@ between the peer and the private Unix socket of the gRPC server (splice.py).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import os
 import resource
 import selectors
 import socket
@@ -40,7 +42,7 @@ class Front:
 
     Args:
         address: Host and port to listen on; port 0 selects a free port.
-        backend: Path of the gRPC server's Unix socket.
+        backend: Path of the gRPC server's Unix socket, in a folder of its own.
         authenticate: Returns the principal of a token id; None if the token is unknown.
         clients: Registry of authenticated connections.
         budgets: Limits of the listener, and the calls and bytes in flight.
@@ -64,6 +66,7 @@ class Front:
         clock: Clock | None = None,
     ) -> None:
         self._backend = backend
+        self._numbers = itertools.count()
         self._authenticate = authenticate
         self._clients = clients
         self._budgets = budgets
@@ -240,7 +243,7 @@ class Front:
     def _serve(self, peer: socket.socket, client: Client) -> None:
         far = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            far.connect(self._backend)
+            self._connect_backend(far, client)
             meter = FlowMeter(client, self._budgets, self._clock)
             splice = Splice(
                 peer,
@@ -266,6 +269,20 @@ class Front:
             far.close()
             self._clients.remove(client)
             self._budgets.end(client)
+
+    def _connect_backend(self, far: socket.socket, client: Client) -> None:
+        """Connect with the gRPC server, under a name that tells it the client. Raises OSError.
+
+        A Unix socket that connects has no name unless it is bound. A bound one keeps its name when
+        the file is removed.
+        """
+        name = os.path.join(os.path.dirname(self._backend), str(next(self._numbers)))
+        far.bind(name)
+        try:
+            client.peer = f"unix:{name}"
+            far.connect(self._backend)
+        finally:
+            os.unlink(name)
 
     def _log_end(self, client: Client, why: str, *, cut_off: bool) -> None:
         """Log the end of a connection: a warning if it exceeded a limit."""

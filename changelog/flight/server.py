@@ -31,7 +31,7 @@ from pyarrow import flight
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.embedded.view import RecordView
-from strandline.changelog.errors import InvalidRequest, StrandlineError
+from strandline.changelog.errors import InvalidRequest, StrandlineError, Unauthenticated
 from strandline.changelog.flight.answers import Answer
 from strandline.changelog.flight.authorization import Permit
 from strandline.changelog.flight.batches import (
@@ -257,11 +257,11 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
         with _failures_sent():
+            caller = _caller(context)
             if action.type == HELLO:
                 check_version(action.body)
                 return []
-            session = self._session(context)
-            caller = context.get_middleware(GATE)
+            session = self._session(caller)
             if action.type == SMALL_APPEND:
                 sent: SmallAppend = decode_request(action.body, SmallAppend)
                 return [encode(self._append_from(caller, session, sent))]
@@ -290,23 +290,23 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with _failures_sent():
-            session = self._session(context)
+            session = self._session(_caller(context))
             if descriptor.command != APPEND:
                 raise InvalidRequest(f"unknown stream {descriptor.command!r}")
             _answer(writer, self._append(session, read_appends(rows_of(reader))))
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         with _failures_sent():
-            caller = context.get_middleware(GATE)
+            caller = _caller(context)
             if caller.client is not None and ticket.ticket.startswith(SESSION):
                 hello = check_version(ticket.ticket.removeprefix(SESSION))
                 if not caller.client.begin_session():
                     raise InvalidRequest("this connection has a session already")
                 return stream_of(_with_failures_sent(self._remote_session(caller.client, hello)))
-            self._session(context)
+            self._session(caller)
             request: FetchRequest = decode_request(ticket.ticket, FetchRequest)
             permit = self._permit(caller)
-            if permit is not None:
+            if permit is not None and caller.client is not None:
                 permit.check(request)
                 answer = self._fetch_stream(context, caller.client, permit.own(request))
                 return stream_of(_with_failures_sent(answer))
@@ -332,10 +332,10 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         holder, presented = caller.client.caller.holder, presented_in(caller.grants)
         return Permit.of(holder, self.granting, presented, self._targets)
 
-    def _session(self, context: Any) -> ClientSession:
+    def _session(self, caller: Caller) -> ClientSession:
         if self._closing:
             raise SessionEnded("the log's owner is closing")
-        return self._sessions.find(context.get_middleware(GATE).session)
+        return self._sessions.find(caller.session)
 
     def _register(self, session: ClientSession, goodbye: _Goodbye) -> None:
         # One lock for both, so that a stream is either in the list of `say_goodbye` or sees
@@ -424,6 +424,18 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             over = left <= POLL_SLICE_S or context.is_cancelled() or self._closing
             if over or any(is_new(one, positions[tp]) for tp, one in found.items()):
                 return found
+
+
+def _caller(context: Any) -> Caller:
+    """Return the caller of a call.
+
+    Raises Unauthenticated if the call came on another connection than its credential belongs to.
+    The middleware that has found the client cannot see the connection.
+    """
+    caller: Caller = context.get_middleware(GATE)
+    if caller.client is not None and caller.client.peer != context.peer():
+        raise Unauthenticated("this credential belongs to another connection")
+    return caller
 
 
 class _RemoteGoodbye:

@@ -17,16 +17,25 @@ from typing import Any
 import pytest
 
 from strandline import changelog
-from strandline.changelog.errors import InvalidConfig, OwnerUnavailable, Unauthenticated
-from strandline.changelog.flight import front, hello
+from strandline.changelog.errors import (
+    InvalidConfig,
+    NotAuthorized,
+    OwnerUnavailable,
+    Unauthenticated,
+)
+from strandline.changelog.flight import connection, front, hello, tokens
 from strandline.changelog.flight.address import connect
 from strandline.changelog.flight.greeting import HTTP2_PREFACE
 from strandline.changelog.flight.limits import ListenerLimits, limits_from
 from strandline.changelog.flight.messages import WIRE_VERSION, SessionHello, encode
+from strandline.changelog.flight.rights import Rights
 from strandline.changelog.flight.serve import ServedLog, serve
+from strandline.changelog.local_storage import LocalStorage
 
 TOKEN = "sixteen-or-more-characters"
 FOR_EVER = 1_000_000.0
+UNNAMED_PEER = "unix:"
+"""Name that gRPC gives a connection whose client has not bound its socket."""
 Eventually = Callable[..., Any]
 
 
@@ -200,6 +209,10 @@ def test_a_credential_expires_with_its_connection(tmp_path: Path, eventually: Ev
     with serving(tmp_path) as served:
         peer, credential = authenticated(served)
         eventually(lambda: served._endpoint.clients.find(credential))
+        known = served._endpoint.clients.find(credential)
+        assert known is not None
+        eventually(lambda: known.peer)
+        known.peer = UNNAMED_PEER  # as if this test's connection with the backend were its own
         backend = f"grpc+unix://{served._endpoint._backend}"
         client = flight.connect(backend)
         headers = [(b"authorization", f"Bearer {credential}".encode())]
@@ -212,6 +225,28 @@ def test_a_credential_expires_with_its_connection(tmp_path: Path, eventually: Ev
                 options = flight.FlightCallOptions(timeout=30, headers=shown)
                 list(client.do_action(action, options))
         client.close()
+
+
+def test_a_credential_is_valid_on_its_own_connection_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client whose token may do little has seen another client's credential on the network."""
+    with serving(tmp_path) as served, changelog.open(served.url, token=TOKEN) as admin:
+        admin.create_topic("secret")
+        (seen,) = served._endpoint.clients._by_credential
+        limited = tokens.create(
+            LocalStorage(tmp_path / "log"), "limited", Rights(read=("public",))
+        ).token
+        with changelog.open(served.url, token=limited) as log, pytest.raises(NotAuthorized):
+            log.create_topic("mine")
+        shown = connection.call_headers
+        monkeypatch.setattr(connection, "call_headers", lambda _own, session: shown(seen, session))
+        with changelog.open(served.url, token=limited) as log:
+            for call in (lambda: log.create_topic("mine"), lambda: log.read("secret")):
+                with pytest.raises(Unauthenticated, match="another connection"):
+                    call()
+        monkeypatch.undo()
+        assert [info.name for info in admin.topics()] == ["secret"]
 
 
 def test_a_server_that_does_not_know_the_token_is_rejected() -> None:
