@@ -153,6 +153,16 @@ class ClientBudget:
             del self._held[client]
         self._settled.notify_all()
 
+    def has_room(self, client: Client) -> bool:
+        """Return True if neither the client nor all clients together have reached their limit."""
+        return self._held[client] < self._each and self._sum < self._total
+
+    def add(self, client: Client, amount: int) -> None:
+        """Count an amount that is in use already, also beyond the limits. Call `give` afterwards."""
+        with self._lock:
+            self._held[client] += amount
+            self._sum += amount
+
     def forget(self, client: Client) -> None:
         """Return everything that was counted for a client, whose calls must have ended."""
         with self._settled:

@@ -51,6 +51,8 @@ FIRST_BATCH_BYTES = 120 << 20
 """Minimum bytes that a fetch reserves, because its first batch is read whatever its size."""
 RESERVING_S = 30.0
 """Maximum seconds for which a call waits for others that are reading, or whose client is gone."""
+COUNTED_ANSWER_BYTES = 64 << 10
+"""Minimum size of a counted answer other than that of a fetch: smaller ones are as few as calls."""
 RELEASE_BYTES = 16 << 20
 """Size in bytes of an answer whose memory is returned to the system if its client is gone."""
 

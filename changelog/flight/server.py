@@ -22,7 +22,7 @@ import logging
 import os
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -50,7 +50,11 @@ from strandline.changelog.flight.clients import Client, Clients
 from strandline.changelog.flight.fork import forbid_in_children
 from strandline.changelog.flight.grants import Granting, presented_in
 from strandline.changelog.flight.held import HeldObjects
-from strandline.changelog.flight.limits import MAX_REMOTE_APPEND_BYTES, ListenerLimits
+from strandline.changelog.flight.limits import (
+    COUNTED_ANSWER_BYTES,
+    MAX_REMOTE_APPEND_BYTES,
+    ListenerLimits,
+)
 from strandline.changelog.flight.locating import Locate
 from strandline.changelog.flight.messages import (
     APPEND,
@@ -203,6 +207,8 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         self._clock = clock
         self._streams: dict[str, _Goodbye] = {}
         self._streams_lock = threading.Lock()
+        self._encoding = threading.Lock()
+        """Held while an answer over TCP is encoded and counted."""
         self._held = HeldObjects(broker, clock)
         self._targets = StagingTargets(broker)
         self._closing = False
@@ -255,7 +261,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             self._streams.pop(session.id, None)
         self._sessions.end(session)
 
-    def do_action(self, context: Any, action: Any) -> list[bytes]:
+    def do_action(self, context: Any, action: Any) -> Iterable[bytes]:
         with _failures_sent():
             caller = _caller(context)
             if action.type == HELLO:
@@ -285,8 +291,47 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             with self._held.counted(permit.holder.token_id, own) as note:
                 answer = self._run(session, own)
                 note(answer)
-            visible = _encoded(request, permit.visible(request, answer))
-            return [*visible, *permit.grants(request, answer)]
+            visible, grants = permit.visible(request, answer), permit.grants(request, answer)
+            assert caller.client is not None, "only clients over TCP have a permit"
+            messages, counted = self._encoded_within_limit(caller.client, request, visible)
+            if not counted:
+                return [*messages, *grants]
+            answers = self._counted(caller.client, counted, [*messages, *grants])
+            next(answers)  # a generator that was never started would not return what it counts
+            return answers
+
+    def _encoded_within_limit(
+        self, client: Client, request: Request, answer: Any
+    ) -> tuple[list[bytes], int]:
+        """Return the messages of an answer over TCP, and their bytes if they are counted.
+
+        Their size is known once they are encoded, so the last one may exceed the limit. One answer
+        is encoded at a time, because threads that have encoded theirs would otherwise wait for the
+        interpreter with answers that nobody has counted.
+
+        Raises QuotaExceeded, without encoding, if the client has reached its limit.
+        """
+        budget = self.budgets.answers
+        while True:
+            with budget.taken(client, 1):  # waits for the calls of lost clients, and for no peer
+                pass
+            with self._encoding:
+                if budget.has_room(client):
+                    messages = _encoded(request, answer)
+                    size = sum(map(len, messages))
+                    if size < COUNTED_ANSWER_BYTES:
+                        return messages, 0
+                    budget.add(client, size)
+                    return messages, size
+
+    def _counted(self, client: Client, size: int, messages: list[bytes]) -> Iterator[bytes]:
+        """Yield b"" once, then the messages of an answer; return its bytes when they are sent."""
+        try:
+            yield b""
+            while messages:
+                yield messages.pop(0)
+        finally:
+            self.budgets.answers.give(client, size)
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with _failures_sent():

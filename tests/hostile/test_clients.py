@@ -39,9 +39,10 @@ from strandline.changelog.flight.messages import (
     StreamHeader,
     encode,
 )
-from strandline.changelog.flight.requests import InitProducer
+from strandline.changelog.flight.requests import DescribeGroup, InitProducer
 from strandline.changelog.flight.serve import ServedLog, serve
 from strandline.changelog.flight.splice import ConnectionCut
+from strandline.changelog.groups import Subscription
 from strandline.changelog.pins import PinName, PinnedRange, there
 from strandline.changelog.records import Append, Batch, Fetched, TopicPartition
 from tests.hostile.bombs import batch, compressed, measured
@@ -454,6 +455,36 @@ def test_unread_answers_are_bounded(tmp_path: Path, eventually: Eventually) -> N
             reader.cancel()
         eventually(lambda: budget.room(holder) == 4 * MIB)
         connection.close()
+
+
+def test_other_answers_are_counted_until_they_are_sent(
+    tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{number:05}".ljust(240, "t") for number in range(10_000)]
+    counted: list[int] = []
+    add = ClientBudget.add
+
+    def recorded(budget: ClientBudget, client: Client, amount: int) -> None:
+        add(budget, client, amount)
+        counted.append(amount)
+
+    monkeypatch.setattr(ClientBudget, "add", recorded)
+    limits = {"max_answer_bytes_per_client": 8 * MIB}
+    with serving(tmp_path, **limits) as served, changelog.open(tmp_path / "log") as log:
+        log.broker.join_group("large", Subscription(names, session_timeout_ms=300_000))
+        stranger = stranger_to(served)
+        budget = served._endpoint._endpoint._service.budgets.answers
+        (holder,) = served._endpoint.clients._by_credential.values()
+        asked = "DescribeGroup", encode(DescribeGroup("large"))
+        with budget.taken(holder, 8 * MIB):
+            with pytest.raises(QuotaExceeded):
+                stranger.act(*asked)
+            assert counted == []
+            check_served(served)
+        assert [len(stranger.act(*asked))] == counted
+        assert counted[0] > 2 * MIB
+        eventually(lambda: budget.room(holder) == 8 * MIB)
+        stranger.connection.close()
 
 
 def test_a_client_that_is_dropped_is_logged_and_returns_what_its_calls_hold(
