@@ -46,6 +46,12 @@ class TlsClient:
         return context
 
 
+_CERTIFICATE_HINT = (
+    "; if it requires certificates of its clients (serve --client-ca), give one from its authority that"
+    " is valid now, as cert=… and key=… in the URL"
+)
+
+
 class Relay:
     """Authenticated connection to the log at `host`:`port`, for the gRPC client of this process.
 
@@ -165,11 +171,13 @@ class Relay:
         try:
             return authenticate(peer, token, f"the log {self._name}", self._left)
         except OSError as error:
-            raise self._unavailable(error) from error
+            # With TLS 1.3 a server refuses the client's certificate after the handshake.
+            hint = _CERTIFICATE_HINT if isinstance(peer, ssl.SSLSocket) else ""
+            raise self._unavailable(error, hint) from error
 
-    def _unavailable(self, error: OSError) -> OwnerUnavailable:
+    def _unavailable(self, error: OSError, hint: str = "") -> OwnerUnavailable:
         if not isinstance(error, TimeoutError):
-            return OwnerUnavailable(f"cannot connect to {self._name}: {error}")
+            return OwnerUnavailable(f"cannot connect to {self._name}: {error}{hint}")
         late = OwnerUnavailable(f"{self._name} did not answer")
         late.waited = self._deadline_s
         return late

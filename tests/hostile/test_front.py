@@ -596,7 +596,7 @@ def test_clients_without_a_required_certificate_are_rejected(pems: Path) -> None
         with log.consumer() as consumer:
             consumer.subscribe("t")
             assert len(consumer.poll(timeout=30)) == 1
-    with pytest.raises(OwnerUnavailable):
+    with pytest.raises(OwnerUnavailable, match="requires certificates of its clients"):
         connect(url, deadline=1)
     with pytest.raises(InvalidConfig, match="PEM files"):
         connect(f"{url}&cert={pems}/client.key&key={pems}/client.key", deadline=1)
