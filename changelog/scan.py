@@ -69,8 +69,15 @@ def scan_batches(
             yield from fetched[tp].batches
 
 
-def num_unread(broker: Broker, group: str, topic: str) -> int:
-    """Return the number of visible records of a topic from a group's committed offsets on."""
+def num_unread(broker: Broker, group: str, topic: str, *, keyed: bool = False) -> int:
+    """Return the number of visible records of a topic from a group's committed offsets on.
+
+    Args:
+        broker: The log.
+        group: Name of the group.
+        topic: Name of the topic.
+        keyed: True to count only records that have a key.
+    """
     partitions = [TopicPartition(topic, n) for n in range(broker.topic(topic).partitions)]
     committed = broker.committed(group, partitions, require_stable=False)
     ends = broker.offsets(partitions)
@@ -79,7 +86,11 @@ def num_unread(broker: Broker, group: str, topic: str) -> int:
         for tp, now in ends.items()
     }
     stable = {tp: now.last_stable_offset for tp, now in ends.items()}
-    return sum(len(batch) for batch in scan_batches(broker, starts, stable))
+    batches = scan_batches(broker, starts, stable)
+    if not keyed:
+        return sum(len(batch) for batch in batches)
+    keys = (batch.columns.column("key") for batch in batches)
+    return sum(len(one) - one.null_count for one in keys)
 
 
 def scan_by(

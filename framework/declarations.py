@@ -25,6 +25,7 @@ from strandline.changelog.records import TopicInfo, TopicPartition
 from strandline.changelog.settings import LONG_MAX
 from strandline.framework.options import Options
 from strandline.framework.store import Store
+from strandline.framework.stream_columns import DerivedTopic
 from strandline.framework.task import TaskSpec, dead_letter_topic, timer_store
 from strandline.framework.topic import Topic
 from strandline.framework.topic_creation import (
@@ -301,14 +302,16 @@ class Declarations:
         recorded = [declarations_topic(self.app)] if changelogs or self.derived_topics() else []
         return [*changelogs, *self.repartition_topics(), *recorded]
 
-    def derived_topics(self) -> dict[str, bool]:
+    def derived_topics(self) -> dict[str, DerivedTopic]:
         """Return the internal topics that are no changelogs: for repartitioning, and dead letters.
 
-        Those for repartitioning are True: they have rows between two tasks. Their names begin with
-        that of the app, so another app could arrive at the same name.
+        Their names begin with that of the app, so another app could arrive at the same name.
         """
         letters = [spec.dead_letter.name for spec in self.tasks.values() if spec.dead_letter]
-        return dict.fromkeys(letters, False) | dict.fromkeys(self.repartition_topics(), True)
+        return dict.fromkeys(letters, DerivedTopic(has_rows=False)) | {
+            name: DerivedTopic(has_rows=True, columns=self.topics[name].stream_columns)
+            for name in self.repartition_topics()
+        }
 
     def repartition_topics(self) -> list[str]:
         """Return the topics that have rows between two tasks of the app."""

@@ -26,9 +26,11 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.records import PartitionOffsets, TopicInfo, TopicPartition
+from strandline.framework.stream_columns import DerivedTopic, lacking
 from strandline.statestore.declaration import (
     Declaration,
     DeclarationChange,
+    RepartitionRecord,
     TopicIds,
     compare,
     declaration_of,
@@ -39,9 +41,9 @@ from strandline.statestore.ownership import check_unowned
 from strandline.statestore.recorded import (
     DeclarationLog,
     RecordedDeclarations,
-    ids_to_bytes,
     partition_key,
     topic_key,
+    topic_to_bytes,
 )
 from strandline.statestore.rewriting import rewrite, try_upgrade
 from strandline.statestore.spec import AnySpec
@@ -49,7 +51,7 @@ from strandline.statestore.store import AnyStore
 from strandline.statestore.undeclared import is_empty, misfits
 from strandline.statestore.values import Expiry
 
-NO_TOPICS: Mapping[str, bool] = MappingProxyType({})
+NO_TOPICS: Mapping[str, DerivedTopic] = MappingProxyType({})
 
 
 class StoreDeclarations:
@@ -63,7 +65,7 @@ class StoreDeclarations:
         broker: Broker,
         clock: Clock,
         *,
-        topics: Mapping[str, bool] = NO_TOPICS,
+        topics: Mapping[str, DerivedTopic] = NO_TOPICS,
         can_upgrade: bool = True,
     ) -> None:
         """Prepare the comparison, which reads nothing yet.
@@ -74,8 +76,7 @@ class StoreDeclarations:
             infos: Descriptions of their changelog topics.
             broker: The log.
             clock: Source of time.
-            topics: Its other internal topics, which are recorded as well; True for those for
-                repartitioning, which have rows between two tasks.
+            topics: Its other internal topics, which are recorded as well.
             can_upgrade: Whether the program can declare an `upgrade` of stored values.
         """
         self._app = app
@@ -178,9 +179,13 @@ class StoreDeclarations:
         Raises InvalidConfig if another program has recorded something that this one does not
         declare.
         """
-        if not topics:
+        if not topics and not self._topics:
             return {}
         recorded = self._log.read()
+        for topic, derived in self._topics.items():
+            stored = recorded.topics.get(topic)
+            if stored is not None and stored.columns not in (None, derived.columns):
+                raise InvalidConfig(self._other_columns(topic, stored.columns, derived.columns))
         found: dict[str, Expiry] = {}
         for topic in topics:
             change = self._change(topic, recorded)
@@ -253,13 +258,33 @@ class StoreDeclarations:
     def _changes_of_topics(self, recorded: RecordedDeclarations) -> dict[str, bytes | None]:
         """Return the changes for internal topics that are no changelogs."""
         changes: dict[str, bytes | None] = {}
-        for topic, has_rows in self._topics.items():
+        for topic, derived in self._topics.items():
             stored = recorded.topics.get(topic)
-            self._check_not_lost(topic, stored)
-            ids = self._ids_of(topic) if has_rows else None
-            if topic not in recorded.topics or ids != stored:
-                changes[topic_key(topic)] = ids_to_bytes(ids)
+            self._check_not_lost(topic, None if stored is None else stored.ids)
+            ids = self._ids_of(topic) if derived.has_rows else None
+            now = None if ids is None else RepartitionRecord(*ids, derived.columns)
+            if topic not in recorded.topics or now != stored:
+                changes[topic_key(topic)] = topic_to_bytes(now)
+            if now is not None and stored is not None:
+                self._check_columns(topic, stored, now)
         return changes
+
+    def _check_columns(self, topic: str, stored: RepartitionRecord, now: RepartitionRecord) -> None:
+        """Refuse other columns of a topic while rows may be written or read without some of them."""
+        if None in (stored.columns, now.columns) or stored.columns == now.columns:
+            return
+        if members := self._members():
+            problem = self._other_columns(topic, stored.columns, now.columns)
+            raise InvalidConfig(f"{problem}; stop all of them first ({members})")
+        if problem := lacking(self._app, self._broker, topic, stored, now.columns):
+            raise InvalidConfig(problem)
+
+    def _other_columns(self, topic: str, *columns: Collection[str] | None) -> str:
+        recorded, declared = (", ".join(one or ()) for one in columns)
+        return (
+            f"app {self._app!r}: its streams keep {declared} in {topic}, and workers of another version "
+            f"run that keep {recorded}"
+        )
 
     def _change(self, topic: str, recorded: RecordedDeclarations) -> DeclarationChange:
         """Return the effect of this declaration on stored values, or raise InvalidConfig."""

@@ -73,6 +73,8 @@ class TopicDeclaration:
         """True if the app itself names and fills the topic, for repartitioning."""
         self.is_derived = False
         """True if the columns follow from a plan, so that their order in the log does not matter."""
+        self.stream_columns: tuple[str, ...] | None = None
+        """Columns that streams keep in a topic between two stages, sorted; None for other topics."""
 
     @property
     def rows(self) -> RowType | None:

@@ -62,6 +62,21 @@ class TopicIds(NamedTuple):
     """Id of the topic of recorded declarations."""
 
 
+class RepartitionRecord(NamedTuple):
+    """Record of a topic that has rows between two tasks of an app."""
+
+    topic_id: str
+    recorded_in: str
+    """Id of the topic of recorded declarations."""
+    columns: tuple[str, ...] | None = None
+    """Columns that all rows have which are not handled yet; None if that is not recorded."""
+
+    @property
+    def ids(self) -> TopicIds:
+        """Identity of the topic."""
+        return TopicIds(self.topic_id, self.recorded_in)
+
+
 class Declaration(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Declaration of a store: the current one, or the one with which values were written."""
 

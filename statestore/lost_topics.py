@@ -60,7 +60,7 @@ def lost(
     log = DeclarationLog(broker, app, clock)
     recorded = log.read()
     known = {topic: one.changelog_id for topic, one in recorded.stores.items()}
-    known |= {topic: ids for topic, ids in recorded.topics.items() if ids is not None}
+    known |= {topic: one.ids for topic, one in recorded.topics.items() if one is not None}
     wanted = known if topics is None else known.keys() & set(topics)
     found = [one for one in sorted(wanted) if is_lost(known[one], ids_of(broker, one, log.topic))]
     return found if found and broker.committed(app, require_stable=False) else []

@@ -4,7 +4,7 @@ The topic is compacted and has one partition. It has records with three kinds of
 
     <changelog>               declaration of the store with that changelog
     <changelog>/<partition>   progress of rewriting the values of that partition
-    <topic>/                  another internal topic of the app; its ids if it must not be replaced
+    <topic>/                  another internal topic of the app; its ids and columns if it has rows
 
 `DeclarationLog.change` is a compare-and-set, in a folder as on a Kafka cluster. It takes over the
 transactional id of the topic, which fences other writers; reads the recorded declarations; decides;
@@ -36,7 +36,7 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.records import TopicPartition
 from strandline.statestore.compacted_table import CompactedTable, records
-from strandline.statestore.declaration import Declaration, TopicIds
+from strandline.statestore.declaration import Declaration, RepartitionRecord
 
 SUFFIX = "-declarations"
 """End of the name of the topic, after the name of the app."""
@@ -69,10 +69,10 @@ class RecordedDeclarations:
     """Declaration of each store, by the name of its changelog."""
     rewritten: dict[TopicPartition, RewriteProgress] = field(default_factory=dict)
     """Progress of rewriting, by changelog partition."""
-    topics: dict[str, TopicIds | None] = field(default_factory=dict)
+    topics: dict[str, RepartitionRecord | None] = field(default_factory=dict)
     """Other internal topics of the app: for repartitioning, and of dead letters.
 
-    Those for repartitioning have their ids; None from earlier versions."""
+    Those for repartitioning have a record; None from earlier versions."""
 
     @classmethod
     def of(cls, entries: Iterable[tuple[bytes, bytes]]) -> RecordedDeclarations:
@@ -81,7 +81,7 @@ class RecordedDeclarations:
         for key, value in entries:
             changelog, slash, partition = key.decode().partition("/")
             if slash and not partition:
-                recorded.topics[changelog] = _ids(value) if value else None
+                recorded.topics[changelog] = _repartition(value) if value else None
             elif partition:
                 tp = TopicPartition(changelog, int(partition))
                 recorded.rewritten[tp] = _rewritten(value)
@@ -183,9 +183,11 @@ def changes_of(changes: Changes, clock: Clock) -> pa.RecordBatch:
     return records(keys, of_items(list(changes.values()), pa.binary()), clock.now_ms())
 
 
-def ids_to_bytes(ids: TopicIds | None) -> bytes:
+def topic_to_bytes(record: RepartitionRecord | None) -> bytes:
     """Return the value of the record of an internal topic that is not a changelog."""
-    return b"" if ids is None else msgspec.json.encode(ids)
+    if record is None:
+        return b""
+    return msgspec.json.encode(record.ids if record.columns is None else record)
 
 
 def append_at_once(
@@ -204,12 +206,12 @@ def _rewritten(data: bytes) -> RewriteProgress:
         raise CorruptLog(f"a recorded progress of rewriting is damaged: {error}") from error
 
 
-def _ids(data: bytes) -> TopicIds:
+def _repartition(data: bytes) -> RepartitionRecord:
     try:
-        return _decode_ids(data)
+        return _decode_repartition(data)
     except UNREADABLE as error:
-        raise CorruptLog(f"the recorded ids of a topic are damaged: {error}") from error
+        raise CorruptLog(f"the record of a repartition topic is damaged: {error}") from error
 
 
 _decode = json_decoder(RewriteProgress).decode
-_decode_ids = json_decoder(TopicIds).decode
+_decode_repartition = json_decoder(RepartitionRecord).decode

@@ -30,6 +30,7 @@ from strandline.framework.cli.options import JsonOption, LogOption, YesOption, c
 from strandline.framework.container.reset import check_at_rest
 from strandline.framework.declarations import Declarations
 from strandline.framework.left_behind import left_in
+from strandline.framework.stream_columns import lacking
 from strandline.framework.task_positions import check_positions
 from strandline.framework.topic_creation import check_changelog, copartitioned
 from strandline.statestore.declaration import Declaration, compare, declaration_of
@@ -192,6 +193,11 @@ def _topic_line(declared: Declarations, broker: Broker, topic: Topic[Any, Any]) 
         check_positions(declared, broker, {topic.name: info})
     except InvalidConfig as error:
         return TopicLine(topic.name, "changed", str(error))
+    recorded = DeclarationLog(broker, declared.app, SystemClock()).read().topics.get(topic.name)
+    if topic.is_internal and (
+        problem := lacking(declared.app, broker, topic.name, recorded, topic.stream_columns)
+    ):
+        return TopicLine(topic.name, "changed", problem)
     reasons = f"not applied: {difference.settings}" if difference.settings else ""
     return TopicLine(topic.name, "extended" if difference.adds_columns else "same", reasons)
 

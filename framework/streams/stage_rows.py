@@ -115,6 +115,7 @@ class InternalTopic:
             *(session, node.topic), key=bytes, value=value, config=KEEP_FOREVER
         )
         self.topic.is_derived = self.topic.is_internal = True
+        self.topic.stream_columns = tuple(sorted(self._columns))
         self.topic.sources = _topics_before(node)
 
     def send(self, rows: pl.DataFrame) -> None:

@@ -132,6 +132,23 @@ def test_records_that_would_be_left_behind_are_named_and_can_be_dropped(deployed
     deployed.run(HOURLY.format(size="1h"))
 
 
+def test_rows_without_a_column_that_is_used_now_change_their_topic(deployed: Deployed) -> None:
+    kept = (COUNTS, HOURLY.format(size="1h"))
+    once = 'once = stream.drop_duplicates(on="origin", within="1h", name="once")'
+    counted = '{}.group_by("origin").agg(n=sl.count(), name="firsts").to("firsts")'
+    deployed.run(*kept, once, counted.format("once"))
+    changed = counted.format('once.filter(sl.col("delay") > 0)')
+    assert deployed.plan(*kept, once, changed).code == 0
+    with changelog.open(deployed.log) as log, log.producer() as producer:
+        row = {"origin": "JFK"}
+        producer.send("airport-once-repartition", row, key=b"\xa3JFK", partition=0)
+    outcome = deployed.plan(*kept, once, changed)
+    [line] = [line for line in outcome.json["topics"] if line["reasons"]]
+    assert (outcome.code, line["name"]) == (1, "airport-once-repartition")
+    assert line["verdict"] == "changed"
+    assert "unhandled rows (1) that an earlier version has written without delay" in line["reasons"]
+
+
 def test_a_task_whose_offset_is_not_known_changes_its_input(deployed: Deployed) -> None:
     counts = (COUNTS, HOURLY.format(size="1h"))
     fails = """
