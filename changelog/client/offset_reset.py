@@ -25,6 +25,7 @@ _log = logging.getLogger("strandline")
 
 _OTHER_TOPIC = "a topic that was deleted and created again"
 _OTHER_HISTORY = "another history of the log, which was restored from a backup or another copy"
+_AFTER_END = "no record of the log: it is after the end, as after a restore from a backup"
 
 OffsetReset = Literal["earliest", "latest", "none"]
 Cursors = Mapping[TopicPartition, FetchCursor]
@@ -73,6 +74,8 @@ class StartingOffsets:
                 self._take_new_topic(tp, cursor, ends)
                 lost.append(tp)
             elif not inside:
+                if cursor.fetch_position > ends.high_watermark:
+                    self._warn(tp, cursor, _AFTER_END)
                 lost.append(tp)
         self._reset_to_policy(cursors, lost, "no longer has what this consumer was about to read")
         return bool(lost)

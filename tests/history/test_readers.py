@@ -95,6 +95,22 @@ def test_a_consumer_of_a_restored_log_follows_its_reset_policy(
     assert "another history" in caplog.text
 
 
+def test_a_consumer_whose_position_is_after_the_end_of_a_restored_log_warns(
+    world: Restorable, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.write(b"a")
+    backup = world.kept()
+    world.write(b"b", b"c")
+    consumer = Consumer(world.attached(), auto_offset_reset="latest")
+    consumer.subscribe("t")
+    consumer.seek_to_beginning(T0)
+    assert values(consumer) == [b"a", b"b", b"c"]
+    world.restore(backup)
+    world.write(b"x")
+    assert values(consumer) == []
+    assert "it is after the end" in caplog.text
+
+
 def test_a_consumer_without_a_reset_policy_raises_for_a_position_of_another_history(
     world: Restorable,
 ) -> None:
