@@ -109,6 +109,10 @@ def run_block(block: Block, module: types.ModuleType) -> None:
         assert is_what_came(block.prints, said.getvalue()), f"{block.where}: {said.getvalue()}"
 
 
+PROGRESS = re.compile(r"^.*\d+ of \d+ workers running, .*\n", re.MULTILINE)
+"""Line of a supervisor that comes every ten seconds, so that only slow machines print it."""
+
+
 class Terminal:
     """Runs the commands of a page in this process, against a log that it has open itself."""
 
@@ -142,7 +146,7 @@ class Terminal:
         with log, pytest.raises(SystemExit) as exit_, interrupted_if(arguments[0] == "serve"):
             main(arguments)
         said = self._capsys.readouterr()
-        return int(exit_.value.code or 0), said.out + said.err
+        return int(exit_.value.code or 0), PROGRESS.sub("", said.out + said.err)
 
 
 @contextlib.contextmanager
