@@ -22,7 +22,7 @@ from strandline.changelog.flight.grants import Grants
 from strandline.changelog.flight.messages import FetchRequest, Located
 from strandline.changelog.flight.pins import FlightPins
 from strandline.changelog.flight.requests import Request, RequestBroker
-from strandline.changelog.flight.snapshots import FlightSnapshots
+from strandline.changelog.flight.snapshots import RequestedSnapshots
 from strandline.changelog.forks import keep_in_child
 from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.records import (
@@ -73,7 +73,7 @@ class FlightBroker(RequestBroker):
         if storage is not None:
             self._reader = FileReader(storage, self._connection)
         self.pins = FlightPins(self._connection, storage)
-        self.snapshots = FlightSnapshots(self._connection)
+        self.snapshots = RequestedSnapshots(self._connection.ask)
         self._clock = clock or SystemClock()
         keep_in_child(self, self._connection)
         self._closing = CloseOnce(self, self._connection.close)

@@ -44,7 +44,7 @@ from strandline.changelog.flight.messages import Located
 from strandline.changelog.flight.metrics import OWNED, TAKEOVERS
 from strandline.changelog.flight.pins import FailoverPins
 from strandline.changelog.flight.requests import Request, RequestBroker
-from strandline.changelog.flight.snapshots import FailoverSnapshots
+from strandline.changelog.flight.snapshots import RequestedSnapshots
 from strandline.changelog.forks import keep_in_child
 from strandline.changelog.metrics import MetricReading
 from strandline.changelog.pins import Pins, there
@@ -208,17 +208,14 @@ class FailoverBroker(RequestBroker):
 
     @property
     def pins(self) -> Pins:
-        def repeated(call: Callable[[Pins], T]) -> T:
-            return self._repeated(lambda attempt: call(there(attempt.broker.pins)))
+        def repeated(fetch: Callable[[Pins], Fetched]) -> Fetched:
+            return self._repeated(lambda attempt: fetch(there(attempt.broker.pins)))
 
-        return FailoverPins(repeated)
+        return FailoverPins(self._ask, repeated)
 
     @property
     def snapshots(self) -> Snapshots:
-        def repeated(call: Callable[[Broker], T]) -> T:
-            return self._repeated(lambda attempt: call(attempt.broker))
-
-        return FailoverSnapshots(repeated)
+        return RequestedSnapshots(self._ask)
 
     # Producers and transactions -------------------------------------------------------
 

@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
 
 from strandline.changelog.embedded.pin import PinReader
 from strandline.changelog.errors import CorruptLog, StorageFailed
 from strandline.changelog.flight.connection import FlightConnection
 from strandline.changelog.flight.messages import FetchRequest
-from strandline.changelog.flight.requests import HoldPin, ReleasePins, UsePin
+from strandline.changelog.flight.requests import Ask, HoldPin, ReleasePins, UsePin
 from strandline.changelog.pins import PinName, PinnedRange, PinnedRanges, Pins
 from strandline.changelog.records import Fetched, TopicPartition
 from strandline.changelog.selection import EVERYTHING, ReadSelection
 from strandline.changelog.storage import Storage
 
-T = TypeVar("T")
+Repeated = Callable[[Callable[[Pins], Fetched]], Fetched]
+"""Fetches with the pins of the log's current owner; repeats the call if the owner is lost."""
 
 
-class FlightPins:
+class RequestedPins:
+    """The calls of Pins that are requests to the owner, sent by `ask`: all but `fetch`."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    def hold(
+        self, name: PinName, ranges: PinnedRanges, *, timeout_ms: int
+    ) -> dict[TopicPartition, PinnedRange]:
+        held: dict[TopicPartition, PinnedRange] = self._ask(HoldPin(name, dict(ranges), timeout_ms))
+        return held
+
+    def use(self, name: PinName) -> dict[TopicPartition, PinnedRange]:
+        held: dict[TopicPartition, PinnedRange] = self._ask(UsePin(name))
+        return held
+
+    def release(self, holder: str, until: str) -> None:
+        self._ask(ReleasePins(holder, until))
+
+
+class FlightPins(RequestedPins):
     """Implementation of Pins over `connection`.
 
     If `storage`, the log's folder, is given, pinned records are read from its files without a call
@@ -27,20 +47,9 @@ class FlightPins:
     """
 
     def __init__(self, connection: FlightConnection, storage: Storage | None) -> None:
+        super().__init__(connection.ask)
         self._connection = connection
         self._reader = None if storage is None else PinReader(storage)
-
-    def hold(
-        self, name: PinName, ranges: PinnedRanges, *, timeout_ms: int
-    ) -> dict[TopicPartition, PinnedRange]:
-        held: dict[TopicPartition, PinnedRange] = self._connection.ask(
-            HoldPin(name, dict(ranges), timeout_ms)
-        )
-        return held
-
-    def use(self, name: PinName) -> dict[TopicPartition, PinnedRange]:
-        held: dict[TopicPartition, PinnedRange] = self._connection.ask(UsePin(name))
-        return held
 
     def fetch(
         self,
@@ -61,29 +70,13 @@ class FlightPins:
         request = FetchRequest({partition: offset}, max_bytes, "read_committed", 0.0, name)
         return self._connection.fetch(request)[partition]
 
-    def release(self, holder: str, until: str) -> None:
-        self._connection.ask(ReleasePins(holder, until))
 
-
-class RepeatedPins(Protocol):
-    """Makes a call with the pins of the log's current owner; repeats it if the owner is lost."""
-
-    def __call__(self, call: Callable[[Pins], T]) -> T: ...
-
-
-class FailoverPins:
+class FailoverPins(RequestedPins):
     """Implementation of Pins by those of the log's current owner."""
 
-    def __init__(self, repeated: RepeatedPins) -> None:
+    def __init__(self, ask: Ask, repeated: Repeated) -> None:
+        super().__init__(ask)
         self._repeated = repeated
-
-    def hold(
-        self, name: PinName, ranges: PinnedRanges, *, timeout_ms: int
-    ) -> dict[TopicPartition, PinnedRange]:
-        return self._repeated(lambda pins: pins.hold(name, ranges, timeout_ms=timeout_ms))
-
-    def use(self, name: PinName) -> dict[TopicPartition, PinnedRange]:
-        return self._repeated(lambda pins: pins.use(name))
 
     def fetch(
         self,
@@ -99,6 +92,3 @@ class FailoverPins:
                 name, partition, offset, max_bytes=max_bytes, selection=selection
             )
         )
-
-    def release(self, holder: str, until: str) -> None:
-        self._repeated(lambda pins: pins.release(holder, until))

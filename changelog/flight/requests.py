@@ -6,7 +6,7 @@ As a Flight action, the class name is the action's type and the fields are the b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, ClassVar
 
 import pyarrow as pa
@@ -303,6 +303,8 @@ class AlterConfig(Request, frozen=True):
         return broker.alter_config(self.changes)
 
 
+Ask = Callable[[Request], Any]
+"""Sends a request to the owner of the log, and returns its answer."""
 REQUESTS: Mapping[str, type[Request]] = {kind.__name__: kind for kind in Request.__subclasses__()}
 
 
