@@ -1,4 +1,4 @@
-"""Closes objects that were garbage collected, or left open at exit, without being closed."""
+"""Closing of objects: at the end of a `with` block, when garbage collected, or at exit."""
 
 from __future__ import annotations
 
@@ -9,11 +9,26 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Self
 
 _log = logging.getLogger("strandline")
 
 EXIT_SECONDS = 10.0
 """Maximum seconds that the end of the process waits for the closing thread."""
+
+
+class ClosedByWith:
+    """Base of classes whose objects a `with` statement closes at the end of its block."""
+
+    def close(self) -> None:
+        """Close the object. Subclasses implement it."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 class CloseOnce:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -14,6 +13,7 @@ from strandline.changelog.client.consumer import Consumer
 from strandline.changelog.client.producer import BatchMetadata, Producer
 from strandline.changelog.client.tables import Offsets, record_frame, topic_table
 from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.closing import ClosedByWith
 from strandline.changelog.log_config import LogConfig
 from strandline.changelog.records import (
     Isolation,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-class Log:
+class Log(ClosedByWith):
     """An open log, as `changelog.open` returns it. Thread-safe.
 
     Close it, or use it in a `with` statement. Methods raise the errors of `Broker`.
@@ -270,14 +270,3 @@ class Log:
                 self._appender.close()
                 self._appender = None
         self.broker.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack, overload
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.closing import ClosedByWith
 from strandline.changelog.errors import MissingDependency
 from strandline.changelog.storage import Durability
 from strandline.framework.aggregates import Counter, Grouped
@@ -55,7 +56,7 @@ COMMAND_LINE = "strandline.app"
 """Group of the entry point that runs the command line of an app."""
 
 
-class App(StreamDeclarations):
+class App(StreamDeclarations, ClosedByWith):
     """Stateful stream processing over one log.
 
     Declare topics, stores and tasks on the app, then call `run`. Processes that run the same app
@@ -671,12 +672,6 @@ class App(StreamDeclarations):
             self._connection.close()
             self._connection = None
         self.session.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     # Looking and administering --------------------------------------------------------
 

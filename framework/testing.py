@@ -16,14 +16,14 @@ import datetime as dt
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
 from strandline.changelog.client.given import is_table, native
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.clock import ManualClock
+from strandline.changelog.closing import ClosedByWith
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import InvalidRequest
 from strandline.changelog.layout import STATE
@@ -70,7 +70,7 @@ MAX_CYCLES = 100_000
 """Maximum number of worker cycles for one batch of input, so that a feedback loop ends."""
 
 
-class TestDriver:
+class TestDriver(ClosedByWith):
     """Runs the tasks of an app on a log of its own, with a clock that the test moves.
 
     Args:
@@ -303,17 +303,6 @@ class TestDriver:
         """Close the worker and the log."""
         self.worker.close()
         self.owner.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # Helpers --------------------------------------------------------------------------
 

@@ -23,8 +23,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Self, get_args
+from typing import get_args
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.cursor import FetchCursor
@@ -37,6 +36,7 @@ from strandline.changelog.client.group_subscription import (
 )
 from strandline.changelog.client.offset_reset import OffsetReset, StartingOffsets
 from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.closing import ClosedByWith
 from strandline.changelog.errors import (
     CoordinatorLoading,
     InvalidConfig,
@@ -69,7 +69,7 @@ METADATA_MAX_AGE_S = 30.0
 """Seconds between two checks of subscribed topics for new partitions."""
 
 
-class Consumer:
+class Consumer(ClosedByWith):
     """Reads partitions of a log. Use it from one thread at a time.
 
     Args:
@@ -570,17 +570,6 @@ class Consumer:
     def _check_open(self) -> None:
         if self._closed:
             raise InvalidRequest("this consumer is closed")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _check_choice(name: str, got: str, choices: Sequence[str]) -> None:

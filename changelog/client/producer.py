@@ -27,8 +27,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -47,6 +46,7 @@ from strandline.changelog.client.sender import OutgoingBatch, Sender
 from strandline.changelog.client.transaction_state import ProducerPhase, TransactionState
 from strandline.changelog.client.unsent import UnsentRecords
 from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.closing import ClosedByWith
 from strandline.changelog.errors import (
     InvalidRecord,
     InvalidTxnState,
@@ -82,7 +82,7 @@ class BatchMetadata(NamedTuple):
     """Opening of the log that wrote the batch; empty if the log does not report it."""
 
 
-class Producer:
+class Producer(ClosedByWith):
     """Sends records to a log. Thread-safe.
 
     Close it, or use it in a `with` statement: otherwise records that have not been sent yet are
@@ -580,17 +580,6 @@ class Producer:
                 self._unsent.drain()
             with self._unsent.lock:
                 self._transaction.become(ProducerPhase.CLOSED)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _warn_of_lost(waiting: Accumulator) -> None:

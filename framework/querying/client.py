@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Self, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from strandline import changelog
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.closing import ClosedByWith
 from strandline.changelog.credentials import token_of
 from strandline.changelog.errors import InvalidConfig, UnknownTopic
 from strandline.changelog.location import is_encrypted, is_served
@@ -107,7 +108,7 @@ def connections_at(
     return Connections(token or served.token, served.ca, encrypted=encrypted)
 
 
-class Connection:
+class Connection(ClosedByWith):
     """Connection to the apps of one log, for queries; made by `connect`. Thread-safe."""
 
     def __init__(
@@ -196,12 +197,6 @@ class Connection:
         """Close the connections to all workers, and the log if `connect` opened it. Idempotent."""
         self._connections.close()
         self._close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _source(self, name: str, changelog: TopicInfo, expiry: Expiry) -> CommittedSource:
         """Return the committed state of the store "app/store" with this changelog.
