@@ -61,7 +61,7 @@ class TopicDeclaration:
         self.timestamp_column = settings.get("timestamp")
         self.kind = value
         """Declared type of the values."""
-        self.key_kind: Any = self._column_kind("key", key) if isinstance(key, str) else key
+        self.key_kind: Any = self._column_kind(key) if isinstance(key, str) else key
         """Declared type of the keys; if the key is a column, the type of the column."""
         place = SerdeUse(name, "key", session.registry)
         self.keys: Codec = key_codec(self.key_kind, self.key_serde, place)
@@ -182,8 +182,8 @@ class TopicDeclaration:
             )
         return int(self.schema.get_field_index(column))
 
-    def _column_kind(self, what: str, column: str) -> Any:
-        at = self._column_at(what, column)
+    def _column_kind(self, column: str) -> Any:
+        at = self._column_at("key", column)
         assert at is not None
         assert self.schema is not None
         return _key_kind(self.schema.field(at).type)

@@ -15,12 +15,11 @@ SAFE_SUM = 1 << 62
 
 
 class SumOverflow(ArithmeticError):
-    """Raised for a sum beyond int64. `code` is the index of its key, `total` the exact sum."""
+    """Raised for a sum `total` beyond int64. `code` is the index of its key."""
 
     def __init__(self, code: int, total: int) -> None:
         super().__init__(f"the sum {total} has more than 64 bits")
         self.code = code
-        self.total = total
 
 
 def added(old: Ints, codes: Ints, by: Ints | int) -> Ints:

@@ -154,11 +154,6 @@ class NameIndex:
         starts, lengths = self._names.starts[slots], self._names.lengths[slots]
         return slices(self._names.data, starts, starts + lengths)
 
-    def lengths(self, slots: SlotArray) -> Sizes:
-        """Return the number of bytes of the strings of slots."""
-        taken: Sizes = self._names.lengths[slots]
-        return taken
-
     def _are_same(self, slots: SlotArray, names: Names, rows: SlotArray) -> npt.NDArray[np.bool_]:
         same: npt.NDArray[np.bool_] = self._names.lengths[slots] == names.lengths[rows]
         at = 0

@@ -185,7 +185,6 @@ class _Rewriting:
         self, spec: AnySpec, changelog: TopicPartition | str, declaration: Declaration
     ) -> None:
         assert declaration.before is not None
-        self._spec = spec
         self._before = declaration.before
         self._expiry = declaration.expiry
         self._serde = value_serde(spec.value)

@@ -137,7 +137,6 @@ class Producer(ClosedByWith):
         check_number("delivery_timeout_ms", delivery_timeout_ms, 0)
         self._broker = broker
         self._clock = clock or SystemClock()
-        self._transactional_id = transactional_id
         self._batch_bytes = batch_bytes
         self._seed = partitioner_seed or self._clock.new_id()
         self._targets: dict[str, tuple[TopicTarget, float]] = {}

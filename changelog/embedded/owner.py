@@ -98,7 +98,6 @@ class Owner:
         )
         self._unchanged: dict[object, Seen[Any]] = {}
         """Latest results of polls that have found nothing new."""
-        self.meta = self._log.meta
         self.pins = self._log.pins
         self.snapshots = self._log.snapshots
 

@@ -137,7 +137,7 @@ def _create_topic(holder: AuthorizedToken, message: r.CreateTopic) -> None:
         holder.need_admin()
     if isinstance(holder.own, SinkRights) and holder.own.may_create(message):
         return
-    holder.need_named_topic("produce", message.name)
+    holder.need_named_topic(message.name)
     if message.internal:
         holder.need_admin()
 
@@ -148,7 +148,7 @@ def _alter_topic(holder: AuthorizedToken, message: r.AlterTopic) -> None:
         return
     if message.config is not None or message.partitions is not None:
         holder.need_admin()
-    holder.need_named_topic("produce", message.name)
+    holder.need_named_topic(message.name)
 
 
 def _init_producer(holder: AuthorizedToken, message: r.InitProducer) -> None:

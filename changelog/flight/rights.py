@@ -148,10 +148,10 @@ class AuthorizedToken:
         if not (self.rights.may_on_topic(kind, topic) or self._may_use(topic)):
             raise self.lacks(f"{kind}:{topic}")
 
-    def need_named_topic(self, kind: str, topic: str) -> None:
-        """Raise NotAuthorized unless a right of this kind names the topic."""
-        if not self.rights.may_on_topic(kind, topic):
-            raise self.lacks(f"{kind}:{topic}")
+    def need_named_topic(self, topic: str) -> None:
+        """Raise NotAuthorized unless a right to produce names the topic."""
+        if not self.rights.may_on_topic("produce", topic):
+            raise self.lacks(f"produce:{topic}")
 
     def owns(self, topic: str) -> bool:
         """Return True if the token may do everything with a topic, without `admin`."""

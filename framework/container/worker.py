@@ -45,7 +45,6 @@ class Worker:
         clock = context.clock
         self.app = context.app
         self.options = context.options
-        self._broker = context.broker
         self._clock = clock
         self._tasks = tasks
         self._trial = tasks.trial

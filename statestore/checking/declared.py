@@ -83,7 +83,6 @@ class _Check:
     ) -> None:
         self._checked = checked
         self._scanned = scanned
-        self._recorded = recorded
         tp = scanned.topic_partition
         self._declaration = recorded.stores[tp.topic]
         self._is_current = recorded.is_current(TopicPartition(*tp))
