@@ -70,7 +70,6 @@ from strandline.changelog.flight.messages import (
     AppendAnswer,
     FetchRequest,
     SessionEnded,
-    SessionHello,
     SessionWelcome,
     SmallAppend,
     check_version,
@@ -228,7 +227,8 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         with _failures_sent():
             if descriptor.command != SESSION:
                 raise InvalidRequest(f"unknown stream {descriptor.command[:40]!r}")
-            session = self._sessions.start(check_version(reader.read_chunk().app_metadata))
+            check_version(reader.read_chunk().app_metadata)
+            session = self._sessions.start()
             goodbye = _StreamGoodbye(writer)
             try:
                 writer.write_metadata(encode(self._welcome(session)))
@@ -238,9 +238,9 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
                 goodbye.forget()
                 self._end(session)
 
-    def _remote_session(self, client: Client, hello: SessionHello) -> Iterator[StreamMessage]:
+    def _remote_session(self, client: Client) -> Iterator[StreamMessage]:
         """Yield the messages of the session of a client over TCP, until its connection ends."""
-        session = self._sessions.start(hello)
+        session = self._sessions.start()
         goodbye = _RemoteGoodbye(client)
         try:
             yield StreamMessage(EMPTY_ROW, encode(self._welcome(session)))
@@ -344,10 +344,10 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         with _failures_sent():
             caller = _caller(context)
             if caller.client is not None and ticket.ticket.startswith(SESSION):
-                hello = check_version(ticket.ticket.removeprefix(SESSION))
+                check_version(ticket.ticket.removeprefix(SESSION))
                 if not caller.client.begin_session():
                     raise InvalidRequest("this connection has a session already")
-                return stream_of(_with_failures_sent(self._remote_session(caller.client, hello)))
+                return stream_of(_with_failures_sent(self._remote_session(caller.client)))
             self._session(caller)
             request: FetchRequest = decode_request(ticket.ticket, FetchRequest)
             permit = self._permit(caller)

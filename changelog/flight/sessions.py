@@ -17,7 +17,6 @@ from strandline.changelog.clock import Clock
 from strandline.changelog.errors import StrandlineError
 from strandline.changelog.flight.messages import (
     SessionEnded,
-    SessionHello,
 )
 from strandline.changelog.groups import GroupMember
 from strandline.changelog.records import ProducerIdentity
@@ -26,9 +25,8 @@ from strandline.changelog.records import ProducerIdentity
 class ClientSession:
     """One client, from its hello until its stream ends."""
 
-    def __init__(self, session_id: str, hello: SessionHello) -> None:
+    def __init__(self, session_id: str) -> None:
         self.id = session_id
-        self.hello = hello
         self._changed = threading.Condition()
         self._under_way = 0
         self._ended = False
@@ -104,9 +102,9 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._open)
 
-    def start(self, hello: SessionHello) -> ClientSession:
+    def start(self) -> ClientSession:
         """Begin a session for a client that has connected."""
-        session = ClientSession(self._clock.new_id(), hello)
+        session = ClientSession(self._clock.new_id())
         with self._changed:
             self._open[session.id] = session
             self._changed.notify_all()
