@@ -18,7 +18,6 @@ from typing import Any, Literal, get_args
 
 from strandline.changelog.printable import printable
 from strandline.framework.logs import ALWAYS, JsonFormatter
-from strandline.framework.terminal import PrintableFormatter
 
 OPTION, VARIABLE = "--log-format", "STRANDLINE_LOG_FORMAT"
 
@@ -112,11 +111,19 @@ def _text() -> Iterator[None]:
         yield
         return
     before = handler.formatter
-    handler.setFormatter(PrintableFormatter())
+    handler.setFormatter(_PrintableFormatter())
     try:
         yield
     finally:
         handler.setFormatter(before)
+
+
+class _PrintableFormatter(logging.Formatter):
+    """Log formatter for a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the message, with its traceback if it has one, in printable characters."""
+        return printable(super().format(record))
 
 
 @contextmanager
