@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from strandline.changelog.client.keys import is_list
 from strandline.changelog.errors import InvalidRecord, SchemaMismatch
+from strandline.changelog.records import HEADERS_TYPE, Batch
 
 INSTANT = pa.timestamp("us", tz="UTC")
 """Type of a moment in a table."""
@@ -50,6 +51,22 @@ def fit(column: pa.Array, field: pa.Field, where: str) -> pa.Array:
             f"{where}: column {field.name!r} is {column.type} and cannot be read as "
             f"{field.type}: {error}"
         ) from error
+
+
+def times_of(batch: Batch) -> pa.Array:
+    """Return the times of a batch's records."""
+    return batch.columns.column("timestamp").cast(pa.timestamp("ms", tz="UTC"))
+
+
+def headers_of(batch: Batch) -> pa.Array:
+    """Return the headers of a batch's records, which are null if it has no column of headers."""
+    index = batch.columns.schema.get_field_index("headers")
+    return pa.nulls(len(batch), HEADERS_TYPE) if index < 0 else batch.columns.column(index)
+
+
+def place_of(batch: Batch) -> str:
+    """Return where a batch begins, as text for errors."""
+    return f"{batch.topic}-{batch.partition} from offset {batch.base_offset}"
 
 
 def check_distinct(names: Sequence[str], reader: str, instead: str) -> None:

@@ -36,7 +36,7 @@ from strandline.framework.offload.folder import Commit, TargetFolder
 from strandline.framework.offload.periods import PERIOD_COLUMNS
 from strandline.framework.offload.plan import ANOTHER_FOLDER, check_extends
 from strandline.framework.offload.progress import KEY, PartitionProgress, Progress, from_json
-from strandline.framework.offload.table_limits import check_parquet, check_times
+from strandline.framework.offload.table_limits import check_parquet, check_times, first_line
 from strandline.framework.offload.target import DataFile
 from strandline.framework.table_types import check_distinct, spark_type
 
@@ -217,15 +217,15 @@ class DeltaTarget:
             if self._has(files):
                 raise StorageFailed(
                     f"the files are in the table {self._path}, but its commit failed later: "
-                    f"{_first_line(error)}; the next run goes on after them"
+                    f"{first_line(error)}; the next run goes on after them"
                 ) from error
             self._folder.withdraw(pending)
             raise InvalidRequest(
-                f"another program has changed the table {self._path} meanwhile ({_first_line(error)}); "
+                f"another program has changed the table {self._path} meanwhile ({first_line(error)}); "
                 "nothing was added to it: run this again"
             ) from error
         except (DeltaError, OSError) as error:
-            raise StorageFailed(f"cannot commit to {self._path}: {_first_line(error)}") from error
+            raise StorageFailed(f"cannot commit to {self._path}: {first_line(error)}") from error
         self._sync_log(table)
         self._folder.settle_pending()
 
@@ -328,7 +328,7 @@ def _listed(columns: Iterable[str]) -> str:
 
 def _unreadable(path: str, error: Exception) -> StorageFailed:
     return StorageFailed(
-        f"the table {path} cannot be read: {_first_line(error)}; if its log or a file of it is damaged, "
+        f"the table {path} cannot be read: {first_line(error)}; if its log or a file of it is damaged, "
         f"put it back from a backup, or {ANOTHER_FOLDER}"
     )
 
@@ -391,7 +391,3 @@ def _in_delta(field: pa.Field) -> pa.Field:
 
 def _arrow(schema: Any) -> pa.Schema:
     return pa.schema(schema.to_arrow())
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -30,7 +30,7 @@ from strandline.framework.offload.iceberg_lineage import SNAPSHOT, last_progress
 from strandline.framework.offload.periods import PERIOD_COLUMNS
 from strandline.framework.offload.plan import ANOTHER_FOLDER, check_extends
 from strandline.framework.offload.progress import KEY, Progress
-from strandline.framework.offload.table_limits import check_parquet, check_times
+from strandline.framework.offload.table_limits import check_parquet, check_times, first_line
 from strandline.framework.offload.target import DataFile, PartitionBy
 from strandline.framework.table_types import spark_type
 
@@ -121,7 +121,7 @@ class IcebergTarget:
         except FileNotFoundError as error:
             if f"{self._path}/" not in str(error):
                 raise self._moved(
-                    f"has its metadata in another folder ({_first_line(error)})"
+                    f"has its metadata in another folder ({first_line(error)})"
                 ) from error
             raise _unreadable(f"table {name}", error) from error
         except (OSError, ValueError, ValidationError) as error:
@@ -341,13 +341,9 @@ def _check_partitions(table: Table, added: Sequence[pa.Field], name: str) -> Non
 
 def _unreadable(what: str, error: Exception) -> StorageFailed:
     return StorageFailed(
-        f"{what} cannot be read: {_first_line(error)}; if its metadata is damaged, put it back from a "
+        f"{what} cannot be read: {first_line(error)}; if its metadata is damaged, put it back from a "
         f"backup, or {ANOTHER_FOLDER}"
     )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _files_of_snapshots(table: Table) -> Iterator[str]:

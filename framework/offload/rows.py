@@ -18,7 +18,7 @@ from strandline.framework.export import first_refused
 from strandline.framework.formats.codecs import Codec, as_column, column_type
 from strandline.framework.offload.files import Rows
 from strandline.framework.offload.periods import PERIOD_COLUMNS
-from strandline.framework.table_types import INSTANT, fit
+from strandline.framework.table_types import INSTANT, fit, headers_of, place_of, times_of
 from strandline.framework.topic_declaration import TopicDeclaration
 
 Column = Callable[[Batch], pa.Array]
@@ -56,8 +56,7 @@ class RowForm:
         if self.fields is not None:
             arrays += self.fields(batch).flatten()
         made = dict(zip(self.schema.names, arrays, strict=True))
-        where = f"{batch.topic}-{batch.partition} from offset {batch.base_offset}"
-        fitted = [fit(made[field.name], field, where) for field in target]
+        fitted = [fit(made[field.name], field, place_of(batch)) for field in target]
         return pa.RecordBatch.from_arrays(fitted, schema=target)
 
 
@@ -78,10 +77,10 @@ def row_form(info: TopicInfo, declared: TopicDeclaration | None) -> RowForm:
     columns = {
         "partition": (_partition, pa.int32()),
         "offset": (_offsets, pa.int64()),
-        "timestamp": (_timestamps, INSTANT),
+        "timestamp": (times_of, INSTANT),
         "key": (key, key_type),
         "value": (value, value_type_),
-        "headers": (_headers, HEADERS_TYPE),
+        "headers": (headers_of, HEADERS_TYPE),
     }
     return _form(columns, None, [])
 
@@ -92,10 +91,10 @@ def _typed_form(
     columns = {
         "_partition": (_partition, pa.int32()),
         "_offset": (_offsets, pa.int64()),
-        "_timestamp": (_timestamps, INSTANT),
+        "_timestamp": (times_of, INSTANT),
         "_key": (key, key_type),
         "_tombstone": (_is_tombstone, pa.bool_()),
-        "_headers": (_headers, HEADERS_TYPE),
+        "_headers": (headers_of, HEADERS_TYPE),
     }
     reserved = {*columns, *PERIOD_COLUMNS["hour"]}
     # Readers that ignore case take either column for the other, as DuckDB does.
@@ -126,17 +125,8 @@ def _offsets(batch: Batch) -> pa.Array:
     return batch.offsets
 
 
-def _timestamps(batch: Batch) -> pa.Array:
-    return batch.columns.column("timestamp").cast(pa.timestamp("ms", tz="UTC"))
-
-
 def _is_tombstone(batch: Batch) -> pa.Array:
     return pc.is_null(batch.columns.column("value"))
-
-
-def _headers(batch: Batch) -> pa.Array:
-    index = batch.columns.schema.get_field_index("headers")
-    return pa.nulls(len(batch), HEADERS_TYPE) if index < 0 else batch.columns.column(index)
 
 
 def _stored(part: str) -> Column:

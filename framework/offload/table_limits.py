@@ -80,3 +80,8 @@ def check_parquet(columns: Iterable[pa.Field]) -> None:
             raise SchemaMismatch(
                 f"column {field.name!r} is {field.type}, which Parquet does not have ({error}); leave it out"
             ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of a library's message; the kind of its error if it has none."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -21,7 +21,14 @@ from strandline.changelog.arrays import repeated
 from strandline.changelog.client.keys import is_list
 from strandline.changelog.errors import InvalidConfig, SchemaMismatch
 from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo
-from strandline.framework.table_types import INSTANT, fit, spark_type
+from strandline.framework.table_types import (
+    INSTANT,
+    fit,
+    headers_of,
+    place_of,
+    spark_type,
+    times_of,
+)
 
 SIZED_BYTES = 32 << 20
 """Bytes from which batches are passed on, however few rows they have."""
@@ -229,24 +236,11 @@ def to_sized_batches(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[p
 def _own(batch: Batch, field: pa.Field, values: Mapping[str, pa.Array]) -> pa.Array:
     if field.name not in values:  # added after these records, or a column of another topic
         return pa.nulls(len(batch), field.type)
-    return fit(values[field.name], field, _where(batch))
+    return fit(values[field.name], field, place_of(batch))
 
 
 def _metadata(batch: Batch, field: pa.Field) -> pa.Array:
-    return fit(_FROM_BATCH[field.name](batch), field, _where(batch))
-
-
-def _where(batch: Batch) -> str:
-    return f"{batch.topic}-{batch.partition} from offset {batch.base_offset}"
-
-
-def _timestamps(batch: Batch) -> pa.Array:
-    return batch.columns.column("timestamp").cast(pa.timestamp("ms", tz="UTC"))
-
-
-def _headers(batch: Batch) -> pa.Array:
-    index = batch.columns.schema.get_field_index("headers")
-    return pa.nulls(len(batch), HEADERS_TYPE) if index < 0 else batch.columns.column(index)
+    return fit(_FROM_BATCH[field.name](batch), field, place_of(batch))
 
 
 _FROM_BATCH: dict[str, Callable[[Batch], pa.Array]] = {
@@ -254,8 +248,8 @@ _FROM_BATCH: dict[str, Callable[[Batch], pa.Array]] = {
     "topic": lambda batch: pa.repeat(pa.scalar(batch.topic), len(batch)),
     "partition": lambda batch: repeated(batch.partition, len(batch), np.int32),
     "offset": lambda batch: batch.offsets,
-    "timestamp": _timestamps,
-    "headers": _headers,
+    "timestamp": times_of,
+    "headers": headers_of,
 }
 
 
