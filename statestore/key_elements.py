@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.changelog.arrays import as_numpy, of_items, of_numbers
+from strandline.changelog.client.keys import is_bytes, is_text
 from strandline.changelog.errors import InvalidRecord
 from strandline.statestore.cells import (
     WORD_BYTES,
@@ -275,17 +276,6 @@ _UNIX_ORDINAL = date(1970, 1, 1).toordinal()
 _MICROS = pa.timestamp("us", "UTC")
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    types = pa.types
-    is_variable = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
-    return bool(is_variable or types.is_fixed_size_binary(kind))
-
-
 def _is_aware(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind)) and kind.tz is not None
 
@@ -298,8 +288,8 @@ _check_datetimes = _within(
 )
 
 ELEMENTS: dict[Any, Element] = {
-    str: Element("str", pa.string(), _is_text, None, None, tag=TAG_STR),
-    bytes: Element("bytes", pa.binary(), _is_bytes, None, None, tag=TAG_BYTES),
+    str: Element("str", pa.string(), is_text, None, None, tag=TAG_STR),
+    bytes: Element("bytes", pa.binary(), is_bytes, None, None, tag=TAG_BYTES),
     int: Element("int", pa.int64(), pa.types.is_integer, _ints, _read_ints),
     float: Element(
         "float", pa.float64(), pa.types.is_floating, _floats, _read_floats, _check_floats

@@ -23,6 +23,7 @@ from strandline.statestore.packed_scalars import (
     NULL,
     TEXT,
 )
+from strandline.statestore.serdes import type_name
 from strandline.statestore.values import ValueCodec
 
 Array = npt.NDArray[Any]
@@ -150,10 +151,6 @@ def unfit_values(codec: ValueCodec, error: Exception) -> InvalidRecord:
         f"store {codec.store!r}: a value does not fit in a column ({error}); use a store without "
         "columns"
     )
-
-
-def type_name(declared: Any) -> str:
-    return declared.__name__ if isinstance(declared, type) else str(declared)
 
 
 DTYPES: dict[int, npt.DTypeLike] = {INT: np.int64, FLOAT: np.float64, BOOL: np.bool_}

@@ -123,7 +123,7 @@ class TypedMessagePack(Generic[T]):
             self._decode: Callable[[bytes], T] = unchecked_msgpack_decoder(declared).decode
         except TypeError as error:
             raise InvalidConfig(
-                f"{_name(declared)} cannot be a type of value: {error}; "
+                f"{type_name(declared)} cannot be a type of value: {error}; "
                 "use a dataclass, a msgspec.Struct, a scalar, or pass serde="
             ) from error
         self._decode_all = unchecked_msgpack_decoder(list[declared]).decode
@@ -157,7 +157,7 @@ class TypedMessagePack(Generic[T]):
         except UNREADABLE as error:
             if self.declared is int and data[:1] in _EXTENSIONS:
                 return MessagePack().loads(data)  # type: ignore[no-any-return]
-            raise _undecodable(_name(self.declared), data, error) from error
+            raise _undecodable(type_name(self.declared), data, error) from error
 
 
 def _array_header(count: int) -> bytes:
@@ -378,7 +378,8 @@ def _undecodable(expected: str, data: bytes, error: Exception) -> InvalidRecord:
     )
 
 
-def _name(declared: Any) -> str:
+def type_name(declared: Any) -> str:
+    """Return the name of a declared type, as in the code that declares it."""
     return declared.__name__ if isinstance(declared, type) else str(declared)
 
 

@@ -36,6 +36,7 @@ from strandline.statestore.serdes import (
     Serde,
     TypedMessagePack,
     is_immutable,
+    type_name,
     value_serde,
 )
 
@@ -116,7 +117,7 @@ class ValueCodec:
             back = self.serde.loads(data)
         except InvalidRecord as error:
             raise InvalidRecord(
-                f"a value of this store must be {_name(self.declared)}, got {value!r:.200} "
+                f"a value of this store must be {type_name(self.declared)}, got {value!r:.200} "
                 f"({type(value).__name__}); {error.__cause__ or error}"
             ) from error
         shared = back if self.immutable or type(back) in _SCALARS else UNSHARED
@@ -205,7 +206,7 @@ class ValueCodec:
         if passes or isinstance(error, MemoryError):
             raise error
         self.undecodable = CorruptLog(
-            f"store {self.store!r}: a stored value cannot be decoded as {_name(self.declared)} "
+            f"store {self.store!r}: a stored value cannot be decoded as {type_name(self.declared)} "
             f"({error!r:.500}); it was not written with this declaration of the store"
         )
         raise self.undecodable from error
@@ -239,7 +240,3 @@ HEADER_BYTES = 9
 NO_EXPIRY = 0
 """Expiry of a value that is kept for ever, in place of milliseconds since the epoch."""
 _SCALARS = (int, float, bool, str, bytes)
-
-
-def _name(declared: Any) -> str:
-    return declared.__name__ if isinstance(declared, type) else str(declared)
