@@ -31,8 +31,9 @@ NAMED_BY_THE_PROGRAM = {
     ("framework/app.py", "entry_points"): 1,
     # the module that has an app which the program passes: found by the app itself, not by a name
     ("framework/spark/workers.py", "sys.modules"): 1,
-    # Polars by its constant name, if the program has imported it
+    # Polars and pandas by their constant names, if the program has imported them
     ("framework/handlers.py", "sys.modules"): 1,
+    ("changelog/arrays.py", "sys.modules"): 1,
     # names in tables and tuples of the same module
     ("framework/cli/lazy.py", "import_module"): 1,
     ("strandline/__init__.py", "import_module"): 2,
