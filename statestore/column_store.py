@@ -353,7 +353,7 @@ class ColumnStore(CommittingStore[K, V]):
         self._writable()
         self.revision += 1
         names = self._keys.encode_all(step.latest())
-        data = of_items(list(map(self._values.dumps, step.latest().values())), pa.binary())
+        data = of_items(map(self._values.dumps, step.latest().values()), pa.binary())
         rows = self._stored_columns.decode(data.drop_null().to_pylist())
         self._change_named(names.filter(data.is_valid()), PRESENT, rows)
         self._change_named(names.filter(data.is_null()), ABSENT, None)

@@ -233,7 +233,7 @@ class _Scalar:
 
 
 def _each(encode: Callable[[Any], bytes]) -> Callable[[Collection[Any]], pa.Array]:
-    return lambda keys: of_items(list(map(encode, keys)), pa.binary())
+    return lambda keys: of_items(map(encode, keys), pa.binary())
 
 
 def _admits(declared: type) -> Callable[[Any], Any]:

@@ -93,7 +93,7 @@ def encode_strs(keys: Collection[str]) -> pa.Array:
     """Encode many strs as a column, like `encode_str` but faster."""
     text = "\x51" + "\x51".join(keys)
     if not keys or not text.isascii() or len(text) >= 1 << 31:
-        return of_items(list(map(encode_str, keys)), pa.binary())
+        return of_items(map(encode_str, keys), pa.binary())
     ends = np.zeros(len(keys) + 1, np.int32)
     np.cumsum(np.fromiter(map(len, keys), np.int32, len(keys)) + 1, out=ends[1:])
     body = pa.py_buffer(text.encode())

@@ -168,7 +168,7 @@ class TextValues:
             raise unfit_values(self._codec, error) from error
 
     def encode(self, block: Block) -> pa.Array:
-        return of_items(list(map(self._codec.serde.dumps, block[0].tolist())), pa.binary())
+        return of_items(map(self._codec.serde.dumps, block[0].tolist()), pa.binary())
 
     def decode(self, data: pa.Array) -> Block:
         return (object_array(decoded_objects(self._codec, data)),)

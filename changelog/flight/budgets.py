@@ -155,7 +155,7 @@ class ClientBudget:
 
     def has_room(self, client: Client) -> bool:
         """Return True if neither the client nor all clients together have reached their limit."""
-        return self._held[client] < self._each and self._sum < self._total
+        return self._room(client) > 0
 
     def add(self, client: Client, amount: int) -> None:
         """Count an amount that is in use already, also beyond the limits. Call `give` afterwards."""

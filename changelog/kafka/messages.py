@@ -44,9 +44,9 @@ def batches_of(tp: TopicPartition, messages: Sequence[Message]) -> Iterator[Batc
 
 def _batch(tp: TopicPartition, messages: Sequence[Message]) -> Batch:
     columns = [
-        of_items(list(map(_WHEN, map(Message.timestamp, messages))), pa.int64()),
-        of_items(list(map(Message.key, messages)), pa.binary()),
-        of_items(list(map(Message.value, messages)), pa.binary()),
+        of_items(map(_WHEN, map(Message.timestamp, messages)), pa.int64()),
+        of_items(map(Message.key, messages), pa.binary()),
+        of_items(map(Message.value, messages), pa.binary()),
     ]
     heads = _headers(messages)
     has_headers = any(heads)
@@ -64,7 +64,7 @@ def _batch(tp: TopicPartition, messages: Sequence[Message]) -> Batch:
         first,
         pa.RecordBatch.from_arrays(columns, schema=schema),
         messages[0].leader_epoch() or 0,
-        None if follow else of_items(list(map(Message.offset, messages)), pa.int64()),
+        None if follow else of_items(map(Message.offset, messages), pa.int64()),
     )
 
 

@@ -33,7 +33,12 @@ from strandline.framework.left_behind import left_in
 from strandline.framework.stream_columns import lacking
 from strandline.framework.task_positions import check_positions
 from strandline.framework.topic_creation import check_changelog, copartitioned
-from strandline.statestore.declaration import Declaration, compare, declaration_of
+from strandline.statestore.declaration import (
+    Declaration,
+    RepartitionRecord,
+    compare,
+    declaration_of,
+)
 from strandline.statestore.lost_topics import lost, topic_lost
 from strandline.statestore.ownership import InternalTopics
 from strandline.statestore.recorded import DeclarationLog, declarations_topic, topic_key
@@ -172,15 +177,21 @@ def compared_topics(app: App, broker: Broker, gone: Collection[str]) -> list[Top
 
     `gone` are the internal topics that the app has lost.
     """
+    recorded = DeclarationLog(broker, app.name, SystemClock()).read().topics
     return [
         TopicLine(name, "changed", str(topic_lost(app.name, name)))
         if name in gone
-        else _topic_line(app.declared, broker, topic)
+        else _topic_line(app.declared, broker, topic, recorded.get(name))
         for name, topic in sorted(app.declared.all_topics.items())
     ]
 
 
-def _topic_line(declared: Declarations, broker: Broker, topic: Topic[Any, Any]) -> TopicLine:
+def _topic_line(
+    declared: Declarations,
+    broker: Broker,
+    topic: Topic[Any, Any],
+    recorded: RepartitionRecord | None,
+) -> TopicLine:
     try:
         info = broker.topic(topic.name)
     except UnknownTopic:
@@ -193,10 +204,7 @@ def _topic_line(declared: Declarations, broker: Broker, topic: Topic[Any, Any]) 
         check_positions(declared, broker, {topic.name: info})
     except InvalidConfig as error:
         return TopicLine(topic.name, "changed", str(error))
-    recorded = DeclarationLog(broker, declared.app, SystemClock()).read().topics.get(topic.name)
-    if topic.is_internal and (
-        problem := lacking(declared.app, broker, topic.name, recorded, topic.stream_columns)
-    ):
+    if problem := lacking(declared.app, broker, topic.name, recorded, topic.stream_columns):
         return TopicLine(topic.name, "changed", problem)
     reasons = f"not applied: {difference.settings}" if difference.settings else ""
     return TopicLine(topic.name, "extended" if difference.adds_columns else "same", reasons)

@@ -180,7 +180,7 @@ class PackCodec:
             if self.exact is int:
                 return pack_ints(items)
             if None not in items:
-                return of_items(list(map(_pack, items)), pa.binary())
+                return of_items(map(_pack, items), pa.binary())
         except (OverflowError, TypeError):
             pass  # an int beyond 64 bits, or a null among ints: encode one by one below
         dumps = self._serde.dumps

@@ -127,10 +127,8 @@ class StageTime:
         now |= {f"{ROWS}{name}": number for name, number in rows.items()}
         changed = {key: int(mark) for key, mark in now.items() if self._last(key) != mark}
         if changed:
-            keys, marks_of_keys = (
-                of_items(changed, pa.string()),
-                of_items(changed.values(), pa.int64()),
-            )
+            keys = of_items(changed, pa.string())
+            marks_of_keys = of_items(changed.values(), pa.int64())
             for store in self._stores:
                 columns_of(store).put_batch(keys, marks_of_keys)
             self._written |= changed
