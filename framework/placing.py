@@ -22,8 +22,6 @@ from strandline.statestore.keys import key_codec
 from strandline.statestore.reader import KeyRange
 from strandline.statestore.store import AnyStore
 
-FEW_KEYS = 32
-"""Maximum number of keys that are hashed one at a time: for few keys NumPy's calls are slower."""
 _TAG_BYTES = 1
 """Bytes of the type tag before the key's own bytes."""
 
@@ -69,9 +67,6 @@ class Placed:
         count = self._partitions
         if count == 1:
             return True
-        if len(keys) <= FEW_KEYS:
-            here = self._partition
-            return all(partition_for(key[_TAG_BYTES:], count) == here for key in keys.to_pylist())
         found = partitions_for(keys, count, skip=_TAG_BYTES)
         return bool((found == self._partition).all())
 

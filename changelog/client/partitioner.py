@@ -6,7 +6,8 @@ go to one partition for about a batch, then to another one at random (KIP-480, K
 results in few large batches instead of many small ones.
 
 The array version hashes columns: four-byte word w of all keys at once, which costs a few numpy
-passes per word. Keys have different lengths. Once only few keys have words left, the rest of each
+passes per word. The words of keys of one length are read by stride; those of different lengths are
+gathered, which takes about ten times as long. Once only few keys have words left, the rest of each
 is hashed alone, so that a single huge key does not cost a numpy pass per word.
 """
 
@@ -38,7 +39,7 @@ def murmur2(key: bytes) -> int:
     >>> murmur2(b"foobar"), murmur2(b"")
     (-790332482, 275646681)
     """
-    hashed = _finish(_mixed(_SEED ^ len(key), key), key[len(key) & ~3 :])
+    hashed = _hash(key)
     return hashed - (1 << 32) if hashed > _POSITIVE else hashed
 
 
@@ -48,7 +49,7 @@ def partition_for(key: bytes, partitions: int) -> int:
     >>> partition_for(b"foobar", 4)
     2
     """
-    return (murmur2(key) & _POSITIVE) % partitions
+    return (_hash(key) & _POSITIVE) % partitions
 
 
 def murmur2_array(keys: pa.BinaryArray, *, skip: int = 0) -> Hashes:
@@ -59,6 +60,9 @@ def murmur2_array(keys: pa.BinaryArray, *, skip: int = 0) -> Hashes:
     >>> murmur2_array(pa.array([b"foobar", b""], pa.binary())).astype("int32").tolist()
     [-790332482, 275646681]
     """
+    if len(keys) <= _FEW_KEYS:
+        found = [_hash((key or b"")[skip:]) for key in keys.to_pylist()]
+        return np.array(found, dtype=np.uint32)
     hashes = np.empty(len(keys), dtype=np.uint32)
     offsets, data = _buffers(keys)
     # In pieces that fit the processor's cache.
@@ -171,8 +175,13 @@ LEAST_RUN_BYTES = 1 << 14
 """Bytes of keyless records that stay together: Kafka's default for `batch.size`."""
 
 _PIECE_RECORDS = 16_384
-_FEW_KEYS = 32
+_FEW_KEYS = 16
 """Number of keys up to which hashing one by one is cheaper than numpy calls."""
+
+
+def _hash(key: bytes) -> int:
+    """Return the hash of a key, unsigned."""
+    return _finish(_mixed(_SEED ^ len(key), key), key[len(key) & ~3 :])
 
 
 def _mixed(state: int, words: bytes) -> int:
@@ -195,7 +204,7 @@ def _finish(state: int, tail: bytes) -> int:
 def _buffers(keys: pa.BinaryArray) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
     """Return the offsets of the keys (one more than keys), and the bytes that they refer to."""
     _, offsets, data = keys.buffers()
-    if len(keys) == 0 or data is None:
+    if data is None:
         return np.zeros(len(keys) + 1, dtype=np.int32), np.empty(0, dtype=np.uint8)
     every_offset = np.frombuffer(offsets, dtype=np.int32, count=keys.offset + len(keys) + 1)
     return every_offset[keys.offset :], np.frombuffer(data, dtype=np.uint8)
@@ -205,8 +214,12 @@ def _murmur2_piece(
     offsets: npt.NDArray[np.int32], column: npt.NDArray[np.uint8], skip: int
 ) -> Hashes:
     data = column[offsets[0] : offsets[-1]]
-    words = _words_at_every_byte(data)
+    padded = np.zeros(len(data) + 4, dtype=np.uint8)
+    padded[: len(data)] = data
     lengths = np.diff(offsets)
+    if lengths.min() == lengths.max():
+        return _murmur2_of_one_length(padded, len(lengths), int(lengths[0]), skip)
+    words = _words_at_every_byte(padded)
     starts = (offsets[:-1] - offsets[0]).astype(np.intp)
     lengths -= skip
     starts += skip
@@ -215,24 +228,45 @@ def _murmur2_piece(
     for word in range(int(whole.min())):
         _mix(state, words[starts + word * 4])
     _mix_longer(state, words, starts, whole, data)
-    rest = (lengths & 3).astype(np.intp)
-    state ^= words[starts + (whole << 2)] & _TAIL_MASK[rest]
+    _finish_all(state, words[starts + (whole << 2)], (lengths & 3).astype(np.intp))
+    return state
+
+
+def _murmur2_of_one_length(
+    padded: npt.NDArray[np.uint8], count: int, length: int, skip: int
+) -> Hashes:
+    hashed = length - skip
+    whole = hashed >> 2
+    by_word = np.ndarray(
+        (whole + 1, count), dtype="<u4", buffer=padded, offset=skip, strides=(4, length)
+    )
+    words = np.ascontiguousarray(by_word, dtype=np.uint32)
+    state: Hashes = np.full(count, _SEED ^ hashed, dtype=np.uint32)
+    for word in words[:whole]:
+        _mix(state, word)
+    _finish_all(state, words[whole], hashed & 3)
+    return state
+
+
+def _finish_all(state: Hashes, tails: Hashes, rest: npt.NDArray[np.intp] | int) -> None:
+    """Turn states after the whole words into hashes, given the word that has the last bytes.
+
+    `rest` is the number of bytes of it that belong to the key, 0 to 3.
+    """
+    state ^= tails & _TAIL_MASK[rest]
     state *= _TAIL_FACTOR[rest]
     state ^= state >> np.uint32(13)
     state *= np.uint32(_M)
     state ^= state >> np.uint32(15)
-    return state
 
 
-def _words_at_every_byte(data: npt.NDArray[np.uint8]) -> Hashes:
-    """Return the four-byte word that begins at each byte and at the end, padded with zeros.
+def _words_at_every_byte(padded: npt.NDArray[np.uint8]) -> Hashes:
+    """Return the four-byte word that begins at each byte, and at the end, of padded bytes.
 
     Overlapping words take four times the memory, but gathering them is five times as fast as
     gathering unaligned ones.
     """
-    padded = np.zeros(len(data) + 4, dtype=np.uint8)
-    padded[: len(data)] = data
-    overlapping = np.ndarray(len(data) + 1, dtype="<u4", buffer=padded, strides=(1,))
+    overlapping = np.ndarray(len(padded) - 3, dtype="<u4", buffer=padded, strides=(1,))
     return np.ascontiguousarray(overlapping, dtype=np.uint32)
 
 

@@ -72,6 +72,18 @@ def test_keys_across_the_pieces_of_a_hashed_column_hash_the_same() -> None:
     assert int(hashes[-1]) == murmur2(keys[-1])
 
 
+@given(
+    st.integers(0, 40).flatmap(lambda n: st.lists(st.binary(min_size=n, max_size=n), min_size=20)),
+    st.integers(0, 60),
+    st.integers(0, 3),
+)
+def test_keys_of_one_length_hash_as_one_by_one(keys: list[bytes], start: int, skip: int) -> None:
+    skip = min(skip, len(keys[0]))
+    column = pa.array(keys * 4, pa.binary()).slice(start)
+    expected = [murmur2(key[skip:]) for key in (keys * 4)[start:]]
+    assert murmur2_array(column, skip=skip).astype(np.int32).tolist() == expected
+
+
 @pytest.mark.parametrize("skip", [0, 1, 3])
 def test_bytes_before_the_keys_are_left_out(skip: int) -> None:
     keys = [b"", b"a", b"abcd", b"user-00001", b"x" * 37, b""]
