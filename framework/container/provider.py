@@ -7,7 +7,7 @@ worker.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from strandline.changelog.errors import InvalidRequest
 from strandline.framework.container.instance import TaskInstance
@@ -15,7 +15,6 @@ from strandline.framework.querying.declared import described
 from strandline.framework.querying.messages import (
     Answer,
     CountKeys,
-    Describe,
     FoundKeys,
     GetKeys,
     KeyCounts,
@@ -24,7 +23,6 @@ from strandline.framework.querying.messages import (
     Request,
     Scanned,
     ScanRange,
-    StoreDescription,
 )
 from strandline.framework.store import Store
 from strandline.framework.task import TaskSpec
@@ -41,6 +39,15 @@ VALUE_OVERHEAD_BYTES = 8
 """Approximate number of bytes of a message for each value, in addition to the value's bytes."""
 
 
+class _StoreOfTask(NamedTuple):
+    """A store and the task that has it."""
+
+    task: TaskSpec
+    declared: Store[Any, Any]
+    index: int
+    """Index of the store among those of an instance of the task."""
+
+
 class StoreProvider:
     """Answers requests about the stores of one app. Thread-safe."""
 
@@ -52,8 +59,10 @@ class StoreProvider:
         is_certain: Callable[[], bool],
     ) -> None:
         self._app = app
-        self._stores: dict[str, tuple[TaskSpec, Store[Any, Any]]] = {
-            store.name: (task, store) for task in tasks for store in task.stores
+        self._stores = {
+            store.name: _StoreOfTask(task, store, index)
+            for task in tasks
+            for index, store in enumerate(task.stores)
         }
         self._instances = instances
         self._is_certain = is_certain
@@ -63,23 +72,26 @@ class StoreProvider:
 
         Raises InvalidRequest for an unknown store, and the errors of reading the store.
         """
-        self._named(request.store)
+        try:
+            store = self._stores[request.store]
+        except KeyError:
+            known = ", ".join(sorted(self._stores)) or "none"
+            raise InvalidRequest(
+                f"app {self._app!r} has no store {request.store!r}; its stores: {known}"
+            ) from None
         if isinstance(request, GetKeys):
-            return self._get(request)
+            return self._get(store, request)
         if isinstance(request, ScanRange):
-            return self._scan(request)
+            return self._scan(store, request)
         if isinstance(request, CountKeys):
-            return self._count(request)
-        return self._describe(request)
+            return self._count(store, request)
+        return described(store.task, store.declared)
 
-    def _describe(self, request: Describe) -> StoreDescription:
-        return described(*self._named(request.store))
-
-    def _get(self, request: GetKeys) -> FoundKeys:
+    def _get(self, store: _StoreOfTask, request: GetKeys) -> FoundKeys:
         parts: list[KeyValues] = []
         room = PAGE_BYTES
         for number in dict.fromkeys(request.partitions):
-            reader = self._reader(request.store, number, request.at_least.get(number))
+            reader = self._reader(store, number, request.at_least.get(number))
             found = None if reader is None else _get_some(reader, request.keys, room)
             if found is None:
                 continue
@@ -94,8 +106,8 @@ class StoreProvider:
             return FoundKeys([])
         return FoundKeys(parts, full=room <= 0)
 
-    def _scan(self, request: ScanRange) -> Scanned:
-        reader = self._reader(request.store, request.partition, request.at_least)
+    def _scan(self, store: _StoreOfTask, request: ScanRange) -> Scanned:
+        reader = self._reader(store, request.partition, request.at_least)
         bounds = KeyRange(request.lower, request.upper, request.reverse)
         page = None if reader is None else reader.page(bounds, max(1, request.limit))
         # Checked after reading, for the same reason as in `_get`.
@@ -104,37 +116,27 @@ class StoreProvider:
         rest = None if page.rest is None else (page.rest.lower, page.rest.upper)
         return Scanned(True, page.entries, rest, _at(page.position))  # noqa: FBT003
 
-    def _count(self, request: CountKeys) -> KeyCounts:
+    def _count(self, store: _StoreOfTask, request: CountKeys) -> KeyCounts:
         counts: dict[int, int] = {}
         for number in dict.fromkeys(request.partitions):
-            reader = self._reader(request.store, number, None)
+            reader = self._reader(store, number, None)
             count = None if reader is None else reader.approximate_num_entries()
             if count is not None:
                 counts[number] = count
         return KeyCounts(counts if self._is_certain() else {})
 
     def _reader(
-        self, name: str, number: int, at_least: ReflectedPosition | None
+        self, store: _StoreOfTask, number: int, at_least: ReflectedPosition | None
     ) -> CommittedReader | None:
         """Return a reader of one partition of a store.
 
         None if this worker does not serve the partition, or has not reached `at_least`.
         """
-        task, store = self._named(name)
         for instance in list(self._instances()):
-            if instance.partition == number and instance.spec is task:
-                reader = instance.stores[task.stores.index(store)].reader()
+            if instance.partition == number and instance.spec is store.task:
+                reader = instance.stores[store.index].reader()
                 return reader if _reaches(reader.position(), at_least) else None
         return None
-
-    def _named(self, name: str) -> tuple[TaskSpec, Store[Any, Any]]:
-        try:
-            return self._stores[name]
-        except KeyError:
-            known = ", ".join(sorted(self._stores)) or "none"
-            raise InvalidRequest(
-                f"app {self._app!r} has no store {name!r}; its stores: {known}"
-            ) from None
 
 
 def _get_some(
