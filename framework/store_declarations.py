@@ -368,7 +368,7 @@ class StoreDeclarations:
     def _ways_out(self, spec: AnySpec) -> str:
         reset = f"reset the app (`strandline reset {self._app}`)"
         if spec.definition is not None:
-            return f"{reset}, or give the operator another name, with which it begins empty"
+            return f"{reset}, or give it another name, with which it begins empty"
         if not self._can_upgrade:
             return f"{reset}, or give the store another name"
         return (

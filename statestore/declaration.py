@@ -50,7 +50,7 @@ Form = Literal["messagepack", "typed", "bytes", "json", "serde"]
 Figures = dict[str, tuple[str, str | None]]
 _OF_FIGURES = ("results", "state")
 """Parts of an operator's definition that follow from its figures."""
-_RECORDED_LATER = ("placed_by", *_OF_FIGURES)
+_RECORDED_LATER = ("placed_by", "window", *_OF_FIGURES)
 """Parts that definitions from earlier versions do not have, and that are not compared then."""
 
 
@@ -100,7 +100,7 @@ class Declaration(msgspec.Struct, kw_only=True, omit_defaults=True):
     figures: Figures | None = None
     """Kind and column of each aggregate, by name; None if the values are no aggregates."""
     definition: str | None = None
-    """Definition of the operator of a stream whose state it is; None for other stores."""
+    """Definition of the operator of a stream whose state it is, or of a Faust table; else None."""
     counter: bool = False
     """True if the values are counts, which readers add up over the partitions."""
     before: Declaration | None = None

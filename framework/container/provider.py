@@ -44,8 +44,8 @@ class _StoreOfTask(NamedTuple):
 
     task: TaskSpec
     declared: Store[Any, Any]
-    index: int
-    """Index of the store among those of an instance of the task."""
+    position: int
+    """Its index among the stores of an instance of the task."""
 
 
 class StoreProvider:
@@ -134,7 +134,7 @@ class StoreProvider:
         """
         for instance in list(self._instances()):
             if instance.partition == number and instance.spec is store.task:
-                reader = instance.stores[store.index].reader()
+                reader = instance.stores[store.position].reader()
                 return reader if _reaches(reader.position(), at_least) else None
         return None
 

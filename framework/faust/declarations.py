@@ -1,7 +1,8 @@
 """Declarations of an app's tables, recorded so that every reader of the log can read them as stores.
 
 Faust's serializers write the keys and values of a table. JSON and bytes are recorded as such, so
-others can read them. All other serializers are recorded as a serde that only the app has.
+others can read them. All other serializers are recorded as a serde that only the app has. The window
+of a table is recorded as well, because the windows of another one would be missed or counted short.
 
 A worker records its tables before it joins its group, so before it changes anything. It compares
 them again before it opens a partition, because another program may have recorded more meanwhile.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from faust.serializers import codecs
 
 from strandline.framework.faust.log_link import FaustLink
@@ -36,7 +38,7 @@ def table_specs(app: Any) -> list[tuple[AnySpec, int]]:
     """
     tables = [table for table in app.tables.values() if _is_ours(table, app)]
     defaults, partitions = app.serializers, app.conf.topic_partitions
-    return [(_spec(one.name, one.data, defaults), one.partitions or partitions) for one in tables]
+    return [(_spec(one, defaults), one.partitions or partitions) for one in tables]
 
 
 def record_tables(app: str, tables: list[tuple[AnySpec, int]], link: FaustLink) -> None:
@@ -62,16 +64,26 @@ def _is_ours(table: Any, app: Any) -> bool:
     return is_here and table.changelog_topic_name == changelog_topic(app.conf.id, table.name)
 
 
-def _spec(name: str, store: Any, defaults: Any) -> AnySpec:
-    """Return the declaration of a table by the serializers of its store."""
+def _spec(table: Any, defaults: Any) -> AnySpec:
+    """Return the declaration of a table by its window and by the serializers of its store."""
+    store, definition = table.data, _definition(table.window)
     key = store.key_serializer or defaults.key_serializer or "raw"
     value = store.value_serializer or defaults.value_serializer or "raw"
     keys = {codecs.json: _json_key(), codecs.raw: RawKey}.get(_kind(key))
     values = {codecs.json: Json(), codecs.raw: Bytes()}.get(_kind(value))
     if keys is None or values is None:
         identity = f"Faust's serializers {_name(key)} (keys) and {_name(value)} (values)"
-        return StoreSpec(name, key=keys or RawKey, value=AppSerde(identity))
-    return StoreSpec(name, key=keys, value=values)
+        keys, values = keys or RawKey, AppSerde(identity)
+    return StoreSpec(table.name, key=keys, value=values, definition=definition)
+
+
+def _definition(window: Any) -> str:
+    """Return which windows a table has, as JSON. Expiry is left out: it changes no window."""
+    names = ("size", "step", "before", "after")
+    settings = {name: getattr(window, name) for name in names if hasattr(window, name)}
+    if window is not None and not settings:
+        settings = {"class": type(window).__qualname__}
+    return msgspec.json.encode({"window": settings or None}, order="sorted").decode()
 
 
 def _kind(serializer: Any) -> type | None:

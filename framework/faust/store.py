@@ -248,9 +248,21 @@ class FaustStore(faust.stores.base.SerializedStore):
             self.table._maybe_del_key_ttl(decoded, part.changelog.partition)
 
     def _keys_of(self, part: TablePartition) -> list[Any]:
-        """Return the committed keys of a partition, decoded."""
+        """Return the committed keys of a windowed table's partition, decoded.
+
+        Raises InvalidConfig for a key without a window, which an earlier version let a table have
+        that became windowed later.
+        """
         items = part.items(None, committed=True)
-        return [self.table._to_key(self._decode_key(key)) for key, _ in items]
+        keys = [self.table._to_key(self._decode_key(key)) for key, _ in items]
+        for key in keys:
+            if not _is_windowed(key):
+                raise InvalidConfig(
+                    f"table {self.table.name!r} is windowed, and {part.changelog} has the key "
+                    f"{key!r} without a window; give the table another name, or reset the app "
+                    f"(`strandline reset {self.app.conf.id}`)"
+                )
+        return keys
 
     def _open(self, topic: str, number: int, *, standby: bool) -> TablePartition:
         partitions = self.table.partitions or self.app.conf.topic_partitions
@@ -345,3 +357,11 @@ class FaustStore(faust.stores.base.SerializedStore):
 
 def _number_of(tp: TP | int) -> int:
     return tp if isinstance(tp, int) else tp.partition
+
+
+def _is_windowed(key: Any) -> bool:
+    """Return True if a decoded key is `(key, (start, end))`."""
+    match key:
+        case (_, (float() | int(), float() | int())):
+            return True
+    return False

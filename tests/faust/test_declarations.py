@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import faust
 import pytest
 from faust.serializers import codecs
+from msgspec.structs import replace
 
 from strandline.framework.faust.declarations import table_specs
-from strandline.statestore.declaration import Declaration, declaration_of
+from strandline.statestore.declaration import Declaration, compare, declaration_of
 
 
 class Order(faust.Record):
@@ -53,11 +55,50 @@ def test_serializers_are_recorded(
     assert found.serde == (serde and f"Faust's serializers {serde}")
 
 
+class Own:
+    """A window of the app's own."""
+
+    expires = None
+
+
+WINDOWS = {
+    "none": (None, '{"window":null}'),
+    "tumbling": (faust.TumblingWindow(10), '{"window":{"size":10.0,"step":10.0}}'),
+    "hopping": (faust.HoppingWindow(10, 5), '{"window":{"size":10.0,"step":5.0}}'),
+    "sliding": (faust.SlidingWindow(5, 6, 7), '{"window":{"after":6.0,"before":5.0}}'),
+    "own": (Own(), '{"window":{"class":"Own"}}'),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_are_recorded_without_their_expiry(name: str) -> None:
+    window, definition = WINDOWS[name]
+    assert declared(window=window).definition == definition
+    if name == "tumbling":
+        assert declared(window=faust.TumblingWindow(10, expires=60)).definition == definition
+
+
+@pytest.mark.parametrize(("was", "now"), [*itertools.product(WINDOWS, WINDOWS)])
+def test_only_the_recorded_window_can_read_a_table(was: str, now: str) -> None:
+    stored, wanted = (declared(window=WINDOWS[name][0]) for name in (was, now))
+    change = compare(stored, wanted, can_upgrade=False)
+    assert change.kind == ("same" if was == now else "refused")
+    assert bool(change.reasons) == (was != now)
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_declaration_without_a_window_gets_that_of_the_table(name: str) -> None:
+    """Declarations of earlier versions have none."""
+    wanted = declared(window=WINDOWS[name][0])
+    change = compare(replace(wanted, definition=None), wanted, can_upgrade=False)
+    assert (change.kind, change.becomes) == ("wider", wanted)
+
+
 def test_a_codec_is_known_by_its_class_and_not_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Own(codecs.json):
+    class Sorted(codecs.json):
         pass
 
-    monkeypatch.setitem(codecs.codecs, "json", Own())
+    monkeypatch.setitem(codecs.codecs, "json", Sorted())
     assert declared().form == "serde"
 
 
