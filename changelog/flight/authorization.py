@@ -63,14 +63,14 @@ class Permit:
         if isinstance(self.holder.own, SinkRights):
             self.holder.own.check_records(appends)
 
-    def visible(self, request: r.Request, answer: Any) -> Any:
+    def visible(self, request: r.Request[Any], answer: Any) -> Any:
         """Return the part of an answer that the client may see."""
         select = VISIBLE.get(type(request))
         if select is None or self.holder.rights.admin:
             return answer
         return [one for one in answer if select(self.holder, one)]
 
-    def grants(self, request: r.Request, answer: Any) -> list[bytes]:
+    def grants(self, request: r.Request[Any], answer: Any) -> list[bytes]:
         """Return the grant for the producer or member that the request has opened, if any."""
         opened: Subject | None = opened_by(request, answer)
         return [] if opened is None else [self.granting.grant(self.holder.token_id, opened)]
@@ -222,7 +222,7 @@ NEEDED: Mapping[type[Any], Need] = {
 }
 """Checks by message type; each raises NotAuthorized if a right is missing."""
 
-VISIBLE: Mapping[type[r.Request], Callable[[AuthorizedToken, Any], bool]] = {
+VISIBLE: Mapping[type[r.Request[Any]], Callable[[AuthorizedToken, Any], bool]] = {
     r.ListTopics: lambda holder, info: holder.sees(info.name),
     r.Cleaning: lambda holder, status: holder.sees(status.topic),
     r.ListGroups: lambda holder, group: holder.rights.may("group", group),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.closing import CloseOnce
@@ -32,6 +32,8 @@ from strandline.changelog.records import (
     Isolation,
     TopicPartition,
 )
+
+T = TypeVar("T")
 
 DEADLINE_S = 30.0
 """Default seconds that a call may take, in addition to the timeout of a fetch."""
@@ -126,8 +128,9 @@ class FlightBroker(RequestBroker):
     def close(self) -> None:
         self._closing()
 
-    def _ask(self, request: Request, *, extra_s: float = 0.0) -> Any:
-        return self._connection.ask(request, extra_s=extra_s)
+    def _ask(self, request: Request[T], *, extra_s: float = 0.0) -> T:
+        answer: T = self._connection.ask(request, extra_s=extra_s)
+        return answer
 
 
 def _same_folder(target: ConnectionTarget) -> LocalStorage | None:

@@ -53,7 +53,7 @@ from strandline.changelog.flight.messages import (
     decode_answer,
     encode,
 )
-from strandline.changelog.flight.requests import Request
+from strandline.changelog.flight.requests import Request, answer_of
 from strandline.changelog.flight.session_stream import SessionStream
 from strandline.changelog.records import Append, Appended, Fetched, TopicPartition
 
@@ -98,14 +98,14 @@ class FlightConnection:
         if not self._fork.foreign:
             self.session.close()
 
-    def ask(self, request: Request, extra_s: float = 0.0) -> Any:
+    def ask(self, request: Request[Any], extra_s: float = 0.0) -> Any:
         """Return the answer to a request; `extra_s` seconds are added to its deadline."""
         kind = type(request)
         subjects = subjects_of(request) if self.session.relayed else ()
         if kind.paged:
             results = self._results(kind.__name__, request, extra_s, subjects)
-            return [item for page in results for item in decode_answer(page, kind.answer)]
-        answer, granted = self._act(kind.__name__, request, kind.answer, extra_s, subjects)
+            return [item for page in results for item in decode_answer(page, answer_of(kind))]
+        answer, granted = self._act(kind.__name__, request, answer_of(kind), extra_s, subjects)
         opened = opened_by(request, answer) if granted else None
         if opened is not None:
             self._grants.keep(opened, granted[0])

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -249,7 +249,7 @@ class FailoverBroker(RequestBroker):
 
     # Connecting and repeating ---------------------------------------------------------
 
-    def _ask(self, request: Request, *, extra_s: float = 0.0) -> Any:
+    def _ask(self, request: Request[T], *, extra_s: float = 0.0) -> T:
         return self._repeated(lambda attempt: request.run(attempt.broker), extra_s)
 
     def _repeated(self, call: Callable[[_Attempt], T], extra_s: float = 0.0) -> T:

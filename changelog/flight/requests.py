@@ -7,7 +7,8 @@ As a Flight action, the class name is the action's type and the fields are the b
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Any, ClassVar
+from functools import cache
+from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_args
 
 import pyarrow as pa
 
@@ -27,25 +28,24 @@ from strandline.changelog.records import (
 )
 from strandline.changelog.snapshots import in_folder
 
+T = TypeVar("T")
+
 MAX_HEARTBEAT_WAIT_S = 5.0
 """Maximum seconds that a heartbeat of a group member may wait for a new assignment."""
 
 
-class Request(FlightMessage, frozen=True):
-    """Call that is answered by one small message; the owner executes it by `run`."""
+class Request(FlightMessage, Generic[T], frozen=True):
+    """Call that is answered by one small message of type T; the owner executes it by `run`."""
 
-    answer: ClassVar[Any]
-    """Type of the result of `run`."""
     paged: ClassVar[bool] = False
     """True if the result is a list that has no limit, and is sent in pages."""
 
-    def run(self, broker: Broker) -> Any:
+    def run(self, broker: Broker) -> T:
         """Make the call on `broker` and return its result."""
         raise NotImplementedError
 
 
-class CreateTopic(Request, frozen=True):
-    answer = TopicInfo
+class CreateTopic(Request[TopicInfo], frozen=True):
     name: str
     partitions: int
     config: dict[str, str] | None
@@ -62,16 +62,14 @@ class CreateTopic(Request, frozen=True):
         )
 
 
-class DeleteTopic(Request, frozen=True):
-    answer = type(None)
+class DeleteTopic(Request[None], frozen=True):
     name: str
 
     def run(self, broker: Broker) -> None:
         broker.delete_topic(self.name)
 
 
-class AlterTopic(Request, frozen=True):
-    answer = TopicInfo
+class AlterTopic(Request[TopicInfo], frozen=True):
     name: str
     config: dict[str, str | None] | None
     partitions: int | None
@@ -83,32 +81,28 @@ class AlterTopic(Request, frozen=True):
         )
 
 
-class ListTopics(Request, frozen=True):
+class ListTopics(Request[list[TopicInfo]], frozen=True):
     paged = True
-    answer = list[TopicInfo]
 
     def run(self, broker: Broker) -> list[TopicInfo]:
         return broker.topics()
 
 
-class DescribeTopic(Request, frozen=True):
-    answer = TopicInfo
+class DescribeTopic(Request[TopicInfo], frozen=True):
     name: str
 
     def run(self, broker: Broker) -> TopicInfo:
         return broker.topic(self.name)
 
 
-class ListOffsets(Request, frozen=True):
-    answer = dict[TopicPartition, PartitionOffsets]
+class ListOffsets(Request[dict[TopicPartition, PartitionOffsets]], frozen=True):
     partitions: Partitions
 
     def run(self, broker: Broker) -> Any:
         return broker.offsets(self.partitions)
 
 
-class OffsetForTime(Request, frozen=True):
-    answer = int | None
+class OffsetForTime(Request[int | None], frozen=True):
     partition: TopicPartition
     timestamp: int
     isolation: Isolation
@@ -117,8 +111,7 @@ class OffsetForTime(Request, frozen=True):
         return broker.offset_for_time(self.partition, self.timestamp, isolation=self.isolation)
 
 
-class ListExtents(Request, frozen=True):
-    answer = dict[TopicPartition, list[Extent]]
+class ListExtents(Request[dict[TopicPartition, list[Extent]]], frozen=True):
     spans: Annotated[dict[TopicPartition, OffsetSpan], BOUNDED]
     extent_bytes: int
 
@@ -126,8 +119,7 @@ class ListExtents(Request, frozen=True):
         return broker.extents(self.spans, extent_bytes=self.extent_bytes)
 
 
-class DeleteRecords(Request, frozen=True):
-    answer = int
+class DeleteRecords(Request[int], frozen=True):
     partition: TopicPartition
     before: int
 
@@ -135,24 +127,21 @@ class DeleteRecords(Request, frozen=True):
         return broker.delete_records(self.partition, self.before)
 
 
-class CleanTopics(Request, frozen=True):
-    answer = type(None)
+class CleanTopics(Request[None], frozen=True):
     topics: list[str] | None
 
     def run(self, broker: Broker) -> None:
         broker.clean(self.topics)
 
 
-class Cleaning(Request, frozen=True):
+class Cleaning(Request[list[CleaningStatus]], frozen=True):
     paged = True
-    answer = list[CleaningStatus]
 
     def run(self, broker: Broker) -> Any:
         return broker.cleaning()
 
 
-class HoldPin(Request, frozen=True):
-    answer = dict[TopicPartition, PinnedRange]
+class HoldPin(Request[dict[TopicPartition, PinnedRange]], frozen=True):
     name: PinName
     ranges: Annotated[dict[TopicPartition, PinnedRange], BOUNDED]
     timeout_ms: int
@@ -161,16 +150,14 @@ class HoldPin(Request, frozen=True):
         return there(broker.pins).hold(self.name, self.ranges, timeout_ms=self.timeout_ms)
 
 
-class UsePin(Request, frozen=True):
-    answer = dict[TopicPartition, PinnedRange]
+class UsePin(Request[dict[TopicPartition, PinnedRange]], frozen=True):
     name: PinName
 
     def run(self, broker: Broker) -> dict[TopicPartition, PinnedRange]:
         return there(broker.pins).use(self.name)
 
 
-class ReleasePins(Request, frozen=True):
-    answer = type(None)
+class ReleasePins(Request[None], frozen=True):
     holder: str
     until: str
 
@@ -178,23 +165,19 @@ class ReleasePins(Request, frozen=True):
         there(broker.pins).release(self.holder, self.until)
 
 
-class TakeSnapshot(Request, frozen=True):
-    answer = str
-
+class TakeSnapshot(Request[str], frozen=True):
     def run(self, broker: Broker) -> str:
         return in_folder(broker.snapshots).take()
 
 
-class ReleaseSnapshot(Request, frozen=True):
-    answer = type(None)
+class ReleaseSnapshot(Request[None], frozen=True):
     name: str
 
     def run(self, broker: Broker) -> None:
         in_folder(broker.snapshots).release(self.name)
 
 
-class InitProducer(Request, frozen=True):
-    answer = ProducerIdentity
+class InitProducer(Request[ProducerIdentity], frozen=True):
     transactional_id: str | None
     timeout_ms: int
 
@@ -202,8 +185,7 @@ class InitProducer(Request, frozen=True):
         return broker.init_producer(self.transactional_id, timeout_ms=self.timeout_ms)
 
 
-class AddOffsets(Request, frozen=True):
-    answer = type(None)
+class AddOffsets(Request[None], frozen=True):
     producer: ProducerIdentity
     group: str
     offsets: Annotated[dict[TopicPartition, CommittedOffset], BOUNDED]
@@ -213,8 +195,7 @@ class AddOffsets(Request, frozen=True):
         broker.add_offsets(self.producer, self.group, self.offsets, member_id=self.member_id)
 
 
-class EndTransaction(Request, frozen=True):
-    answer = ProducerIdentity
+class EndTransaction(Request[ProducerIdentity], frozen=True):
     producer: ProducerIdentity
     commit: bool
 
@@ -222,8 +203,7 @@ class EndTransaction(Request, frozen=True):
         return broker.end_transaction(self.producer, commit=self.commit)
 
 
-class CommitOffsets(Request, frozen=True):
-    answer = type(None)
+class CommitOffsets(Request[None], frozen=True):
     group: str
     offsets: Annotated[dict[TopicPartition, CommittedOffset | None], BOUNDED]
     member_id: str = ""
@@ -232,8 +212,7 @@ class CommitOffsets(Request, frozen=True):
         broker.commit_offsets(self.group, self.offsets, member_id=self.member_id)
 
 
-class FetchOffsets(Request, frozen=True):
-    answer = dict[TopicPartition, CommittedOffset]
+class FetchOffsets(Request[dict[TopicPartition, CommittedOffset]], frozen=True):
     group: str
     partitions: Partitions | None
     require_stable: bool
@@ -242,24 +221,21 @@ class FetchOffsets(Request, frozen=True):
         return broker.committed(self.group, self.partitions, require_stable=self.require_stable)
 
 
-class ListGroups(Request, frozen=True):
+class ListGroups(Request[list[str]], frozen=True):
     paged = True
-    answer = list[str]
 
     def run(self, broker: Broker) -> list[str]:
         return broker.groups()
 
 
-class DescribeGroup(Request, frozen=True):
-    answer = GroupInfo
+class DescribeGroup(Request[GroupInfo], frozen=True):
     group: str
 
     def run(self, broker: Broker) -> GroupInfo:
         return broker.describe_group(self.group)
 
 
-class JoinGroup(Request, frozen=True):
-    answer = GroupMember
+class JoinGroup(Request[GroupMember], frozen=True):
     group: str
     subscription: Subscription
 
@@ -267,8 +243,7 @@ class JoinGroup(Request, frozen=True):
         return broker.join_group(self.group, self.subscription)
 
 
-class Heartbeat(Request, frozen=True):
-    answer = Assignment
+class Heartbeat(Request[Assignment], frozen=True):
     member: GroupMember
     call: int
     seen: int
@@ -280,32 +255,36 @@ class Heartbeat(Request, frozen=True):
         return broker.heartbeat(self.member, self.call, self.seen, self.owned, timeout=timeout)
 
 
-class LeaveGroup(Request, frozen=True):
-    answer = type(None)
+class LeaveGroup(Request[None], frozen=True):
     member: GroupMember
 
     def run(self, broker: Broker) -> None:
         broker.leave_group(self.member)
 
 
-class DescribeConfig(Request, frozen=True):
-    answer = dict[str, str]
-
+class DescribeConfig(Request[dict[str, str]], frozen=True):
     def run(self, broker: Broker) -> dict[str, str]:
         return broker.describe_config()
 
 
-class AlterConfig(Request, frozen=True):
-    answer = dict[str, str]
+class AlterConfig(Request[dict[str, str]], frozen=True):
     changes: dict[str, str | None]
 
     def run(self, broker: Broker) -> dict[str, str]:
         return broker.alter_config(self.changes)
 
 
-Ask = Callable[[Request], Any]
+Ask = Callable[[Request[Any]], Any]
 """Sends a request to the owner of the log, and returns its answer."""
-REQUESTS: Mapping[str, type[Request]] = {kind.__name__: kind for kind in Request.__subclasses__()}
+REQUESTS: Mapping[str, type[Request[Any]]] = {
+    kind.__name__: kind for kind in Request.__subclasses__()
+}
+
+
+@cache
+def answer_of(kind: type[Request[Any]]) -> Any:
+    """Return the type of the answer to a request: the argument of its base class."""
+    return get_args(kind.__orig_bases__[0])[0]  # type: ignore[attr-defined]
 
 
 class RequestBroker:
@@ -314,7 +293,7 @@ class RequestBroker:
     holds_columns = True
     earliest_ms = 0
 
-    def _ask(self, request: Request, *, extra_s: float = 0.0) -> Any:
+    def _ask(self, request: Request[T], *, extra_s: float = 0.0) -> T:
         """Return the answer to a request, which may take `extra_s` seconds longer than others."""
         raise NotImplementedError
 
@@ -330,8 +309,7 @@ class RequestBroker:
         internal: bool = False,
     ) -> TopicInfo:
         given = None if config is None else dict(config)
-        created: TopicInfo = self._ask(CreateTopic(name, partitions, given, schema, internal))
-        return created
+        return self._ask(CreateTopic(name, partitions, given, schema, internal))
 
     def delete_topic(self, name: str) -> None:
         self._ask(DeleteTopic(name))
@@ -345,32 +323,26 @@ class RequestBroker:
         schema: pa.Schema | None = None,
     ) -> TopicInfo:
         given = None if config is None else dict(config)
-        altered: TopicInfo = self._ask(AlterTopic(name, given, partitions, schema))
-        return altered
+        return self._ask(AlterTopic(name, given, partitions, schema))
 
     def topics(self) -> list[TopicInfo]:
-        found: list[TopicInfo] = self._ask(ListTopics())
-        return found
+        return self._ask(ListTopics())
 
     def topic(self, name: str) -> TopicInfo:
-        found: TopicInfo = self._ask(DescribeTopic(name))
-        return found
+        return self._ask(DescribeTopic(name))
 
     def describe_config(self) -> dict[str, str]:
-        given: dict[str, str] = self._ask(DescribeConfig())
-        return given
+        return self._ask(DescribeConfig())
 
     def alter_config(self, changes: Mapping[str, str | None]) -> dict[str, str]:
-        given: dict[str, str] = self._ask(AlterConfig(dict(changes)))
-        return given
+        return self._ask(AlterConfig(dict(changes)))
 
     # The log --------------------------------------------------------------------------
 
     def offsets(
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, PartitionOffsets]:
-        found: dict[TopicPartition, PartitionOffsets] = self._ask(ListOffsets(list(partitions)))
-        return found
+        return self._ask(ListOffsets(list(partitions)))
 
     def offset_for_time(
         self,
@@ -379,35 +351,28 @@ class RequestBroker:
         *,
         isolation: Isolation = "read_committed",
     ) -> int | None:
-        found: int | None = self._ask(OffsetForTime(partition, timestamp, isolation))
-        return found
+        return self._ask(OffsetForTime(partition, timestamp, isolation))
 
     def extents(
         self, spans: Mapping[TopicPartition, OffsetSpan], *, extent_bytes: int
     ) -> dict[TopicPartition, list[Extent]]:
-        found: dict[TopicPartition, list[Extent]] = self._ask(
-            ListExtents(dict(spans), extent_bytes)
-        )
-        return found
+        return self._ask(ListExtents(dict(spans), extent_bytes))
 
     def delete_records(self, partition: TopicPartition, before: int) -> int:
-        start: int = self._ask(DeleteRecords(partition, before))
-        return start
+        return self._ask(DeleteRecords(partition, before))
 
     def clean(self, topics: Collection[str] | None = None) -> None:
         self._ask(CleanTopics(None if topics is None else list(topics)))
 
     def cleaning(self) -> list[CleaningStatus]:
-        statuses: list[CleaningStatus] = self._ask(Cleaning())
-        return statuses
+        return self._ask(Cleaning())
 
     # Producers and transactions -------------------------------------------------------
 
     def init_producer(
         self, transactional_id: str | None = None, *, timeout_ms: int = 10_000
     ) -> ProducerIdentity:
-        identity: ProducerIdentity = self._ask(InitProducer(transactional_id, timeout_ms))
-        return identity
+        return self._ask(InitProducer(transactional_id, timeout_ms))
 
     def add_offsets(
         self,
@@ -420,8 +385,7 @@ class RequestBroker:
         self._ask(AddOffsets(producer, group, dict(offsets), member_id))
 
     def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
-        identity: ProducerIdentity = self._ask(EndTransaction(producer, commit))
-        return identity
+        return self._ask(EndTransaction(producer, commit))
 
     # Consumer groups ------------------------------------------------------------------
 
@@ -442,22 +406,16 @@ class RequestBroker:
         require_stable: bool = True,
     ) -> dict[TopicPartition, CommittedOffset]:
         asked = None if partitions is None else list(partitions)
-        found: dict[TopicPartition, CommittedOffset] = self._ask(
-            FetchOffsets(group, asked, require_stable)
-        )
-        return found
+        return self._ask(FetchOffsets(group, asked, require_stable))
 
     def groups(self) -> list[str]:
-        found: list[str] = self._ask(ListGroups())
-        return found
+        return self._ask(ListGroups())
 
     def describe_group(self, group: str) -> GroupInfo:
-        found: GroupInfo = self._ask(DescribeGroup(group))
-        return found
+        return self._ask(DescribeGroup(group))
 
     def join_group(self, group: str, subscription: Subscription) -> GroupMember:
-        member: GroupMember = self._ask(JoinGroup(group, subscription))
-        return member
+        return self._ask(JoinGroup(group, subscription))
 
     def heartbeat(
         self,
@@ -469,8 +427,7 @@ class RequestBroker:
         timeout: float = 0.0,
     ) -> Assignment:
         beat = Heartbeat(member, call, seen, list(holds), timeout)
-        assignment: Assignment = self._ask(beat, extra_s=timeout)
-        return assignment
+        return self._ask(beat, extra_s=timeout)
 
     def leave_group(self, member: GroupMember) -> None:
         self._ask(LeaveGroup(member))

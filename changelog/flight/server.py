@@ -282,7 +282,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             kind = REQUESTS.get(action.type)
             if kind is None:
                 raise InvalidRequest(f"the log's owner has no call named {action.type!r}")
-            request: Request = decode_request(action.body, kind)
+            request: Request[Any] = decode_request(action.body, kind)
             permit = self._permit(caller)
             if permit is None:
                 return _encoded(request, self._run(session, request))
@@ -301,7 +301,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             return answers
 
     def _encoded_within_limit(
-        self, client: Client, request: Request, answer: Any
+        self, client: Client, request: Request[Any], answer: Any
     ) -> tuple[list[bytes], int]:
         """Return the messages of an answer over TCP, and their bytes if they are counted.
 
@@ -391,7 +391,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         if closing:
             goodbye.say()
 
-    def _run(self, session: ClientSession, request: Request) -> Any:
+    def _run(self, session: ClientSession, request: Request[Any]) -> Any:
         if isinstance(request, InitProducer):
             with session.changing():
                 identity = request.run(self._broker)
@@ -539,7 +539,7 @@ def _wait_until_closed(reader: Any) -> None:
             reader.read_chunk()
 
 
-def _encoded(request: Request, answer: Any) -> list[bytes]:
+def _encoded(request: Request[Any], answer: Any) -> list[bytes]:
     """Return the messages of an answer: several pages if it is a long list."""
     return encode_pages(answer) if request.paged else [encode(answer)]
 

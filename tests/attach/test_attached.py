@@ -419,8 +419,8 @@ def test_messages_are_bounded_and_typed():
 
 
 def test_an_unknown_call_is_refused(attached):
-    class Format(requests.Request, frozen=True):
-        answer = type(None)
+    class Format(requests.Request[None], frozen=True):
+        pass
 
     with pytest.raises(InvalidRequest, match="no call named 'Format'"):
         attached._ask(Format())
