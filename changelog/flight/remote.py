@@ -8,6 +8,7 @@ import threading
 from strandline.changelog.clock import Clock
 from strandline.changelog.flight.budgets import Budgets
 from strandline.changelog.flight.clients import Authority, Clients
+from strandline.changelog.flight.counted_answers import CountedAnswers
 from strandline.changelog.flight.front import Front
 from strandline.changelog.flight.limits import ListenerLimits
 from strandline.changelog.flight.locating import LocatingBroker
@@ -45,7 +46,7 @@ class RemoteEndpoint:
         clock: Clock | None = None,
     ) -> None:
         self.clients = Clients(authority.is_valid)
-        budgets = Budgets(limits or ListenerLimits())
+        self.budgets = Budgets(limits or ListenerLimits())
         self._backend = private_socket("front.sock")
         try:
             self._endpoint = FlightEndpoint(
@@ -53,7 +54,13 @@ class RemoteEndpoint:
                 f"grpc+unix://{self._backend}",
                 token="",
                 clock=clock,
-                remote=RemoteClients(self.clients, budgets, authority.granting, broker.locate),
+                remote=RemoteClients(
+                    self.clients,
+                    self.budgets,
+                    CountedAnswers(self.budgets.answers),
+                    authority.granting,
+                    broker.locate,
+                ),
             )
         except BaseException:
             remove_private(self._backend)
@@ -64,7 +71,7 @@ class RemoteEndpoint:
                 self._backend,
                 authority.authenticate,
                 self.clients,
-                budgets,
+                self.budgets,
                 tls=tls,
                 clock=clock,
             )

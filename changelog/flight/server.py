@@ -47,14 +47,12 @@ from strandline.changelog.flight.batches import (
 from strandline.changelog.flight.budgets import Budgets
 from strandline.changelog.flight.caller import GATE, Caller, CallGate
 from strandline.changelog.flight.clients import Client, Clients
+from strandline.changelog.flight.counted_answers import CountedAnswers
 from strandline.changelog.flight.fork import forbid_in_children
+from strandline.changelog.flight.goodbyes import Goodbyes, RemoteGoodbye, StreamGoodbye
 from strandline.changelog.flight.grants import Granting, presented_in
 from strandline.changelog.flight.held import HeldObjects
-from strandline.changelog.flight.limits import (
-    COUNTED_ANSWER_BYTES,
-    MAX_REMOTE_APPEND_BYTES,
-    ListenerLimits,
-)
+from strandline.changelog.flight.limits import MAX_REMOTE_APPEND_BYTES
 from strandline.changelog.flight.locating import Locate
 from strandline.changelog.flight.messages import (
     APPEND,
@@ -98,8 +96,6 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-GOODBYES_S = 0.5
-"""Seconds in which all clients over TCP are sent the goodbye."""
 POLL_SLICE_S = 0.2
 """Seconds after which a waiting fetch checks if its client is still connected."""
 
@@ -112,6 +108,8 @@ class RemoteClients:
     """Registry of their authenticated connections."""
     budgets: Budgets
     """Limits on the calls and bytes that they have in flight."""
+    answers: CountedAnswers
+    """Answers to all calls but fetches."""
     granting: Granting
     """Issues and checks their grants."""
     locate: Locate
@@ -143,15 +141,13 @@ class FlightEndpoint:
         remote: RemoteClients | None = None,
         locate: Locate | None = None,
     ) -> None:
-        self.sessions = Sessions(broker, clock or SystemClock())
+        self._clock = clock or SystemClock()
+        self.sessions = Sessions(broker, self._clock)
         self._service = _Service(
             location=location,
             middleware={GATE: CallGate(token, Clients() if remote is None else remote.clients)},
         )
-        self._service.bind(broker, self.sessions, clock or SystemClock(), locate)
-        self._service.budgets = Budgets(ListenerLimits()) if remote is None else remote.budgets
-        self._service.granting = None if remote is None else remote.granting
-        self._service.remote_locate = None if remote is None else remote.locate
+        self._service.bind(broker, self.sessions, self._clock, locate, remote)
         self._closing = threading.Lock()
         self._closed = False
         forbid_in_children()
@@ -169,7 +165,7 @@ class FlightEndpoint:
 
     def say_goodbye(self) -> None:
         """Refuse new calls and ask all clients to close their sessions."""
-        self._service.say_goodbye()
+        self._service.goodbyes.say_to_all(self._clock)
 
     def close(self, grace: float = 3.0) -> None:
         """Refuse new calls and wait up to `grace` seconds for the calls in progress."""
@@ -177,7 +173,7 @@ class FlightEndpoint:
             if self._closed:
                 return
             self._closed = True
-        self._service.say_goodbye()
+        self._service.goodbyes.say_to_all(self._clock)
         self._end.set()
         self._shutdown.join(grace)
         if self._shutdown.is_alive():
@@ -194,34 +190,22 @@ def _shut_down_after(end: threading.Event, service: _Service) -> None:
 class _Service(flight.FlightServerBase):  # type: ignore[misc]
     """Flight server; each `do_…` method runs in a thread of gRPC's pool."""
 
-    budgets: Budgets
-    granting: Granting | None
-    remote_locate: Locate | None
-    """Locates records for fetches over TCP, whose clients may not locate any themselves."""
-
-    def bind(self, broker: Broker, sessions: Sessions, clock: Clock, locate: Locate | None) -> None:
+    def bind(
+        self,
+        broker: Broker,
+        sessions: Sessions,
+        clock: Clock,
+        locate: Locate | None,
+        remote: RemoteClients | None,
+    ) -> None:
         self._broker = broker
         self._locate = locate
+        self._remote = remote
         self._sessions = sessions
         self._clock = clock
-        self._streams: dict[str, _Goodbye] = {}
-        self._streams_lock = threading.Lock()
-        self._encoding = threading.Lock()
-        """Held while an answer over TCP is encoded and counted."""
+        self.goodbyes = Goodbyes()
         self._held = HeldObjects(broker, clock)
         self._targets = StagingTargets(broker)
-        self._closing = False
-
-    def say_goodbye(self) -> None:
-        """Ask every client to close its session stream."""
-        with self._streams_lock:
-            self._closing = True
-            streams = list(self._streams.values())
-        for stream in streams:
-            stream.say()
-        deadline = self._clock.monotonic() + GOODBYES_S
-        for stream in streams:
-            stream.wait_until_said(deadline - self._clock.monotonic())
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with _failures_sent():
@@ -229,10 +213,10 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
                 raise InvalidRequest(f"unknown stream {descriptor.command[:40]!r}")
             check_version(reader.read_chunk().app_metadata)
             session = self._sessions.start()
-            goodbye = _StreamGoodbye(writer)
+            goodbye = StreamGoodbye(writer)
             try:
                 writer.write_metadata(encode(self._welcome(session)))
-                self._register(session, goodbye)
+                self.goodbyes.register(session.id, goodbye)
                 _wait_until_closed(reader)
             finally:
                 goodbye.forget()
@@ -241,10 +225,10 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
     def _remote_session(self, client: Client) -> Iterator[StreamMessage]:
         """Yield the messages of the session of a client over TCP, until its connection ends."""
         session = self._sessions.start()
-        goodbye = _RemoteGoodbye(client)
+        goodbye = RemoteGoodbye(client)
         try:
             yield StreamMessage(EMPTY_ROW, encode(self._welcome(session)))
-            self._register(session, goodbye)
+            self.goodbyes.register(session.id, goodbye)
             if goodbye.is_asked():
                 yield StreamMessage(EMPTY_ROW, GOODBYE)
                 goodbye.sent.set()
@@ -257,8 +241,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         return SessionWelcome(WIRE_VERSION, os.getpid(), session.id, self._locate is not None)
 
     def _end(self, session: ClientSession) -> None:
-        with self._streams_lock:
-            self._streams.pop(session.id, None)
+        self.goodbyes.forget(session.id)
         self._sessions.end(session)
 
     def do_action(self, context: Any, action: Any) -> Iterable[bytes]:
@@ -293,45 +276,8 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
                 note(answer)
             visible, grants = permit.visible(request, answer), permit.grants(request, answer)
             assert caller.client is not None, "only clients over TCP have a permit"
-            messages, counted = self._encoded_within_limit(caller.client, request, visible)
-            if not counted:
-                return [*messages, *grants]
-            answers = self._counted(caller.client, counted, [*messages, *grants])
-            next(answers)  # a generator that was never started would not return what it counts
-            return answers
-
-    def _encoded_within_limit(
-        self, client: Client, request: Request[Any], answer: Any
-    ) -> tuple[list[bytes], int]:
-        """Return the messages of an answer over TCP, and their bytes if they are counted.
-
-        Their size is known once they are encoded, so the last one may exceed the limit. One answer
-        is encoded at a time, because threads that have encoded theirs would otherwise wait for the
-        interpreter with answers that nobody has counted.
-
-        Raises QuotaExceeded, without encoding, if the client has reached its limit.
-        """
-        budget = self.budgets.answers
-        while True:
-            with budget.taken(client, 1):  # waits for the calls of lost clients, and for no peer
-                pass
-            with self._encoding:
-                if budget.has_room(client):
-                    messages = _encoded(request, answer)
-                    size = sum(map(len, messages))
-                    if size < COUNTED_ANSWER_BYTES:
-                        return messages, 0
-                    budget.add(client, size)
-                    return messages, size
-
-    def _counted(self, client: Client, size: int, messages: list[bytes]) -> Iterator[bytes]:
-        """Yield b"" once, then the messages of an answer; return its bytes when they are sent."""
-        try:
-            yield b""
-            while messages:
-                yield messages.pop(0)
-        finally:
-            self.budgets.answers.give(client, size)
+            answers = self._remote_clients().answers
+            return answers.of(caller.client, lambda: _encoded(request, visible), grants)
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with _failures_sent():
@@ -372,24 +318,19 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         """Return the rights that limit this call; None for a process of the same user."""
         if caller.client is None:
             return None
-        if self.granting is None:
-            raise InvalidRequest("this endpoint serves no clients over TCP")
+        granting = self._remote_clients().granting
         holder, presented = caller.client.caller.holder, presented_in(caller.grants)
-        return Permit.of(holder, self.granting, presented, self._targets)
+        return Permit.of(holder, granting, presented, self._targets)
+
+    def _remote_clients(self) -> RemoteClients:
+        if self._remote is None:
+            raise InvalidRequest("this endpoint serves no clients over TCP")
+        return self._remote
 
     def _session(self, caller: Caller) -> ClientSession:
-        if self._closing:
+        if self.goodbyes.all_said:
             raise SessionEnded("the log's owner is closing")
         return self._sessions.find(caller.session)
-
-    def _register(self, session: ClientSession, goodbye: _Goodbye) -> None:
-        # One lock for both, so that a stream is either in the list of `say_goodbye` or sees
-        # `_closing` here.
-        with self._streams_lock:
-            self._streams[session.id] = goodbye
-            closing = self._closing
-        if closing:
-            goodbye.say()
 
     def _run(self, session: ClientSession, request: Request[Any]) -> Any:
         if isinstance(request, InitProducer):
@@ -417,8 +358,8 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         self, context: Any, client: Client, request: FetchRequest
     ) -> Iterator[StreamMessage]:
         """Yield the answer to a fetch over TCP; its bytes count as in flight until it is sent."""
-        assert self.remote_locate is not None, "only clients over TCP have a permit"
-        answer = Answer(self._broker, self.remote_locate, self.budgets.answers, client)
+        remote = self._remote_clients()
+        answer = Answer(self._broker, remote.locate, remote.budgets.answers, client)
         try:
             if request.pin is not None:
                 rows = fetched_rows(answer.pinned(request, request.pin))
@@ -436,7 +377,8 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         if permit is None or caller.client is None:
             return self._append(session, read_small_append(sent))
         permit.check(sent)
-        with self.budgets.requests.taken(caller.client, claimed_by(sent)):
+        requests = self._remote_clients().budgets.requests
+        with requests.taken(caller.client, claimed_by(sent)):
             appends = read_small_append(sent)
             permit.check_records(appends)
             return self._append(session, appends)
@@ -466,7 +408,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
                 isolation=request.isolation,
                 timeout=min(left, POLL_SLICE_S),
             )
-            over = left <= POLL_SLICE_S or context.is_cancelled() or self._closing
+            over = left <= POLL_SLICE_S or context.is_cancelled() or self.goodbyes.all_said
             if over or any(is_new(one, positions[tp]) for tp, one in found.items()):
                 return found
 
@@ -481,55 +423,6 @@ def _caller(context: Any) -> Caller:
     if caller.client is not None and caller.client.peer != context.peer():
         raise Unauthenticated("this credential belongs to another connection")
     return caller
-
-
-class _RemoteGoodbye:
-    """Wakes the session stream of a client over TCP, which then sends the goodbye message."""
-
-    def __init__(self, client: Client) -> None:
-        self._woken = threading.Event()
-        self._client = client
-        self.sent = threading.Event()
-        """Set once the message was sent, or never will be."""
-        client.at_end(self._woken.set)
-
-    def say(self) -> None:
-        self._woken.set()
-
-    def wait_until_said(self, seconds: float) -> None:
-        self.sent.wait(max(0.0, seconds))
-
-    def is_asked(self) -> bool:
-        """Wait; return True for a goodbye, and False if the client's connection has ended."""
-        self._woken.wait()
-        return not self._client.ended.is_set()
-
-
-class _StreamGoodbye:
-    """Sends the goodbye message on a session stream from another thread.
-
-    The handler calls `forget` before it returns, because a Flight writer must be neither used nor
-    released after that. The lock makes `forget` wait for a message that is being written.
-    """
-
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
-        self._lock = threading.Lock()
-
-    def say(self) -> None:
-        with self._lock, contextlib.suppress(flight.FlightError, OSError):
-            if self._writer is not None:
-                self._writer.write_metadata(GOODBYE)
-
-    def wait_until_said(self, seconds: float) -> None:
-        """Return at once, because `say` has sent the message."""
-
-    def forget(self) -> None:
-        with self._lock:
-            self._writer = None
-
-
-_Goodbye = _RemoteGoodbye | _StreamGoodbye
 
 
 def _wait_until_closed(reader: Any) -> None:

@@ -440,7 +440,7 @@ def test_unread_answers_are_bounded(tmp_path: Path, eventually: Eventually) -> N
         connection = connection_to(served)
         request = FetchRequest({TopicPartition("t", 0): 0}, 1 << 40, "read_committed", 0.0)
         ticket = flight.Ticket(encode(request))
-        budget = served._endpoint._endpoint._service.budgets.answers
+        budget = served._endpoint.budgets.answers
         readers = []
         with pytest.raises(QuotaExceeded):
             for _ in range(50):
@@ -473,7 +473,7 @@ def test_other_answers_are_counted_until_they_are_sent(
     with serving(tmp_path, **limits) as served, changelog.open(tmp_path / "log") as log:
         log.broker.join_group("large", Subscription(names, session_timeout_ms=300_000))
         stranger = stranger_to(served)
-        budget = served._endpoint._endpoint._service.budgets.answers
+        budget = served._endpoint.budgets.answers
         (holder,) = served._endpoint.clients._by_credential.values()
         asked = "DescribeGroup", encode(DescribeGroup("large"))
         with budget.taken(holder, 8 * MIB):
@@ -496,7 +496,7 @@ def test_a_client_that_is_dropped_is_logged_and_returns_what_its_calls_hold(
             for _ in range(24):
                 producer.send("t", bytes(MIB), partition=0)
                 producer.flush()
-        budgets = served._endpoint._endpoint._service.budgets
+        budgets = served._endpoint.budgets
         request = FetchRequest({TopicPartition("t", 0): 0}, 24 * MIB, "read_committed", 0.0)
         ticket, connections, readers = flight.Ticket(encode(request)), [], []
         for _ in range(3):
