@@ -13,10 +13,9 @@ A batch is reduced to its distinct keys before any bytes are made.
 
 from __future__ import annotations
 
-import types
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Protocol, Union, get_args, get_origin
+from typing import Any, Protocol, get_args, get_origin
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +24,15 @@ import pyarrow as pa
 from strandline.changelog.arrays import as_numpy, of_items, of_numbers
 from strandline.changelog.client.casting import plain
 from strandline.changelog.errors import InvalidRecord
-from strandline.statestore.cells import (
-    CellPart,
-    CellReader,
-    Unexpected,
-    constant,
-    joined,
-    side_by_side,
+from strandline.statestore.cells import CellReader, Unexpected
+from strandline.statestore.key_elements import (
+    ELEMENTS,
+    DeclaredElement,
+    Element,
+    element_of,
+    without_none,
 )
-from strandline.statestore.key_elements import ELEMENTS, TAG_NONE, Element, with_nulls
+from strandline.statestore.key_encoding import encoded_scalars, encoded_tuples
 from strandline.statestore.keys import KeyCodec
 from strandline.statestore.ordered import TAG_TUPLE
 from strandline.statestore.scalar_columns import objects
@@ -146,7 +145,7 @@ class _Numbers:
 
     def distinct(self, column: pa.Array) -> DistinctKeys:
         coded = self._element.admit(column).dictionary_encode()
-        return DistinctKeys(joined([_part(self._element, coded.dictionary)]), _codes(coded))
+        return DistinctKeys(encoded_scalars(self._element, coded.dictionary), _codes(coded))
 
     def decode(self, names: pa.Array) -> pa.Array:
         assert self._element.read is not None
@@ -165,7 +164,7 @@ class _Texts:
 
     def distinct(self, column: pa.Array) -> DistinctKeys:
         coded = self._element.coded(self._element.admit(column))
-        return DistinctKeys(self._element.whole(coded.dictionary), _codes(coded))
+        return DistinctKeys(encoded_scalars(self._element, coded.dictionary), _codes(coded))
 
     def decode(self, names: pa.Array) -> pa.Array:
         return self._element.read_whole(names)
@@ -174,7 +173,7 @@ class _Texts:
 class _Tuples:
     """Columns of tuples of scalars; an element may be None if it is declared so."""
 
-    def __init__(self, elements: list[tuple[Element, bool]]) -> None:
+    def __init__(self, elements: list[DeclaredElement]) -> None:
         self._elements = elements
         fields = [
             pa.field(str(place), element.arrow, nullable=may_be_none)
@@ -188,7 +187,8 @@ class _Tuples:
         combined = of_numbers(_combined(coded)).dictionary_encode()
         rows = _first_rows(combined)
         columns = [each.dictionary.take(each.indices.take(rows)) for each in coded]
-        return DistinctKeys(self._encoded(columns), _codes(combined))
+        elements = [element for element, _ in self._elements]
+        return DistinctKeys(encoded_tuples(elements, columns), _codes(combined))
 
     def decode(self, names: pa.Array) -> pa.Array:
         reader = CellReader(names)
@@ -205,22 +205,6 @@ class _Tuples:
             )
         pairs = zip(self._elements, map(plain, column.flatten()), strict=True)
         return [_element_admitted(*declared, each) for declared, each in pairs]
-
-    def _encoded(self, columns: list[pa.Array]) -> pa.Array:
-        """Return the keys of columns of elements."""
-        pieces: list[pa.Array] = []
-        parts = [constant(bytes((TAG_TUPLE,)), len(columns[0]))]
-        for (element, _), column in zip(self._elements, columns, strict=True):
-            if element.part is not None:
-                parts.append(_part(element, column))
-                continue
-            if parts:
-                pieces.append(joined(parts))
-                parts = []
-            pieces.append(element.terminated(column))
-        if parts:
-            pieces.append(joined(parts))
-        return side_by_side(pieces)
 
     @staticmethod
     def _read(reader: CellReader, element: Element) -> pa.Array:
@@ -248,29 +232,10 @@ def _form(codec: KeyCodec[Any]) -> _Form:
     if not codec.is_tuple:
         element = ELEMENTS[codec.declared]
         return _Texts(element) if element.part is None else _Numbers(element)
-    elements = [_scalar(each) for each in get_args(codec.declared)]
+    elements = [element_of(each) for each in get_args(codec.declared)]
     if any(each is None for each in elements):
         return _OneByOne(codec)
     return _Tuples([each for each in elements if each is not None])
-
-
-def _scalar(declared: Any) -> tuple[Element, bool] | None:
-    """Return the element of a tuple's argument, and True if it may be None; None if not scalar."""
-    declared, may_be_none = _without_none(declared)
-    element = ELEMENTS.get(declared) if isinstance(declared, type) else None
-    return None if element is None else (element, may_be_none)
-
-
-def _without_none(declared: Any) -> tuple[Any, bool]:
-    if get_origin(declared) in (Union, types.UnionType):
-        [inner] = [argument for argument in get_args(declared) if argument is not type(None)]
-        return _named(inner), True
-    return _named(declared), False
-
-
-def _named(declared: Any) -> Any:
-    # A NewType stands for its supertype.
-    return getattr(declared, "__supertype__", declared)
 
 
 def _element_admitted(element: Element, may_be_none: bool, column: pa.Array) -> pa.Array:
@@ -280,17 +245,6 @@ def _element_admitted(element: Element, may_be_none: bool, column: pa.Array) -> 
         return element.admit(column)
     except InvalidRecord as error:
         raise InvalidRecord(f"has an element that {error}") from error
-
-
-def _part(element: Element, column: pa.Array) -> CellPart:
-    assert element.part is not None
-    if not column.null_count:
-        return element.part(column)
-    valid = as_numpy(column.is_valid())
-    if not valid.any():
-        return constant(bytes((TAG_NONE,)), len(column))
-    filled = column.fill_null(column.drop_null()[0])
-    return with_nulls(element.part(filled), valid)
 
 
 def _combined(coded: list[pa.Array]) -> Codes:
@@ -321,7 +275,7 @@ def _codes(coded: pa.Array) -> Codes:
 
 
 def _arrow_type(declared: Any) -> pa.DataType:
-    declared, _ = _without_none(declared)
+    declared, _ = without_none(declared)
     if get_origin(declared) is not tuple:
         return ELEMENTS[declared].arrow
     arguments = get_args(declared)

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
-from typing import Any
+from typing import Any, NamedTuple, Union, get_args, get_origin
 
 import numpy as np
 import numpy.typing as npt
@@ -302,3 +303,34 @@ ELEMENTS: dict[Any, Element] = {
     ),
 }
 """Scalar types of keys by their Python type."""
+
+
+class DeclaredElement(NamedTuple):
+    """Element of a declared type of keys, or of one argument of a tuple."""
+
+    element: Element
+    may_be_none: bool
+
+
+def element_of(declared: Any) -> DeclaredElement | None:
+    """Return the element of a declared type; None if it is not a scalar.
+
+    >>> element_of(str | None).element.name, element_of(tuple[str, int])
+    ('str', None)
+    """
+    declared, may_be_none = without_none(declared)
+    element = ELEMENTS.get(declared) if isinstance(declared, type) else None
+    return None if element is None else DeclaredElement(element, may_be_none)
+
+
+def without_none(declared: Any) -> tuple[Any, bool]:
+    """Return a declared type without None, and True if None was part of it."""
+    if get_origin(declared) in (Union, types.UnionType):
+        [inner] = [argument for argument in get_args(declared) if argument is not type(None)]
+        return _named(inner), True
+    return _named(declared), False
+
+
+def _named(declared: Any) -> Any:
+    # A NewType stands for its supertype.
+    return getattr(declared, "__supertype__", declared)

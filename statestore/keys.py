@@ -20,7 +20,6 @@ from typing import Any, Generic, TypeVar, Union, get_args, get_origin
 
 import pyarrow as pa
 
-from strandline.changelog.arrays import of_items
 from strandline.changelog.errors import InvalidConfig, InvalidRecord, InvalidRequest
 from strandline.statestore.foreign_keys import (
     FOREIGN_KEYS,
@@ -34,6 +33,7 @@ from strandline.statestore.foreign_keys import (
     encode_json,
     json_decoder_of,
 )
+from strandline.statestore.key_encoding import encoder
 from strandline.statestore.ordered import (
     BEHIND_ELEMENTS,
     TAG_BYTES,
@@ -164,13 +164,13 @@ def key_codec(declared: Any) -> KeyCodec[Any]:
     scalar = _SCALARS.get(declared) if isinstance(declared, Hashable) else None
     if scalar is not None:
         exact = declared if scalar.exact else Never
-        encode_all = scalar.encode_all or _each(scalar.encode)
+        encode_all = scalar.encode_all or encoder(declared, scalar.encode)
         return KeyCodec(declared, exact, scalar.admit, scalar.encode, scalar.decode, encode_all)
     if get_origin(declared) is tuple and get_args(declared):
         elements, variadic = _tuple_elements(declared)
         leading = () if variadic else elements
         admit = _tuple_admit(_name(declared), elements, variadic=variadic)
-        encode_all = _each(encode_tuple)
+        encode_all = encoder(declared, encode_tuple)
         return KeyCodec(declared, Never, admit, encode_tuple, decode_tuple, encode_all, leading)
     raise InvalidConfig(
         f"{_name(declared)} cannot be a key type; use str, int, float, bytes, bool, datetime, "
@@ -230,10 +230,6 @@ class _Scalar:
     decode: Callable[[bytes], Any]
     exact: bool = True
     encode_all: Callable[[Collection[Any]], pa.Array] | None = None
-
-
-def _each(encode: Callable[[Any], bytes]) -> Callable[[Collection[Any]], pa.Array]:
-    return lambda keys: of_items(map(encode, keys), pa.binary())
 
 
 def _admits(declared: type) -> Callable[[Any], Any]:

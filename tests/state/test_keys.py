@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from strandline.changelog.errors import CorruptLog, InvalidConfig, InvalidRecord
 from strandline.statestore.engine import POSITION_KEY
+from strandline.statestore.key_encoding import FEW_KEYS
 from strandline.statestore.keys import decode_key, key_codec, prefix_end
 
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {
@@ -34,6 +35,10 @@ NESTED: dict[Any, st.SearchStrategy[Any]] = {
 }
 DECLARED = [*SCALARS.items(), *NESTED.items()]
 IDS = [str(declared) for declared, _ in DECLARED]
+MAYBE_NONE = (
+    tuple[str | None, int | None],
+    st.tuples(st.none() | SCALARS[str], st.none() | st.integers(-(2**63), 2**63 - 1)),
+)
 
 
 @pytest.mark.parametrize(("declared", "keys"), DECLARED, ids=IDS)
@@ -57,6 +62,24 @@ def test_a_key_is_decoded_as_it_was_encoded(
     assert codec.encode_all([codec.admit(key)]).to_pylist() == [encoded]
     assert encoded > POSITION_KEY
     assert encoded[0] >= 0x02
+
+
+@pytest.mark.parametrize(("declared", "keys"), [*DECLARED, MAYBE_NONE], ids=[*IDS, "with None"])
+@given(data=st.data())
+def test_many_keys_at_once_are_encoded_as_single_ones(
+    declared: Any, keys: st.SearchStrategy[Any], data: Any
+) -> None:
+    codec = key_codec(declared)
+    distinct = [codec.admit(key) for key in data.draw(st.lists(keys, min_size=1, max_size=9))]
+    admitted = distinct * (FEW_KEYS // len(distinct) + 1)
+    assert codec.encode_all(admitted).to_pylist() == list(map(codec.encode, admitted))
+
+
+@pytest.mark.parametrize("odd", [2**63, -(2**63) - 1, 2**300])
+def test_an_int_beyond_64_bits_is_encoded_with_many_others(odd: int) -> None:
+    codec = key_codec(tuple[str, int])
+    keys = [("a", number) for number in [*range(FEW_KEYS), odd]]
+    assert [codec.decode(key) for key in codec.encode_all(keys).to_pylist()] == keys
 
 
 _FEW = st.text("a\0\xff", max_size=3)
