@@ -30,8 +30,7 @@ _STREAM_TIME: TimerKey = ("", b"")
 class DueTimer(msgspec.Struct, frozen=True, gc=False):
     """A timer whose time has come. A struct, because many are made in the loop over records."""
 
-    clock: ClockName
-    packed: bytes
+    key: TimerKey
     at: int
     name: Any
 
@@ -63,38 +62,41 @@ class Timers:
 
     def next_at(self, clock: ClockName) -> int | None:
         """Return the time in ms of the next timer of a clock; None if there is none."""
-        found = self._next(clock, LATEST_TIME_MS)
-        return None if found is None else found[0]
+        due = self.next_due(clock, LATEST_TIME_MS)
+        return None if due is None else due.at
 
     def next_due(self, clock: ClockName, now: int) -> DueTimer | None:
         """Return the earliest timer due by `now` (ms), if any."""
-        found = self._next(clock, now)
-        if found is None:
-            return None
-        at, packed = found
-        return DueTimer(clock, packed, at, _tuples(msgpack_value(packed)))
+        due = self.pop_due(clock, now)
+        if due is not None:
+            self.put_back(due)
+        return due
 
-    def _next(self, clock: ClockName, until: int) -> tuple[int, bytes] | None:
-        """Return time and packed name of the next timer up to `until` (ms); None if there is none.
+    def pop_due(self, clock: ClockName, now: int) -> DueTimer | None:
+        """Return the earliest timer due by `now` (ms), if any, and stop looking for it.
 
-        Entries before it are dropped, whose timers were cancelled or set to another time.
+        Call `take` next, and `put_back` if that is undone.
         """
-        heap, store, found = self._heaps[clock], self.store, None
-        while heap and heap[0][0] <= until:
-            at, packed = heap[0]
+        heap, store, due = self._heaps[clock], self.store, None
+        while heap and heap[0][0] <= now:
+            at, packed = heapq.heappop(heap)
             key = (clock, packed)
             held = store.young.get(key)
             if (store.held(key) if held is None else held) == at:
-                found = heap[0]
+                due = DueTimer(key, at, _tuples(msgpack_value(packed)))
                 break
-            heapq.heappop(heap)
         if clock == "stream":
             self.earliest = heap[0][0] if heap else LATEST_TIME_MS
-        return found
+        return due
+
+    def put_back(self, due: DueTimer) -> None:
+        """Look for a timer again that `pop_due` has returned."""
+        clock, packed = due.key
+        self._push(clock, due.at, packed)
 
     def take(self, due: DueTimer) -> None:
         """Remove a timer that is about to fire."""
-        self.store.delete_admitted((due.clock, due.packed))
+        self.store.delete_admitted(due.key)
 
     def absorb(self, step: Timers) -> None:
         """Note the timers that a step has set, whose changes were added to the store."""

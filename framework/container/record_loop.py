@@ -131,7 +131,9 @@ class RecordLoop(StepRunner):
         """Fire the timers due by `now` (ms), until `cut` clears `records`."""
         current, marks, logs = self._context, self._marks, self._logs
         last = current.record
-        while records and (due := timers.next_due("stream", now)) is not None:
+        while records and now >= timers.earliest:
+            if (due := timers.pop_due("stream", now)) is None:
+                break
             before = current.stream_time
             step = current.record = Record(None, None, due.at)
             marks[:] = map(len, logs)
@@ -141,6 +143,7 @@ class RecordLoop(StepRunner):
                 if (result := handler(due.name)) is not None:
                     check_result(result)
             except BaseException:
+                timers.put_back(due)  # taking it is undone
                 self._timer_failure = _TimerFailure(due, step, before, last)
                 raise
             self._fired += 1
