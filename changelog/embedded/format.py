@@ -10,7 +10,7 @@ This module does no I/O.
 from __future__ import annotations
 
 import struct
-from enum import IntEnum, IntFlag
+from enum import IntEnum
 from typing import NamedTuple
 
 import crc32c
@@ -39,8 +39,8 @@ class FrameKind(IntEnum):
     """A transaction marker: see `TransactionMarker`."""
 
 
-class Attributes(IntFlag):
-    """Bits of a frame's attributes."""
+class Attributes:
+    """Bits of a frame's attributes; plain ints, because an operator of an enum takes up to 3 µs."""
 
     TRANSACTIONAL = 1
     HEADERS = 2
@@ -52,8 +52,15 @@ class Attributes(IntFlag):
     CLEANED = 16
     """The cleaner has rewritten the records. Their producer and transaction are no longer known."""
 
+    @classmethod
+    def names(cls, attributes: int) -> list[str]:
+        """Return the names of the bits that are set.
 
-_TRANSACTIONAL = int(Attributes.TRANSACTIONAL)  # an enum's own `&` takes 3 µs
+        >>> Attributes.names(Attributes.HEADERS | Attributes.CLEANED)
+        ['HEADERS', 'CLEANED']
+        """
+        bits = {name: bit for name, bit in vars(cls).items() if name.isupper()}
+        return [name for name, bit in bits.items() if attributes & bit]
 
 
 class FrameHeader(NamedTuple):
@@ -83,7 +90,7 @@ class FrameHeader(NamedTuple):
 
     @property
     def transactional(self) -> bool:
-        return self.attributes & _TRANSACTIONAL != 0
+        return self.attributes & Attributes.TRANSACTIONAL != 0
 
     @property
     def control(self) -> bool:

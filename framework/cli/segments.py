@@ -206,8 +206,7 @@ def _headers(file: File, path: str) -> Iterator[tuple[int, FrameHeader]]:
 def _header_fields(header: FrameHeader) -> dict[str, Any]:
     fields = header._asdict()
     fields["kind"] = FrameKind(header.kind).name
-    flags = Attributes(header.attributes)
-    fields["attributes"] = " ".join(str(flag.name) for flag in Attributes if flag in flags)
+    fields["attributes"] = " ".join(Attributes.names(header.attributes))
     fields["payload_crc"] = f"{header.payload_crc:08x}"
     del fields["version"], fields["payload_start"]
     return fields
