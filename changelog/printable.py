@@ -1,8 +1,11 @@
-"""Text that is safe on a terminal: it cannot move the cursor, change colors or type."""
+"""Text for terminals and messages: safe to print, and not too long."""
 
 from __future__ import annotations
 
 import re
+
+MAX_VALUE_CHARS = 100
+"""Maximum number of characters of a value in an error."""
 
 
 def printable(text: str) -> str:
@@ -18,6 +21,24 @@ def printable(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return _ACTED_ON.sub(_escaped, text)
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text of at most `most` characters; "…" replaces what is left out.
+
+    >>> shortened("a long text", 6), shortened("short", 6)
+    ('a lon…', 'short')
+    """
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def shown_value(value: object) -> str:
+    """Return a value and its type for an error.
+
+    >>> shown_value("ten")
+    "'ten' (str)"
+    """
+    return f"{shortened(repr(value), MAX_VALUE_CHARS)} ({type(value).__name__})"
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from strandline.changelog.arrow_messages import FieldBudget, open_schema
 from strandline.changelog.errors import REPAIR, UNREADABLE, CorruptLog, SchemaMismatch
+from strandline.changelog.printable import shortened
 
 BYTES = 0
 """Schema id of values that are bytes."""
@@ -230,8 +231,7 @@ def _is_empty(kind: pa.DataType) -> bool:
 
 def _shown(kind: pa.DataType) -> str:
     """Return a type for an error, shortened."""
-    text = str(kind)
-    return text if len(text) <= 200 else f"{text[:200]}…"
+    return shortened(str(kind), 200)
 
 
 def _check_versions(versions: Sequence[pa.Schema], topic: str) -> None:

@@ -24,6 +24,7 @@ from strandline.changelog.arrays import of_items
 from strandline.changelog.client.casting import Lengths, cast_column, lists_from, struct_from
 from strandline.changelog.client.keys import is_bytes, is_list
 from strandline.changelog.errors import SchemaMismatch
+from strandline.changelog.printable import shown_value
 
 UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """Exceptions that Arrow, NumPy and pandas raise for objects that they cannot put into a column."""
@@ -138,7 +139,7 @@ def _fields(item: Any, kind: pa.DataType) -> Mapping[str, Any] | None:
         return dict(zip(kind.names, item, strict=True))
     if isinstance(item, list):
         return dict(item)
-    raise TypeError(f"fields are given as a mapping or as a tuple of all, got {_shown(item)}")
+    raise TypeError(f"fields are given as a mapping or as a tuple of all, got {shown_value(item)}")
 
 
 def _maps(items: Sequence[Any], kind: pa.DataType, name: str, where: str) -> pa.Array:
@@ -162,7 +163,7 @@ def _lists(items: Sequence[Any], kind: pa.DataType, name: str, where: str) -> pa
     for sort in found:
         if issubclass(sort, (*_TEXT, Mapping)) or not issubclass(sort, Sized):
             wrong = next(item for item in present if type(item) is sort)
-            raise TypeError(f"a list is expected, got {_shown(wrong)}")
+            raise TypeError(f"a list is expected, got {shown_value(wrong)}")
     if found == {np.ndarray} and _are_numbers(present):
         joined = pa.array(np.concatenate(present))
         inner = cast_column(joined, kind.value_type, f"{name}[]", where)
@@ -334,11 +335,6 @@ def _kind_of(sort: type) -> str:
 def _means_none(sort: type) -> bool:
     """Return True for the types of pandas' missing values."""
     return sort.__name__ in ("NAType", "NaTType") and sort.__module__.startswith("pandas.")
-
-
-def _shown(item: Any) -> str:
-    text = repr(item)
-    return f"{text if len(text) <= 100 else f'{text[:100]}…'} ({type(item).__name__})"
 
 
 _FAITHFUL = {pa.string(), pa.bool_(), pa.int64(), pa.float64()}

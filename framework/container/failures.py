@@ -7,6 +7,7 @@ import traceback
 from typing import Any
 
 from strandline.changelog.errors import TaskFailed
+from strandline.changelog.printable import shortened
 from strandline.changelog.records import Headers
 from strandline.framework.dead_letter_names import (
     ERROR_LEFT_OUT,
@@ -58,7 +59,7 @@ def dead_letter_headers(
     longest = EXCERPT_CHARS if level < SHORTENED else SHORT_EXCERPT_CHARS
     causes = {
         ERROR_TYPE: type(error).__name__,
-        ERROR_MESSAGE: _excerpt(str(error), longest),
+        ERROR_MESSAGE: shortened(str(error), longest),
         ERROR_TRACEBACK: "".join(traceback.format_exception(error))[-EXCERPT_CHARS:],
         **origin_headers(ORIGIN, record.topic, topic_id, record.partition, record.offset),
     }
@@ -69,10 +70,6 @@ def dead_letter_headers(
         )
     added = [(name, text.encode(errors="replace")) for name, text in causes.items()]
     return (*(record.headers if level < WITHOUT_VALUE else ()), *added)
-
-
-def _excerpt(text: str, longest: int) -> str:
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def place_raised(error: BaseException) -> str | None:

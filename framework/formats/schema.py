@@ -30,6 +30,7 @@ from strandline.changelog.client.casting import check_nulls
 from strandline.changelog.client.items import column_of
 from strandline.changelog.client.keys import is_list
 from strandline.changelog.errors import InvalidConfig, InvalidRecord
+from strandline.changelog.printable import shown_value
 
 Row = tuple[Any, ...]
 
@@ -80,7 +81,7 @@ class RowType:
     def check(self, value: Any) -> Row:
         """Return the fields of `value`, checked against their columns. Raise InvalidRecord."""
         if not isinstance(value, dict if isinstance(self.kind, pa.Schema) else self.kind):
-            raise InvalidRecord(f"expected {self.name}, got {_shown(value)}")
+            raise InvalidRecord(f"expected {self.name}, got {shown_value(value)}")
         row = self._take_apart(value)
         signature = tuple(map(type, row))
         return row if signature in self._seen else self._check_fields(row, signature)
@@ -194,7 +195,7 @@ class Field:
         except (TypeError, ValueError, OverflowError, InvalidRecord, pa.ArrowException) as error:
             raise InvalidRecord(
                 f"field {self.name!r} of {owner} is stored as {self.type.arrow};"
-                f" got {_shown(item)}: {error}"
+                f" got {shown_value(item)}: {error}"
             ) from None
 
     def collect(self, items: Sequence[Any]) -> pa.Array:
@@ -459,8 +460,3 @@ def _taker(kind: Any, names: list[str]) -> Callable[[Any], Row]:
         single = operator.attrgetter(names[0])
         return lambda value: (single(value),)
     return operator.attrgetter(*names)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return f"{text if len(text) < 80 else text[:77] + '...'} ({type(value).__name__})"

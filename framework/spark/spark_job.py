@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import InvalidConfig, StrandlineError
+from strandline.changelog.printable import shortened
 from strandline.framework.spark.job_settings import (
     SparkPlace,
     check_running,
@@ -243,4 +244,4 @@ def short(text: str) -> str:
     lines = [line for line in (trace if python else text).splitlines() if line.strip()]
     raised = [line for line in lines if not line.startswith((" ", "\t"))] if python else lines
     first = re.sub(r"^(?:\w+\.)+(\w+: )", r"\1", (raised or lines or ["unknown"])[0].strip())
-    return first if len(first) <= MAX_SHOWN_CHARS else f"{first[:MAX_SHOWN_CHARS]}…"
+    return shortened(first, MAX_SHOWN_CHARS)

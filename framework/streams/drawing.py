@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape, quoteattr
 
+from strandline.changelog.printable import shortened
 from strandline.framework.streams.nodes import Node
 from strandline.framework.streams.stages import Stage, topic_of
 from strandline.framework.streams.stateful import Boundary, OutputNode, StatefulNode
@@ -158,12 +159,11 @@ def _kind(node: Node) -> str:
 
 def _box(place: tuple[float, float], label: str, detail: str, kind: str) -> str:
     x, y = place
-    shown = detail if len(detail) <= MAX_TEXT_CHARS else f"{detail[: MAX_TEXT_CHARS - 1]}…"
     return (
         f'<g><title>{escape(f"{label} {detail}")}</title><rect class="{kind}" x="{x:.0f}"'
         f' y="{y:.0f}" width="{BOX_WIDTH_PX}" height="{BOX_HEIGHT_PX}" rx="5"/>'
         f'<text class="kind" x="{x + 10:.0f}" y="{y + 19:.0f}">{escape(label)}</text>'
-        f'<text class="detail" x="{x + 10:.0f}" y="{y + 35:.0f}">{escape(shown)}</text></g>'
+        f'<text class="detail" x="{x + 10:.0f}" y="{y + 35:.0f}">{escape(shortened(detail, MAX_TEXT_CHARS))}</text></g>'
     )
 
 

@@ -16,6 +16,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from strandline.changelog.printable import shortened
+
 COMMAND = (sys.executable, "-P", "-m", "strandline")
 """`strandline` in another process; -P because the current folder may hold another `strandline`."""
 CHUNK_BYTES = 1 << 16
@@ -137,11 +139,9 @@ def ending(status: int, last_line: str) -> str:
     else:
         said = f"ended with status {status}"
     says_why = status > 0 or status == -signal.SIGABRT
-    return f"{said}, saying: {_short(last_line)}" if last_line and says_why else said
-
-
-def _short(line: str) -> str:
-    return line if len(line) <= QUOTED_CHARS else f"{line[:QUOTED_CHARS]}…"
+    return (
+        f"{said}, saying: {shortened(last_line, QUOTED_CHARS)}" if last_line and says_why else said
+    )
 
 
 def _name(number: int) -> str:
