@@ -98,11 +98,10 @@ class KafkaConnection:
                 if self.clock.monotonic() - begun > MEET_S:
                     raise
 
-    @property
-    def metadata_bytes(self) -> int:
-        """Bytes of metadata from which on the cluster refuses an offset. Asked for once.
+    def metadata_limit_bytes(self) -> int:
+        """Return the size of metadata from which on the cluster refuses an offset.
 
-        It is Kafka's default if the brokers' settings cannot be read.
+        The cluster is asked once. Kafka's default is returned if its settings cannot be read.
         """
         if self._metadata_bytes is None:
             try:

@@ -51,7 +51,7 @@ def position_of(
     metadata, topic_id = committed.metadata, committed.topic_id
     if stored := with_topic_id(metadata, topic_id, connection.cluster_id):
         # Without an id the offset is believed, as those of earlier versions are.
-        metadata = stored if len(stored.encode()) < connection.metadata_bytes else metadata
+        metadata = stored if len(stored.encode()) < connection.metadata_limit_bytes() else metadata
     if metadata:
         return KafkaPartition(*partition, committed.offset, metadata)
     return KafkaPartition(*partition, committed.offset)
@@ -151,9 +151,9 @@ class KafkaGroups:
         """Return the offsets without those of topics that were created again since.
 
         Such an offset must not replace one of the new topic. The ids that are known here may be
-        some seconds old. A member owns its partitions, so nobody else has committed an offset of a
-        newer topic meanwhile, and the id of its own offset tells readers what it is. Of an offset
-        without a member the cluster is asked for the id.
+        some seconds old. A member owns its partitions, so no other client has committed an offset
+        of a newer topic meanwhile, and the id of its own offset tells readers what it is. For an
+        offset without a member, the cluster is asked for the id.
         """
         named = {tp.topic for tp, at in offsets.items() if at.topic_id}
         unlike = {tp.topic for tp, at in offsets.items() if not self._may_be_of(tp, at)}

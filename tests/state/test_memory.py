@@ -110,7 +110,7 @@ def test_stores_that_are_not_used_give_their_memory_up_when_others_need_it(
     assert one.cached_bytes > 300_000
     clock.advance(int(IN_USE_S * 1_000) + 1_000)
     budget.divide([one, other], clock.monotonic())
-    assert one.cached_bytes > 300_000  # nobody else needs it
+    assert one.cached_bytes > 300_000  # no other store needs it
     put(other, range(400), 1)
     budget.divide([one, other], clock.monotonic())
     clock.advance(1_000)
