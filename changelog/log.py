@@ -222,11 +222,13 @@ class Log(ClosedByWith):
 
         Raises:
             UnknownTopic: There is no such topic.
+            InvalidConfig: There is no such isolation.
             InvalidRequest: `start` or `end` names a partition that does not exist.
+            OffsetOutOfRange: The topic was deleted and created again during the call.
         """
         info = self.broker.topic(topic)
-        with self.consumer(isolation=isolation) as consumer:
-            return topic_table(consumer, info, value_type(info.schema), start=start, end=end)
+        value = value_type(info.schema)
+        return topic_table(self.broker, info, value, isolation=isolation, start=start, end=end)
 
     def to_polars(
         self,

@@ -250,6 +250,10 @@ class PartitionOffsets:
     cluster_id: str = ""
     """Id of the Kafka cluster, which positions name instead of an incarnation; else empty."""
 
+    def visible_end(self, isolation: Isolation) -> int:
+        """Return the end (exclusive) of the records that a reader of an isolation level sees."""
+        return self.last_stable_offset if isolation == "read_committed" else self.high_watermark
+
     @property
     def settled_end(self) -> int:
         """Offset below which a reader that starts without state needs no tombstones.

@@ -69,6 +69,39 @@ def scan_batches(
             yield from fetched[tp].batches
 
 
+def scan_kept(
+    broker: Broker,
+    positions: Offsets,
+    ends: Offsets,
+    *,
+    isolation: Isolation = "read_committed",
+    max_bytes: int = ROUND_BYTES,
+) -> Iterator[dict[TopicPartition, Fetched]]:
+    """Yield what `scan` yields, and continue after records that retention removes meanwhile.
+
+    Raises OffsetOutOfRange if the log ends before a position, so that its topic was recreated.
+    """
+    left = dict(positions)
+    while True:
+        try:
+            for fetched in scan(broker, left, ends, isolation=isolation, max_bytes=max_bytes):
+                yield fetched
+                left |= {tp: one.next_offset for tp, one in fetched.items()}
+            return
+        except OffsetOutOfRange:
+            left = _in_log(broker, {tp: at for tp, at in left.items() if at < ends[tp]})
+
+
+def _in_log(broker: Broker, positions: Offsets) -> dict[TopicPartition, int]:
+    """Move positions that retention has removed to the log's start. Raises OffsetOutOfRange."""
+    starts = {tp: ends.log_start for tp, ends in broker.offsets(list(positions)).items()}
+    moved = {tp: max(at, starts[tp]) for tp, at in positions.items()}
+    if moved == dict(positions):
+        named = ", ".join(f"{tp} at {at}" for tp, at in positions.items())
+        raise OffsetOutOfRange(f"{named}: after the end of the log; was its topic recreated?")
+    return moved
+
+
 def num_unread(broker: Broker, group: str, topic: str, *, keyed: bool = False) -> int:
     """Return the number of visible records of a topic from a group's committed offsets on.
 

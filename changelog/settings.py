@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -142,6 +142,17 @@ def check_number(
         raise kind.refused(value, name)
 
 
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise InvalidConfig unless the argument called `name` is one of several words.
+
+    >>> check_choice("role", "none", ("own", "attach"))
+    Traceback (most recent call last):
+    strandline.changelog.errors.InvalidConfig: role must be one of 'own', 'attach', got 'none'
+    """
+    if value not in choices:
+        raise InvalidConfig(f"{name} must be one of {_listed(choices)}, got {value!r}")
+
+
 def checked_text(text: object, name: str) -> str:
     """Return `text` if it is a string. Raises InvalidConfig otherwise."""
     if not isinstance(text, str):
@@ -240,5 +251,5 @@ def _closest(word: str, known: tuple[str, ...]) -> str:
     return f"; did you mean {lowered[near[0]]!r}?" if near else ""
 
 
-def _listed(words: tuple[str, ...]) -> str:
+def _listed(words: Sequence[str]) -> str:
     return ", ".join(repr(word) for word in words)

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.changelog.broker import Broker
-from strandline.changelog.client.consumer import Consumer
 from strandline.changelog.client.tables import PLACE, record_frame, topic_table
 from strandline.changelog.errors import InvalidRecord
 from strandline.changelog.records import Batch, TopicPartition
@@ -35,8 +34,7 @@ def topic_to_polars(
     """Return the committed records of a topic as a Polars DataFrame; see `Topic.to_polars`."""
     topic.session.prepare_topic(topic.name)
     broker = topic.session.broker()
-    with Consumer(broker) as consumer:
-        stored = topic_table(consumer, broker.topic(topic.name), topic.values.arrow)
+    stored = topic_table(broker, broker.topic(topic.name), topic.values.arrow)
     if errors == "skip":
         stored = _readable(topic, stored)
     shown = {name: stored[name] for name in PLACE}

@@ -7,7 +7,7 @@ from typing import Literal
 
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.groups import MAX_STANDBY_REPLICAS
-from strandline.changelog.settings import INT_MAX, LONG_MAX, check_number
+from strandline.changelog.settings import INT_MAX, LONG_MAX, check_choice, check_number
 from strandline.statestore.memory import DEFAULT_MEMORY_BYTES, MIN_MEMORY_BYTES
 
 Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
@@ -49,10 +49,7 @@ class Options:
     """Address for queries from other machines; see `App`."""
 
     def __post_init__(self) -> None:
-        if self.processing_guarantee not in GUARANTEES:
-            raise InvalidConfig(
-                f"processing_guarantee is one of {GUARANTEES}, got {self.processing_guarantee!r}"
-            )
+        check_choice("processing_guarantee", self.processing_guarantee, GUARANTEES)
         for name in ("commit_interval_ms", "transaction_timeout_ms", "poll_ms"):
             check_number(name, getattr(self, name), 1)
         for name in ("session_timeout_ms", "max_poll_interval_ms"):

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from strandline.changelog.errors import InvalidConfig
-from strandline.changelog.settings import check_number
+from strandline.changelog.settings import check_choice, check_number
 from strandline.framework.handlers import (
     check_arguments,
     check_handler,
@@ -58,10 +58,7 @@ class TaskSpec:
     """File and line of the handler."""
 
     def __post_init__(self) -> None:
-        if self.on_error not in ON_ERROR:
-            raise InvalidConfig(
-                f"task {self.name!r}: on_error is one of {ON_ERROR}, got {self.on_error!r}"
-            )
+        check_choice(f"task {self.name!r}: on_error", self.on_error, ON_ERROR)
         if not self.inputs:
             raise InvalidConfig(f"task {self.name!r} has no input topic")
         if self.is_class and not callable(getattr(self.handler, "process", None)):

@@ -39,7 +39,6 @@ from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.closing import ClosedByWith
 from strandline.changelog.errors import (
     CoordinatorLoading,
-    InvalidConfig,
     InvalidRequest,
     OffsetOutOfRange,
     Retriable,
@@ -56,7 +55,7 @@ from strandline.changelog.records import (
     PartitionOffsets,
     TopicPartition,
 )
-from strandline.changelog.settings import LONG_MAX, check_number
+from strandline.changelog.settings import LONG_MAX, check_choice, check_number
 from strandline.changelog.times import sought_ms
 
 POLL_SECONDS = 1.0
@@ -122,8 +121,8 @@ class Consumer(ClosedByWith):
         assignor: Assignor = "cooperative-sticky",
         clock: Clock | None = None,
     ) -> None:
-        _check_choice("isolation", isolation, get_args(Isolation))
-        _check_choice("auto_offset_reset", auto_offset_reset, get_args(OffsetReset))
+        check_choice("isolation", isolation, get_args(Isolation))
+        check_choice("auto_offset_reset", auto_offset_reset, get_args(OffsetReset))
         check_number("max_bytes", max_bytes, 0, LONG_MAX)
         check_number("max_partition_bytes", max_partition_bytes, 1, LONG_MAX)
         check_number("max_poll_interval_ms", max_poll_interval_ms, 1)
@@ -438,7 +437,8 @@ class Consumer(ClosedByWith):
     def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the end offset (exclusive) of each partition, for this consumer's isolation."""
         return {
-            tp: self._starting.end(ends) for tp, ends in self._broker.offsets(partitions).items()
+            tp: ends.visible_end(self._isolation)
+            for tp, ends in self._broker.offsets(partitions).items()
         }
 
     def offsets(
@@ -570,8 +570,3 @@ class Consumer(ClosedByWith):
     def _check_open(self) -> None:
         if self._closed:
             raise InvalidRequest("this consumer is closed")
-
-
-def _check_choice(name: str, got: str, choices: Sequence[str]) -> None:
-    if got not in choices:
-        raise InvalidConfig(f"{name} must be one of {', '.join(map(repr, choices))}, got {got!r}")

@@ -108,11 +108,6 @@ class StartingOffsets:
             extra={"partition": str(tp), "offset": cursor.fetch_position},
         )
 
-    def end(self, ends: PartitionOffsets) -> int:
-        """Return the end (exclusive) of a partition for the consumer's isolation."""
-        committed = self._isolation == "read_committed"
-        return ends.last_stable_offset if committed else ends.high_watermark
-
     def _reset_to_policy(
         self, cursors: Cursors, partitions: Sequence[TopicPartition], why: str
     ) -> None:
@@ -123,10 +118,10 @@ class StartingOffsets:
             if self._reset == "none":
                 raise OffsetOutOfRange(
                     f"{tp} {why}, and auto_offset_reset is 'none'; seek to an offset from "
-                    f"{ends.log_start} to {self.end(ends)}"
+                    f"{ends.log_start} to {ends.visible_end(self._isolation)}"
                 )
             from_start = self._reset == "earliest" or cursor.appeared_later
-            cursor.seek(ends.log_start if from_start else self.end(ends))
+            cursor.seek(ends.log_start if from_start else ends.visible_end(self._isolation))
 
 
 def _has_diverged(at: CommittedOffset, ends: PartitionOffsets) -> bool:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.changelog.arrays import repeated
+from strandline.changelog.broker import Broker
 from strandline.changelog.client.casting import cast_column
-from strandline.changelog.client.consumer import Consumer
 from strandline.changelog.errors import InvalidRequest, SchemaMismatch
-from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo, TopicPartition
+from strandline.changelog.records import HEADERS_TYPE, Batch, Isolation, TopicInfo, TopicPartition
+from strandline.changelog.scan import scan_kept
 from strandline.changelog.schema import upgrade, with_fields
+from strandline.changelog.settings import check_choice
 
 if TYPE_CHECKING:
     import polars as pl
@@ -35,10 +37,11 @@ _POLARS_DIGITS = 38
 
 
 def topic_table(
-    consumer: Consumer,
+    broker: Broker,
     info: TopicInfo,
     value: pa.DataType,
     *,
+    isolation: Isolation = "read_committed",
     start: Offsets | None = None,
     end: Offsets | None = None,
 ) -> pa.Table:
@@ -47,24 +50,29 @@ def topic_table(
     Columns: those of `PLACE`, key (binary), value, and headers if any record has some.
 
     Args:
-        consumer: Reads the records; its isolation decides which ones.
+        broker: The log.
         info: Description of the topic.
         value: Type of the value column, to which batches of an earlier schema are upgraded.
+        isolation: Whether aborted records and those of open transactions are left out.
         start: First offset; by default the log start.
         end: End offset (exclusive); by default, and at most, the present end.
 
     Raises:
+        InvalidConfig: There is no such isolation.
         InvalidRequest: `start` or `end` names a partition that does not exist.
+        OffsetOutOfRange: The topic was deleted and created again during the call.
     """
+    check_choice("isolation", isolation, get_args(Isolation))
     partitions = [TopicPartition(info.name, n) for n in range(info.partitions)]
-    starts = _bounds(start, consumer.beginning_offsets(partitions))
-    ends = _bounds(end, consumer.end_offsets(partitions), limit=True)
+    now = broker.offsets(partitions)
+    starts = _bounds(start, {tp: one.log_start for tp, one in now.items()})
+    ends = _bounds(end, {tp: one.visible_end(isolation) for tp, one in now.items()}, limit=True)
     schema = pa.schema({**PLACE, "key": pa.binary(), "value": value})
     tables = [
         _table(batch, schema)
         for tp in partitions
-        if starts[tp] < ends[tp]
-        for batch in _batches(consumer, tp, starts[tp], ends[tp])
+        for fetched in scan_kept(broker, {tp: starts[tp]}, ends, isolation=isolation)
+        for batch in fetched[tp].batches
     ]
     return pa.concat_tables([schema.empty_table(), *tables], promote_options="default")
 
@@ -138,19 +146,6 @@ def _bounds(
         raise InvalidRequest(f"offsets are given for partitions {sorted(unknown)}, which are none")
     pick = min if limit else max
     return {tp: pick(given.get(tp.partition, edge), edge) for tp, edge in whole.items()}
-
-
-def _batches(consumer: Consumer, tp: TopicPartition, start: int, end: int) -> Iterator[Batch]:
-    consumer.assign([tp])
-    consumer.seek(tp, start)
-    while consumer.position(tp) < end:
-        for batch in consumer.poll():
-            yield batch if batch.last_offset < end else _before(batch, end)
-
-
-def _before(batch: Batch, end: int) -> Batch:
-    count = pc.sum(pc.less(batch.offsets, end)).as_py()
-    return batch.slice(0, count)
 
 
 def _table(batch: Batch, schema: pa.Schema) -> pa.Table:

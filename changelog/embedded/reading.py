@@ -40,15 +40,13 @@ def view(partition: Partition, offset: int, *, max_bytes: int, isolation: Isolat
                 f"{partition.topic_partition} has offsets {ends.log_start} to "
                 f"{ends.high_watermark}, got {offset}; seek to the beginning or the end"
             )
-        committed = isolation == "read_committed"
-        end = ends.last_stable_offset if committed else ends.high_watermark
-        pieces, limit = _pieces(partition, offset, end, max_bytes)
+        pieces, limit = _pieces(partition, offset, ends.visible_end(isolation), max_bytes)
         return RecordView(
             partition.topic_partition,
             offset,
             limit,
             pieces,
-            partition.aborted.among(offset, limit) if committed else None,
+            partition.aborted.among(offset, limit) if isolation == "read_committed" else None,
             partition.schemas,
             ends.log_start,
             ends.high_watermark,

@@ -20,7 +20,7 @@ from typing import Literal, get_args
 from strandline.changelog import location
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.embedded import filesystem
-from strandline.changelog.errors import InvalidConfig, LogLocked, OwnerUnavailable, Unauthenticated
+from strandline.changelog.errors import LogLocked, OwnerUnavailable, Unauthenticated
 from strandline.changelog.flight import background
 from strandline.changelog.flight import endpoint as endpoints
 from strandline.changelog.flight.client import DEADLINE_S, FlightBroker
@@ -29,6 +29,7 @@ from strandline.changelog.flight.failover import FailoverBroker, LogLink
 from strandline.changelog.flight.owning import ServedOwner
 from strandline.changelog.layout import LOCK
 from strandline.changelog.lock import holder
+from strandline.changelog.settings import check_choice
 from strandline.changelog.storage import Durability
 
 Role = Literal["own_or_attach", "attach_or_spawn", "own"]
@@ -66,8 +67,7 @@ def attach_or_own(
         StorageFailed: The folder is on a network file system, or cannot be used.
         StrandlineError: Any other error of opening the log.
     """
-    if role not in get_args(Role):
-        raise InvalidConfig(f"role is one of {', '.join(get_args(Role))}; got {role!r}")
+    check_choice("role", role, get_args(Role))
     location.check_folder(path)
     folder = Path(os.path.abspath(path))
     filesystem.check_local(folder)

@@ -52,7 +52,7 @@ class KafkaConsumers:
         topic_ids = {tp: end.topic_id for tp, end in ends.items()}
         for tp, position in positions.items():
             _check_range(tp, position, ends[tp])
-        goals = {tp: _end(ends[tp], isolation) for tp in positions}
+        goals = {tp: ends[tp].visible_end(isolation) for tp in positions}
         ahead = {tp: goal for tp, goal in goals.items() if positions[tp] < goal}
         if not ahead and timeout <= 0:
             return {tp: _fetched([], at, ends[tp], isolation) for tp, at in positions.items()}
@@ -87,7 +87,7 @@ class KafkaConsumers:
             if start is None:
                 return None
             ends = self._offsets.of([partition], refresh_ids=False)[partition]
-            span = OffsetSpan(start, _end(ends, isolation))
+            span = OffsetSpan(start, ends.visible_end(isolation))
             try:
                 return self._first_since(partition, timestamp, span, ends, isolation)
             except OffsetOutOfRange:  # records were deleted meanwhile
@@ -171,10 +171,6 @@ def _check_range(tp: TopicPartition, position: int, ends: PartitionOffsets) -> N
             f"{tp} has offsets {ends.log_start} to {ends.high_watermark}, got {position}; seek to "
             f"the beginning or the end"
         )
-
-
-def _end(ends: PartitionOffsets, isolation: Isolation) -> int:
-    return ends.last_stable_offset if isolation == "read_committed" else ends.high_watermark
 
 
 def _answer(reader: Reader, positions: Positions) -> dict[TopicPartition, Fetched]:

@@ -8,12 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.asking_again import stable_offsets
 from strandline.changelog.clock import Clock
-from strandline.changelog.errors import (
-    InvalidRequest,
-    OffsetOutOfRange,
-)
+from strandline.changelog.errors import InvalidRequest
 from strandline.changelog.records import CommittedOffset, Fetched, PartitionOffsets, TopicPartition
-from strandline.changelog.scan import scan
+from strandline.changelog.scan import scan_kept
 
 Ends = Mapping[TopicPartition, PartitionOffsets]
 """Offsets of partitions at one moment."""
@@ -81,23 +78,5 @@ def fetches(
     broker: Broker, positions: Mapping[TopicPartition, int], ends: Ends
 ) -> Iterator[dict[TopicPartition, Fetched]]:
     """Yield the same as `rounds`, with the partitions of one fetch together."""
-    left = dict(positions)
     stable = {tp: ends[tp].last_stable_offset for tp in positions}
-    while True:
-        try:
-            for fetched in scan(broker, left, stable, max_bytes=ROUND_BYTES):
-                yield fetched
-                left |= {tp: one.next_offset for tp, one in fetched.items()}
-            return
-        except OffsetOutOfRange:
-            left = _in_log(broker, {tp: at for tp, at in left.items() if at < stable[tp]})
-
-
-def _in_log(broker: Broker, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """Move positions that retention has removed to the log's start. Raises OffsetOutOfRange."""
-    starts = {tp: ends.log_start for tp, ends in broker.offsets(list(positions)).items()}
-    moved = {tp: max(at, starts[tp]) for tp, at in positions.items()}
-    if moved == dict(positions):
-        named = ", ".join(f"{tp} at {at}" for tp, at in positions.items())
-        raise OffsetOutOfRange(f"{named}: after the end of the log; was its topic recreated?")
-    return moved
+    return scan_kept(broker, positions, stable, max_bytes=ROUND_BYTES)

@@ -9,7 +9,7 @@ import typer
 from strandline.changelog.broker import Broker
 from strandline.changelog.errors import OffsetOutOfRange
 from strandline.changelog.history import Epochs, follows
-from strandline.changelog.records import Batch, Isolation, PartitionOffsets, TopicPartition
+from strandline.changelog.records import Batch, Isolation, TopicPartition
 from strandline.changelog.scan import REPLACED, scan
 from strandline.framework.cli import output
 from strandline.framework.cli.options import to_ms
@@ -27,13 +27,6 @@ def partitions_of(
     """
     numbers = sorted(set(chosen)) if chosen else range(broker.topic(topic).partitions)
     return [TopicPartition(topic, number) for number in numbers]
-
-
-def end_of(offsets: PartitionOffsets, isolation: Isolation) -> int:
-    """Return the end (exclusive) of the records that a reader of this isolation level sees."""
-    if isolation == "read_committed":
-        return offsets.last_stable_offset
-    return offsets.high_watermark
 
 
 def starting_positions(
@@ -54,7 +47,7 @@ def starting_positions(
         option: Name of the option, for errors.
     """
     now = broker.offsets(partitions)
-    ends = {tp: end_of(offsets, isolation) for tp, offsets in now.items()}
+    ends = {tp: offsets.visible_end(isolation) for tp, offsets in now.items()}
     if start == "earliest":
         return {tp: offsets.log_start for tp, offsets in now.items()}
     if start == "latest":
@@ -107,7 +100,7 @@ def read(
     """
     at = dict(positions)
     if follow is None:
-        ends = {tp: end_of(now, isolation) for tp, now in broker.offsets(list(at)).items()}
+        ends = {tp: now.visible_end(isolation) for tp, now in broker.offsets(list(at)).items()}
         for fetched in scan(broker, at, ends, isolation=isolation):
             for one in fetched.values():
                 yield from one.batches

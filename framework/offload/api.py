@@ -25,6 +25,7 @@ from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.location import is_url, shown
 from strandline.changelog.log import Log
 from strandline.changelog.records import TopicInfo, TopicPartition
+from strandline.changelog.settings import check_choice
 from strandline.changelog.storage import Storage
 from strandline.framework.offload import delta, iceberg
 from strandline.framework.offload.files import FileLimits
@@ -60,8 +61,7 @@ class OffloadOptions:
     def check(self) -> None:
         """Raise InvalidConfig for a value that is not allowed."""
         for name, allowed in _ALLOWED.items():
-            if (got := getattr(self, name)) not in allowed:
-                raise InvalidConfig(f"{name} is {' or '.join(allowed)}, got {got!r}")
+            check_choice(name, getattr(self, name), allowed)
         for name in ("max_file_bytes", "max_file_rows", "commit_records", "tasks"):
             got = getattr(self, name)
             if got is not None and got < 1:

@@ -16,7 +16,7 @@ from strandline.changelog.client.consumer import Consumer
 from strandline.changelog.errors import OffsetOutOfRange, UnknownTopic
 from strandline.changelog.log import Log
 from strandline.changelog.records import CommittedOffset, TopicPartition
-from strandline.changelog.scan import scan_by
+from strandline.changelog.scan import scan_by, scan_kept
 
 T0 = TopicPartition("t", 0)
 OLD = 100
@@ -255,4 +255,20 @@ def test_a_scan_of_a_topic_that_became_shorter_says_so(log: Log, count: int, beg
     is_before_its_position = count < OLD
     found = None if is_before_its_position else "deleted and created again"
     with pytest.raises(OffsetOutOfRange, match=found):
+        list(scanning)
+
+
+def test_a_scan_continues_after_records_that_were_deleted_meanwhile(log: Log) -> None:
+    log.append("t", [{"value": b"old"}] * OLD, partition=0)
+    scanning = scan_kept(log.broker, {T0: 0}, {T0: 2 * OLD}, max_bytes=1)
+    log.broker.delete_records(T0, OLD + 10)
+    offsets = [n for one in scanning for b in one[T0].batches for n in b.offsets.to_pylist()]
+    assert offsets == list(range(OLD + 10, 2 * OLD))
+
+
+def test_a_scan_that_skips_deleted_records_does_not_continue_in_another_topic(log: Log) -> None:
+    log.append("t", [{"value": b"old"}] * OLD, partition=0)
+    scanning = scan_kept(log.broker, {T0: OLD}, {T0: 2 * OLD})
+    replace(log, OLD // 2)
+    with pytest.raises(OffsetOutOfRange, match="recreated"):
         list(scanning)
