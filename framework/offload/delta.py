@@ -20,7 +20,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -291,14 +290,15 @@ class DeltaTarget:
     def _action(self, file: DataFile) -> AddAction:
         from deltalake.transaction import AddAction
 
-        assert self._columns is not None
         return AddAction(
             path=file.path,
             size=file.size,
             partition_values=dict(file.period),
             modification_time=self._clock.now_ms(),
             data_change=True,
-            stats=json.dumps(_statistics(file, self._columns)),
+            # Bounds of some columns only would be worse than none: delta-rs compares the others with
+            # null, so that its readers find no row by them.
+            stats=json.dumps({"numRecords": file.rows}),
         )
 
 
@@ -351,29 +351,6 @@ def _records(files: Sequence[DataFile], table: DeltaTable) -> pc.Expression:
             for number, (first, last) in bounds.items()
         ),
     )
-
-
-def _statistics(file: DataFile, columns: pa.Schema) -> dict[str, Any]:
-    """Return the statistics of a file by which readers leave files out."""
-    partition, offset, timestamp = columns.names[:3]
-    return {
-        "numRecords": file.rows,
-        "minValues": {
-            partition: file.partition,
-            offset: file.first_offset,
-            timestamp: _moment(file.first_ms),
-        },
-        "maxValues": {
-            partition: file.partition,
-            offset: file.last_offset,
-            timestamp: _moment(file.last_ms),
-        },
-        "nullCount": {partition: 0, offset: 0, timestamp: 0},
-    }
-
-
-def _moment(ms: int) -> str:
-    return f"{np.datetime64(ms, 'ms')}Z"
 
 
 def _in_delta(field: pa.Field) -> pa.Field:
