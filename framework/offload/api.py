@@ -32,6 +32,8 @@ from strandline.framework.offload.files import FileLimits
 from strandline.framework.offload.folder import Claim, TargetFolder, claimed
 from strandline.framework.offload.loader import Loading, LoadSettings, OffloadReport, load
 from strandline.framework.offload.parquet import ParquetTarget
+from strandline.framework.offload.periods import VISIBLE
+from strandline.framework.offload.progress import NEWEST, VERSION
 from strandline.framework.offload.rows import RowForm, row_form
 from strandline.framework.offload.table_limits import check_path, check_table
 from strandline.framework.offload.target import PartitionBy, Target
@@ -202,12 +204,15 @@ def run(
 
 def _claim(info: TopicInfo, options: OffloadOptions) -> Claim:
     table = options.table or f"default.{info.name.replace('.', '_')}"
+    visible = options.format == "parquet" and options.partition_by != "none"
     return Claim(
+        version=NEWEST if visible else VERSION,
         topic=info.name,
         topic_id=info.topic_id,
         format=options.format,
         partition_by=options.partition_by,
         table=table if options.format == "iceberg" else "",
+        period_prefix=VISIBLE if visible else "_",
     )
 
 

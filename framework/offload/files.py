@@ -111,7 +111,7 @@ class PartitionFiles:
         return file
 
     def _new(self, period: int, first_offset: int) -> _OpenFile:
-        shown = periods.values(period, self._by)
+        shown = periods.values(period, self._by, self._folder.claim.period_prefix)
         path = periods.folder(shown) + self._names.name(self._count, first_offset)
         self._count += 1
         return _OpenFile(self._folder.stage(path), path, self._schema, shown)

@@ -6,7 +6,7 @@
     _strandline/pending.json    document: a commit whose files are being moved to their places
     _strandline/commits/        documents: the commits of a Parquet target (offload/parquet.py)
     _strandline/last.json       document: the last commit of a table that added files
-    _day=…/_hour=…/             files of records, by the time of their records
+    _day=…/_hour=…/             files of records, by the time of their records; of Parquet utc_day=…
     part-….parquet              the same, if they are not divided
 
 A commit syncs all files, writes `pending.json` with their names, and moves them. Nothing else puts a
@@ -48,6 +48,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     partition_by: PartitionBy
     table: str = ""
     """Name of the table in its catalog (Iceberg); else empty."""
+    period_prefix: str = "_"
+    """Begin of the names of the columns in the names of folders (`periods.VISIBLE`)."""
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,12 +192,12 @@ def claimed(storage: Storage, claim: Claim, where: str) -> Iterator[TargetFolder
     except LogLocked as error:
         raise LogLocked(f"{error}: another load into this folder is running; wait for it") from None
     try:
-        if not _check(
+        found = _check(
             storage, claim, where
-        ):  # again: another process may have claimed it meanwhile
+        )  # again: another process may have claimed it meanwhile
+        if found is None:
             replace(storage, CLAIM, msgspec.json.format(msgspec.json.encode(claim)))
-        folder = TargetFolder(storage, claim)
-        yield folder
+        yield TargetFolder(storage, found or claim)
     finally:
         lock.release()
 
@@ -209,8 +211,8 @@ def read_document(storage: Storage, path: str, kind: type[T]) -> T | None:
         return None
 
 
-def _check(storage: Storage, claim: Claim, where: str) -> bool:
-    """Return True if the folder is claimed by the same load. Raise InvalidConfig for another."""
+def _check(storage: Storage, claim: Claim, where: str) -> Claim | None:
+    """Return the claim of the same load; None without any. Raise InvalidConfig for another."""
     found = read_document(storage, CLAIM, Claim)
     if found is None:
         others = [name for name in storage.list_dir("") if name != META]
@@ -219,7 +221,7 @@ def _check(storage: Storage, claim: Claim, where: str) -> bool:
                 f"{where} has {others[0]!r} and no {CLAIM}: it was not made by a load of a topic; "
                 "give a new or empty folder"
             )
-        return False
+        return None
     if found.topic_id != claim.topic_id:
         raise InvalidConfig(
             f"{where} has topic {found.topic!r} (id {found.topic_id}), and topic {claim.topic!r} has id "
@@ -231,7 +233,7 @@ def _check(storage: Storage, claim: Claim, where: str) -> bool:
             raise InvalidConfig(
                 f"{where} was loaded with {name} {was!r}, got {now!r}; keep that, or give another folder"
             )
-    return True
+    return found
 
 
 def _staged(path: str) -> str:

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from strandline.changelog.errors import CorruptLog
+from strandline.changelog.errors import CorruptLog, SchemaMismatch
 from strandline.changelog.schema import nullable, read_schema
 from strandline.framework.offload.folder import META, PENDING, Commit, TargetFolder
+from strandline.framework.offload.periods import values
 from strandline.framework.offload.plan import check_extends
 from strandline.framework.offload.progress import Progress
 from strandline.framework.offload.table_limits import check_parquet
@@ -43,7 +44,7 @@ class ParquetTarget:
     def _check_empty(self) -> None:
         """Raise CorruptLog if there are files without a manifest, which a load would add again."""
         names = self._folder.storage.list_dir("")
-        records = [name for name in names if name.startswith(("part-", "_day="))]
+        records = [name for name in names if name.startswith(("part-", "_day=", "utc_day="))]
         if records:
             raise CorruptLog(
                 f"there is {records[0]!r}, and no manifest in {COMMITS}: put the manifests back, or load into "
@@ -68,8 +69,19 @@ class ParquetTarget:
             have = _schema(last.columns)
             wanted = pa.schema([*have, *check_extends(wanted, have)])
         check_parquet(wanted)
+        self._check_periods(wanted)
         self._columns = wanted
         return wanted
+
+    def _check_periods(self, columns: pa.Schema) -> None:
+        """Raise SchemaMismatch for a column that readers would take from the names of folders."""
+        claim = self._folder.claim
+        periods = values(0, claim.partition_by, claim.period_prefix)
+        if taken := [name for name in columns.names if name.lower() in periods]:
+            raise SchemaMismatch(
+                f"topic {claim.topic!r} has a column {taken[0]!r}, which files divided by the {claim.partition_by} "
+                "have in the names of their folders; load it into another folder without that division"
+            )
 
     def commit(self, files: Sequence[DataFile], progress: Progress) -> None:
         assert self._columns is not None

@@ -18,7 +18,9 @@ PERIOD_COLUMNS: dict[PartitionBy, dict[str, pa.DataType]] = {
     "day": {"_day": pa.date32()},
     "hour": {"_day": pa.date32(), "_hour": pa.int32()},
 }
-"""Columns in the names of folders, and their types."""
+"""Columns in the names of folders, and their types, of tables and of earlier Parquet targets."""
+VISIBLE = "utc_"
+"""Prefix of these columns in Parquet targets: PyArrow and pandas skip folders that begin with `_`."""
 
 
 class Run(NamedTuple):
@@ -53,8 +55,8 @@ def runs(timestamps: np.ndarray, by: PartitionBy) -> Iterator[Run]:
         yield Run(int(periods[rows[0]]), pa.array(rows))
 
 
-def values(period: int, by: PartitionBy) -> dict[str, str]:
-    """Return the values of the period columns, as text.
+def values(period: int, by: PartitionBy, prefix: str = "_") -> dict[str, str]:
+    """Return the values of the period columns, whose names begin with `prefix`, as text.
 
     >>> values(20_000 * 24 + 7, "hour"), values(20_000, "day"), values(0, "none")
     ({'_day': '2024-10-04', '_hour': '7'}, {'_day': '2024-10-04'}, {})
@@ -62,8 +64,8 @@ def values(period: int, by: PartitionBy) -> dict[str, str]:
     if by == "none":
         return {}
     day, hour = divmod(period * HOURS[by], 24)
-    found = {"_day": str(np.datetime64(day, "D"))}
-    return found | {"_hour": str(hour)} if by == "hour" else found
+    found = {f"{prefix}day": str(np.datetime64(day, "D"))}
+    return found | {f"{prefix}hour": str(hour)} if by == "hour" else found
 
 
 def folder(period: dict[str, str]) -> str:

@@ -19,6 +19,8 @@ from strandline.changelog.records import ReadPosition
 T = TypeVar("T", bound=msgspec.Struct)
 
 VERSION = 1
+NEWEST = 2
+"""Version of claims of Parquet targets whose folders do not begin with `_`; all else has `VERSION`."""
 KEY = "strandline.offload"
 """Name of the progress in the commits of tables."""
 
@@ -100,9 +102,9 @@ def decoded(kind: type[T], data: bytes, where: str) -> T:
     """Return a document of a target. Raise FutureFormat, CorruptLog."""
     try:
         version = known_json_decoder(_Versioned).decode(data).version
-        if version > VERSION:
+        if version > NEWEST:
             raise FutureFormat(
-                f"{where} has version {version} of offloads; this Strandline knows {VERSION}: upgrade it"
+                f"{where} has version {version} of offloads; this Strandline knows {NEWEST}: upgrade it"
             )
         return cast("T", known_json_decoder(kind).decode(data))
     except UNREADABLE as error:

@@ -38,7 +38,7 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
     last_ms: int
     """Greatest timestamp."""
     period: dict[str, str] = {}
-    """Values of the columns that are in the names of folders, as in `_day=2026-11-25`."""
+    """Values of the columns that are in the names of folders, as in `utc_day=2026-11-25`."""
 
 
 class Target(Protocol):

@@ -198,12 +198,13 @@ def test_files_are_divided_by_the_time_of_their_records(
         offsets = table["_offset"].to_pylist()
         assert offsets == sorted(offsets)
         (day,) = {time.date() for time in times}
-        assert f"_day={day}" in file.parts
+        prefix = "utc_" if form == "parquet" else "_"
+        assert f"{prefix}day={day}" in file.parts
         if by == "hour":
             (hour,) = {time.hour for time in times}
-            assert f"_hour={hour}" in file.parts
+            assert f"{prefix}hour={hour}" in file.parts
     if form != "iceberg":
-        assert [row["_day"] for row in found.to_pylist()] == [
+        assert [row[f"{prefix}day"] for row in found.to_pylist()] == [
             row["_timestamp"].date() for row in found.to_pylist()
         ]
 
@@ -232,11 +233,11 @@ def test_readers_leave_out_days_that_they_do_not_ask_for(log: Log, to: Path, for
             assert pl.scan_delta(str(to)).filter(pl.col("_day") == day).collect().height == 24
     else:
         counted = duckdb.sql(
-            f"SELECT count(*) FROM read_parquet('{to}/**/*.parquet') WHERE _day = '{day}'"
+            f"SELECT count(*) FROM read_parquet('{to}/**/*.parquet') WHERE utc_day = '{day}'"
         )
         assert counted.fetchall() == [(24,)]
         read = pl.scan_parquet(f"{to}/**/*.parquet", hive_partitioning=True)
-        assert read.filter(pl.col("_day") == day).collect().height == 24
+        assert read.filter(pl.col("utc_day") == day).collect().height == 24
 
 
 def test_readers_find_rows_by_each_column(log: Log, to: Path, form: Format) -> None:

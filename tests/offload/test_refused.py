@@ -278,6 +278,17 @@ def test_a_typed_topic_with_a_column_of_the_load_is_refused(
     assert not to.exists()
 
 
+@pytest.mark.parametrize("name", ["utc_day", "UTC_Day"])
+def test_a_column_that_the_names_of_folders_have_is_refused(log: Log, to: Path, name: str) -> None:
+    create(log, "t", schema=pa.schema([(name, pa.int64())]))
+    log.append("t", [{name: 7}])
+    with pytest.raises(
+        SchemaMismatch, match=f"column '{name}', which files divided by the day have"
+    ):
+        sl.offload("t", to, log=log, partition_by="day")
+    assert sl.offload("t", to.with_name("whole"), log=log).rows == 1
+
+
 @pytest.mark.parametrize("form", ["delta", "iceberg"])
 @pytest.mark.parametrize(
     "kind", [pa.duration("us"), pa.decimal256(50, 2), pa.month_day_nano_interval()]
@@ -731,5 +742,5 @@ def test_an_unreadable_manifest_is_named(log: Log, to: Path) -> None:
     with refused(to, sl.CorruptLog, "was not written by an offload, or is damaged"):
         sl.offload("t", to, log=log)
     last.write_bytes(whole.replace(b'"version": 1', b'"version": 9', 1))
-    with refused(to, sl.CorruptLog, "version 9 of offloads; this Strandline knows 1: upgrade"):
+    with refused(to, sl.CorruptLog, "version 9 of offloads; this Strandline knows 2: upgrade"):
         sl.offload("t", to, log=log)

@@ -35,5 +35,5 @@ def test_spark_reads_each_record_of_a_parquet_target_once(
     assert {row["user"]: row["name"] for row in rows}[9] == "name-2"
     if by != "none":
         day = rows[0]["_timestamp"].astimezone().date()
-        assert frame.where(f"_day = '{day}'").count() < len(rows)
-        assert all(str(row["_day"]) in str(row["_timestamp"].astimezone(UTC)) for row in rows)
+        assert frame.where(f"utc_day = '{day}'").count() < len(rows)
+        assert all(str(row["utc_day"]) in str(row["_timestamp"].astimezone(UTC)) for row in rows)
