@@ -60,6 +60,8 @@ def values(period: int, by: PartitionBy, prefix: str = "_") -> dict[str, str]:
 
     >>> values(20_000 * 24 + 7, "hour"), values(20_000, "day"), values(0, "none")
     ({'_day': '2024-10-04', '_hour': '7'}, {'_day': '2024-10-04'}, {})
+    >>> values(20_000 * 24 + 7, "hour", VISIBLE)
+    {'utc_day': '2024-10-04', 'utc_hour': '7'}
     """
     if by == "none":
         return {}

@@ -28,6 +28,9 @@ _MISREAD: Mapping[str, re.Pattern[str]] = {
 }
 """Parts of a path that the library of a format reads as something else."""
 
+_COLOUR = re.compile("\x1b\\[[0-9;]*m")
+"""Codes that colour a terminal's text."""
+
 
 def check_path(path: Path, form: str) -> None:
     """Raise InvalidConfig for a path that the library of a table format would misread."""
@@ -83,5 +86,13 @@ def check_parquet(columns: Iterable[pa.Field]) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a library's message; the kind of its error if it has none."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    """Return the first line of a library's message; the kind of its error if it has none.
+
+    delta-rs gives each cause a line of its own, after an arrow in colour. They are added.
+
+    >>> first_line(OSError("refused\\n  \\x1b[31m↳\\x1b[0m disk full\\nmore"))
+    'refused: disk full'
+    """
+    first, *others = _COLOUR.sub("", str(error)).splitlines() or [type(error).__name__]
+    causes = [line.strip() for line in others if line.strip().startswith("↳")]
+    return ": ".join([first, *(cause.removeprefix("↳").strip() for cause in causes)])
