@@ -15,6 +15,7 @@
     │   ├── InvalidTxnState           the call does not fit the transaction's state
     │   ├── KeyInSeveralPartitions    several partitions of a store have the key
     │   ├── InternalTopicLost         an app's changelog or repartition topic was deleted; reset it
+    │   ├── MoveUnfinished            a move to this log is not finished; run it again
     │   ├── NotInTask                 a store or topic used outside a running handler
     │   ├── Unauthenticated           a remote log requires a (different) token
     │   ├── NotAuthorized             the token lacks a right; use another one
@@ -148,6 +149,10 @@ class InternalTopicLost(InvalidRequest):
 
     Kafka Streams: MissingInternalTopicsException.
     """
+
+
+class MoveUnfinished(InvalidRequest):
+    """A topic is the copy of a move that is not finished; run `strandline move` again."""
 
 
 class NotInTask(InvalidRequest):

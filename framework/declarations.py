@@ -23,6 +23,7 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.records import TopicInfo, TopicPartition
 from strandline.changelog.settings import LONG_MAX
+from strandline.framework.moved_topics import check_moved
 from strandline.framework.options import Options
 from strandline.framework.store import Store
 from strandline.framework.stream_columns import DerivedTopic
@@ -202,9 +203,10 @@ class Declarations:
     def prepare(self, broker: Broker) -> dict[str, TopicInfo]:
         """Create the topics that do not exist, check those that do, and return all of them.
 
-        Raises InvalidConfig, SchemaMismatch, InternalTopicLost.
+        Raises InvalidConfig, SchemaMismatch, InternalTopicLost, MoveUnfinished.
         """
         self._check_not_internal()
+        check_moved([*self.topics, *self.internal_topics()], broker, SystemClock())
         self._check_not_lost(broker)
         letters = {spec.dead_letter.name: spec for spec in self.tasks.values() if spec.dead_letter}
         infos: dict[str, TopicInfo] = {}

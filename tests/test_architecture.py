@@ -68,8 +68,8 @@ ROOMS = {
     "statestore/engines": {LOG, STATE},
     "statestore/checking": {LOG, "changelog/embedded", STATE, "statestore/engines"},
     APP: {
-        *(LOG, "changelog/client", "changelog front", STATE, "statestore/aggregates"),
-        "framework/formats",
+        *(LOG, "changelog/client", "changelog/moving", "changelog front", STATE),
+        *("statestore/aggregates", "framework/formats"),
     },
     "framework/formats": {LOG, "changelog/client", STATE},
     "framework/streams": {LOG, STATE, "statestore/aggregates", APP, "framework/formats"},

@@ -12,6 +12,7 @@
     groups.py      committed offsets, translated to the target
     reading.py     reads partitions up to an end offset
     report.py      the result of a move
+    unfinished.py  refuses topics whose move is not finished
 
 Both logs are accessed through `changelog.broker.Broker` only.
 """

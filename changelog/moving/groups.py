@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.errors import InvalidRequest
-from strandline.changelog.moving.journal import Journal, OffsetsCommitted
+from strandline.changelog.moving.journal import Entry, Journal, OffsetsCommitted
 from strandline.changelog.moving.reading import GroupOffsets
 from strandline.changelog.moving.selection import Metadata
 from strandline.changelog.records import CommittedOffset, TopicInfo, TopicPartition
@@ -39,16 +39,20 @@ def translated(
     }
 
 
-def commit(offsets: GroupOffsets, producer: Producer, journal: Journal) -> None:
-    """Commit offsets in the target, all in one transaction with their journal entries."""
-    if not offsets:
-        return
-    entries = [
+def commit(
+    offsets: GroupOffsets, topics: Collection[TopicInfo], producer: Producer, journal: Journal
+) -> None:
+    """Commit offsets in the target, all in one transaction with their journal entries.
+
+    With them the move of the topics is finished.
+    """
+    entries: list[Entry] = [
         OffsetsCommitted(
             group, tuple((*tp, offset.offset, offset.metadata) for tp, offset in of_group.items())
         )
         for group, of_group in offsets.items()
     ]
+    entries.append(journal.finished([info.topic_id for info in topics]))
     with producer.transaction():
         for group, of_group in offsets.items():
             producer.send_offsets_to_transaction(of_group, group)

@@ -9,6 +9,7 @@ record is in the target exactly once.
     RecordsCopied     records of a partition: source and target offsets, the checksum so far
     TopicVerified     the copied records were read back and are equal to the source's
     OffsetsCommitted  the offsets that the move has committed for a group
+    MoveFinished      the move of these topics is finished; the last entry of each complete run
 
 Entries are MessagePack, in one partition, in order. The state is kept in memory except for the
 mapping of offsets, which is looked up by reading the topic again.
@@ -16,7 +17,8 @@ mapping of offsets, which is looked up by reading the topic again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
@@ -26,16 +28,18 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.clock import Clock
 from strandline.changelog.decoding import msgpack_decoder
-from strandline.changelog.errors import UNREADABLE, CorruptLog, TopicExists, UnknownTopic
+from strandline.changelog.errors import UNREADABLE, CorruptLog, TopicExists
 from strandline.changelog.history import UNKNOWN_EPOCH
+from strandline.changelog.move_target import JOURNAL_TOPIC, is_move_target
 from strandline.changelog.moving.digest import StreamDigest
 from strandline.changelog.moving.reading import rounds, settled_ends
 from strandline.changelog.moving.runs import RecordRuns
 from strandline.changelog.records import CommittedOffset, ReadPosition, TopicPartition
 
-TOPIC = "__strandline_moves"
 CONFIG = {"retention.ms": "-1", "max.message.bytes": str(64 << 20)}
-_PARTITION = TopicPartition(TOPIC, 0)
+_PARTITION = TopicPartition(JOURNAL_TOPIC, 0)
+_LAST_OFFSETS = 2
+"""Offsets of the last entry and of the marker of its transaction."""
 
 
 class MoveBegun(msgspec.Struct, tag="begun", array_like=True, frozen=True):
@@ -89,6 +93,8 @@ class TopicVerified(msgspec.Struct, tag="verified", array_like=True, frozen=True
 
     source_id: str
     """Topic id in the source."""
+    is_finished: bool = True
+    """False if `MoveFinished` follows. Earlier versions have written neither."""
 
 
 class OffsetsCommitted(msgspec.Struct, tag="positions", array_like=True, frozen=True):
@@ -99,7 +105,16 @@ class OffsetsCommitted(msgspec.Struct, tag="positions", array_like=True, frozen=
     """Tuples of topic, partition, offset and metadata."""
 
 
-Entry = MoveBegun | TargetCreated | RecordsCopied | TopicVerified | OffsetsCommitted
+class MoveFinished(msgspec.Struct, tag="finished", array_like=True, frozen=True):
+    """The committed offsets of groups in these topics fit the copied records."""
+
+    topics: tuple[str, ...]
+    """Topic ids in the source."""
+    unfinished: tuple[tuple[str, str], ...]
+    """Name and topic id in the target of all other topics whose move is not finished."""
+
+
+Entry = MoveBegun | TargetCreated | RecordsCopied | TopicVerified | OffsetsCommitted | MoveFinished
 
 
 class PartitionState(NamedTuple):
@@ -132,6 +147,8 @@ class TopicState:
     """Progress by partition; partitions without copied records are missing."""
     verified: bool = False
     """True if all copied records are verified."""
+    finished: bool = False
+    """True if the offsets of groups fit the copied records too."""
 
     def partition(self, number: int) -> PartitionState:
         """Return the progress of a partition."""
@@ -158,20 +175,31 @@ class JournalState:
             self._copied(self.topics[entry.source_id], entry)
         elif isinstance(entry, TopicVerified):
             topic = self.topics[entry.source_id]
-            topic.verified = True
+            topic.verified, topic.finished = True, entry.is_finished
             for number, partition in topic.partitions.items():
                 topic.partitions[number] = partition._replace(
                     digest=StreamDigest(), verified=partition.end
                 )
+        elif isinstance(entry, MoveFinished):
+            for source_id in entry.topics:
+                self.topics[source_id].finished = True
         else:
             self.groups.setdefault(entry.group, {}).update(
                 (TopicPartition(topic, number), CommittedOffset(offset, metadata))
                 for topic, number, offset, metadata in entry.offsets
             )
 
+    def unfinished(self, finishing: Collection[str] = ()) -> tuple[tuple[str, str], ...]:
+        """Return name and target id of topics whose move is not finished, without `finishing`."""
+        return tuple(
+            (topic.begun.topic, topic.target_id)
+            for source_id, topic in self.topics.items()
+            if not topic.finished and source_id not in finishing
+        )
+
     def _copied(self, topic: TopicState, entry: RecordsCopied) -> None:
         previous = topic.partition(entry.partition)
-        topic.verified = False
+        topic.verified = topic.finished = False
         topic.partitions[entry.partition] = PartitionState(
             *(entry.position, entry.end, entry.whole, entry.digest, previous.verified),
             *(entry.leader_epoch, entry.incarnation),
@@ -188,15 +216,15 @@ class Journal:
         for entry in self._entries():
             self.state.apply(entry)
 
+    def finished(self, topics: Collection[str]) -> MoveFinished:
+        """Return the entry that the move of the topics with these source ids is finished."""
+        return MoveFinished(tuple(topics), self.state.unfinished(topics))
+
     def create_topic_if_missing(self) -> None:
         """Create the topic of the journal unless it exists."""
-        try:
-            self._broker.topic(TOPIC)
-        except UnknownTopic:
-            try:
-                self._broker.create_topic(TOPIC, config=CONFIG, internal=True)
-            except TopicExists:
-                return
+        if not is_move_target(self._broker):
+            with contextlib.suppress(TopicExists):
+                self._broker.create_topic(JOURNAL_TOPIC, config=CONFIG, internal=True)
 
     def write(self, producer: Producer, entries: Iterable[Entry]) -> Sequence[Entry]:
         """Append entries in the producer's transaction; return them.
@@ -207,7 +235,7 @@ class Journal:
         now = self._clock.now_ms()
         keys = [entry.__struct_config__.tag for entry in written]
         producer.append_columns(
-            TOPIC,
+            JOURNAL_TOPIC,
             [str(key).encode() for key in keys],
             [msgspec.msgpack.encode(entry) for entry in written],
             [now] * len(written),
@@ -252,15 +280,40 @@ class Journal:
 
     def _entries(self) -> Iterator[Entry]:
         """Read all entries; none if the topic does not exist."""
-        try:
-            self._broker.topic(TOPIC)
-        except UnknownTopic:
+        if not is_move_target(self._broker):
             return
         ends = settled_ends(self._broker, [_PARTITION], self._clock)
         for _, fetched in rounds(self._broker, {_PARTITION: ends[_PARTITION].log_start}, ends):
             for batch in fetched.batches:
                 for record in batch.records():
                     yield _decoded(record.value, record.offset)
+
+
+def unfinished(broker: Broker, clock: Clock) -> dict[str, str]:
+    """Return the target id of each topic whose move to this log is not finished, by name.
+
+    After a complete run the last entry has them, so that the others are not read.
+    """
+    if not is_move_target(broker):
+        return {}
+    last = _last_entry(broker)
+    if isinstance(last, MoveFinished):
+        return dict(last.unfinished)
+    return dict(Journal(broker, clock).state.unfinished())
+
+
+def _last_entry(broker: Broker) -> Entry | None:
+    """Return the last committed entry; None if it is not among the last offsets."""
+    end = broker.offsets([_PARTITION])[_PARTITION]
+    start = max(end.log_start, end.last_stable_offset - _LAST_OFFSETS)
+    if end.last_stable_offset < end.high_watermark or start == end.last_stable_offset:
+        return None
+    last = None
+    for _, fetched in rounds(broker, {_PARTITION: start}, {_PARTITION: end}):
+        for batch in fetched.batches:
+            for record in batch.records():
+                last = _decoded(record.value, record.offset)
+    return last
 
 
 _decode: Callable[[bytes], Entry] = msgpack_decoder(cast("type[Entry]", Entry)).decode
@@ -271,6 +324,6 @@ def _decoded(value: bytes, offset: int) -> Entry:
         return _decode(value)
     except UNREADABLE as error:
         raise CorruptLog(
-            f"{TOPIC} at offset {offset}: not an entry of a move: {error}; something else writes to "
+            f"{JOURNAL_TOPIC} at offset {offset}: not an entry of a move: {error}; something else writes to "
             f"the topic. Delete it and the topics that were being copied, and move again"
         ) from error

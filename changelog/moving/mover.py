@@ -296,7 +296,9 @@ class _Move:
         for work in works:
             if work in unverified:
                 verify(work, self._state(work), self._target.broker, self._clock, advance)
-                self._journal.record(producer, TopicVerified(work.source.topic_id))
+                self._journal.record(
+                    producer, TopicVerified(work.source.topic_id, is_finished=False)
+                )
             self._release(work)
 
     def _release(self, work: TopicCopy) -> None:
@@ -318,7 +320,7 @@ class _Move:
             self._selection.metadata,
         )
         self._check_target_groups(offsets)
-        groups.commit(offsets, producer, self._journal)
+        groups.commit(offsets, self._topics, producer, self._journal)
         return offsets
 
     # Look-ups -------------------------------------------------------------------------

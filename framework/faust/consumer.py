@@ -36,6 +36,7 @@ from strandline.framework.faust.group_worker import GroupWorker
 from strandline.framework.faust.record_event import current_iteration
 from strandline.framework.faust.restarts import resume_on_last_streams
 from strandline.framework.faust.settings import change_setting
+from strandline.framework.moved_topics import check_moved
 from strandline.framework.patience import PATIENCE_SECONDS, Patience
 
 WATCH_S = 0.05
@@ -107,6 +108,7 @@ class FaustConsumer(FetchingConsumer):
         """Read these topics from the next rebalance on; create those that do not exist."""
         wanted = set(topics)
         conf = self.app.conf
+        await self.link.call_patiently(check_moved, wanted, self.link.broker, self.link.clock)
         for topic in sorted(wanted):
             if conf.topic_allow_declare:
                 await self.link.call_patiently(self.link.ensure, topic, conf.topic_partitions)

@@ -22,6 +22,7 @@ from strandline.changelog.errors import InvalidConfig, UnknownTopic
 from strandline.changelog.location import is_encrypted, is_served
 from strandline.changelog.log import Log
 from strandline.changelog.records import TopicInfo
+from strandline.framework.moved_topics import check_moved
 from strandline.framework.querying.committed import CommittedSource
 from strandline.framework.querying.connections import Connections
 from strandline.framework.querying.declared import check_given
@@ -188,6 +189,7 @@ class Connection(ClosedByWith):
         Raises:
             InvalidRequest: The store does not exist.
             InternalTopicLost: Its changelog was deleted and created again.
+            MoveUnfinished: Its changelog is being copied here.
         """
         changelog = self._changelog(name)
         check_recorded(name.partition("/")[0], self.broker, self._clock, [changelog.name])
@@ -222,6 +224,7 @@ class Connection(ClosedByWith):
         try:
             if slash:
                 found = self.broker.topic(changelog_topic(app, short))
+                check_moved([found.name], self.broker, self._clock)
                 check_named(app, found.name, self.broker, self._clock)
                 return found
         except UnknownTopic:

@@ -26,6 +26,7 @@ from strandline.changelog.errors import (
     InvalidConfig,
     InvalidTopic,
     MissingDependency,
+    MoveUnfinished,
     SchemaMismatch,
     Unauthenticated,
 )
@@ -53,6 +54,7 @@ FOR_GOOD = (
     InvalidConfig,
     InvalidTopic,
     InternalTopicLost,
+    MoveUnfinished,
     SchemaMismatch,
     MissingDependency,
     FutureFormat,

@@ -10,10 +10,12 @@ import pyarrow as pa
 import pytest
 
 from strandline.changelog import scan
+from strandline.changelog.clock import SystemClock
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.log import Log
 from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.moving import MovedLog, Selection, move, reading, verify_only
+from strandline.changelog.moving.journal import unfinished
 from strandline.changelog.records import CommittedOffset, TopicPartition
 
 CHANGING = {
@@ -149,3 +151,27 @@ def test_a_move_that_dies_at_any_call_and_is_run_again_copies_each_record_once(
         verify_only(MovedLog("a", source), place, Selection())
         owners.remove(target)
         target.close()
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
+def test_a_copy_is_unfinished_until_offsets_are_committed_whenever_the_move_dies(
+    owners: list[Owner], after: bool
+) -> None:
+    source = opened(owners)
+    filled(source)
+    before_offsets = 0
+    for at in range(1, calls_of_a_move() + 1):
+        target = opened(owners)
+        with suppress(Killed):
+            move(MovedLog("a", source), MovedLog("b", Mortal(target, at, after=after)))
+        copies = {info.name for info in target.topics() if not info.internal}
+        if GROUP not in target.groups():
+            before_offsets += bool(copies)
+            assert copies <= unfinished(target, SystemClock()).keys(), f"died at call {at}"
+        else:
+            assert unfinished(target, SystemClock()) == {}
+        move(MovedLog("a", source), MovedLog("b", target))
+        assert unfinished(target, SystemClock()) == {}
+        owners.remove(target)
+        target.close()
+    assert before_offsets > 20

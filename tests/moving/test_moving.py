@@ -264,10 +264,10 @@ def test_the_journal_matches_the_documented_format(owner: Owner, target: Owner) 
     owner.commit_offsets("g", {TopicPartition("t", 1): CommittedOffset(1)})
     moved(owner, target)
     table = Log(target).read("__strandline_moves")
-    begun, made, copied, verified, positions = map(
+    begun, made, copied, verified, positions, finished = map(
         msgspec.msgpack.decode, table["value"].to_pylist()
     )
-    kinds = ["begun", "made", "copied", "verified", "positions"]
+    kinds = ["begun", "made", "copied", "verified", "positions", "finished"]
     assert [key.decode() for key in table["key"].to_pylist()] == kinds
     here, there = owner.topic("t").topic_id, target.topic("t").topic_id
     assert begun == ["begun", here, "t", 0, [0, 0]]
@@ -280,8 +280,9 @@ def test_the_journal_matches_the_documented_format(owner: Owner, target: Owner) 
         copied[7][8:], int.from_bytes(copied[7][:8], "little"), codec="zstd", asbytes=True
     )
     assert struct.unpack("<3q", raw) == (0, 0, 2)
-    assert verified == ["verified", here]
+    assert verified == ["verified", here, False]
     assert positions == ["positions", "g", [["t", 1, 1, ""]]]
+    assert finished == ["finished", [here], []]
 
 
 # Changes during a move ------------------------------------------------------------------
