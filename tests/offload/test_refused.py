@@ -318,9 +318,9 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"format": "csv"}, "format is parquet or delta or iceberg, got 'csv'"),
-        ({"partition_by": "week"}, "partition_by is none or day or hour, got 'week'"),
-        ({"on_data_loss": "x"}, "on_data_loss is fail or continue"),
+        ({"format": "csv"}, "format must be one of 'parquet', 'delta', 'iceberg', got 'csv'"),
+        ({"partition_by": "week"}, "partition_by must be one of 'none', 'day', 'hour', got 'week'"),
+        ({"on_data_loss": "x"}, "on_data_loss must be one of 'fail', 'continue'"),
         ({"max_file_rows": 0}, "max_file_rows is at least 1, got 0"),
         ({"tasks": 0}, "tasks is at least 1"),
         ({"table": "a.b"}, "table and catalog are for iceberg"),
