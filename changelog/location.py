@@ -162,6 +162,13 @@ def exists(log: str | os.PathLike[str]) -> bool:
     return is_url(log) or (Path(log) / FOLDER_META).exists()
 
 
+def log_around(path: str | os.PathLike[str]) -> Path | None:
+    """Return the folder of the log that a path leads into, also by links; None if it is in none."""
+    real = Path(os.path.realpath(path))
+    around = (folder for folder in (real, *real.parents) if os.path.exists(folder / FOLDER_META))
+    return next(around, None)
+
+
 def check_exists(log: str | os.PathLike[str]) -> None:
     """Raise InvalidConfig unless `log` is the folder of a log, or a URL.
 

@@ -22,7 +22,7 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.local_storage import LocalStorage
-from strandline.changelog.location import is_url, shown
+from strandline.changelog.location import is_url, log_around, shown
 from strandline.changelog.log import Log
 from strandline.changelog.records import TopicInfo, TopicPartition
 from strandline.changelog.settings import check_choice
@@ -193,6 +193,7 @@ def run(
     info = broker.topic(topic)
     form = row_form(info, declared)
     _INSTALLED[options.format]()
+    _check_outside(place.path)
     check_path(place.path, options.format)
     with (
         claimed(place.storage, _claim(info, options), str(place.path)) as folder,
@@ -245,6 +246,15 @@ def _local(to: str | os.PathLike[str]) -> Path:
             "and copy it from there"
         )
     return Path(os.path.abspath(to))
+
+
+def _check_outside(path: Path) -> None:
+    """Raise InvalidConfig for a folder in that of a log, which removes what its topics leave."""
+    if (log := log_around(path)) is not None:
+        raise InvalidConfig(
+            f"{path} is in the folder of the log {log}, where files are removed with their topic or "
+            "store; give a folder outside of it"
+        )
 
 
 @contextlib.contextmanager

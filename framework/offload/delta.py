@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
@@ -107,7 +108,7 @@ class DeltaTarget:
 
     def _stored(self, table: DeltaTable) -> Progress | None:
         """Return the progress in the last commit that has one. Raise InvalidConfig."""
-        for entry in table.history():
+        for entry in _entries(table):
             if KEY in entry:
                 return from_json(entry[KEY], f"{self._path}, version {entry['version']}")
             if entry.get("operation") == RESTORE:
@@ -320,6 +321,19 @@ def _check_plain(table: DeltaTable, path: str) -> None:
             f"the table {path} has rules of another program that a load does not check ({', '.join(found)}); "
             f"remove them, or {ANOTHER_FOLDER}"
         )
+
+
+def _entries(table: DeltaTable) -> Iterator[dict[str, Any]]:
+    """Yield the entries of the table's log, the newest first.
+
+    The last one is usually a load's, so the others are read only if it is not.
+    """
+    before = math.inf
+    for limit in (1, None):
+        for entry in table.history(limit):
+            if entry["version"] < before:
+                before = entry["version"]
+                yield entry
 
 
 def _listed(columns: Iterable[str]) -> str:

@@ -350,6 +350,20 @@ def test_a_url_and_an_unknown_topic_are_refused(log: Log, to: Path) -> None:
         sl.offload(declared, to, log=log)
 
 
+@pytest.mark.parametrize("inside", ["lake", "topics/{id}/lake", "topics/{id}/0/lake", "state/lake"])
+def test_a_folder_in_a_log_is_refused(log: Log, to: Path, tmp_path: Path, inside: str) -> None:
+    """Files in the folder of a topic were removed together with it."""
+    create(log, "t")
+    place = tmp_path / "log" / inside.format(id=log.broker.topic("t").topic_id)
+    to.symlink_to(tmp_path / "log")
+    for folder in (place, to / place.relative_to(tmp_path / "log")):
+        with pytest.raises(
+            InvalidConfig, match="is in the folder of the log .*/log, where files are"
+        ):
+            sl.offload("t", folder, log=log)
+    assert not place.exists()
+
+
 # Tables that other programs have changed -----------------------------------------------------
 
 
