@@ -13,7 +13,7 @@ import msgspec
 
 from strandline import changelog
 from strandline.changelog.log import Log
-from strandline.changelog.moving.journal import TOPIC
+from strandline.changelog.move_target import JOURNAL_TOPIC
 from strandline.changelog.records import CommittedOffset, TopicPartition
 from strandline.framework.cli.reading import partitions_of, read
 
@@ -51,11 +51,11 @@ def moving(source: Path, target: str, topics: list[str]) -> subprocess.Popen[str
 def copied(target: Log, topics: list[str]) -> int:
     """Return the number of copied partitions in the journal. A killed move may have left it
     open."""
-    if TOPIC not in [info.name for info in target.topics(internal=True)]:
+    if JOURNAL_TOPIC not in [info.name for info in target.topics(internal=True)]:
         return 0
     ids: set[str] = set()
     found: set[tuple[str, int]] = set()
-    for batch in read(target.broker, {TopicPartition(TOPIC, 0): 0}):
+    for batch in read(target.broker, {TopicPartition(JOURNAL_TOPIC, 0): 0}):
         for kind, source_id, *rest in map(
             msgspec.msgpack.decode, batch.columns.column("value").to_pylist()
         ):

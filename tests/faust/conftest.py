@@ -14,6 +14,7 @@ NEED_FAUST = [
     "apps",
     "backups",
     "calls",
+    "changed_windows",
     "chaos",
     "credentials",
     "declarations",

@@ -147,7 +147,7 @@ FAILED_TASK = (
         (FAILED_TASK, "SlotFailed: worker 0: no"),
         ("All masters are unresponsive! Giving up.", "All masters are unresponsive! Giving up."),
         ("", "unknown"),
-        ("x" * 700, "x" * 600 + "…"),
+        ("x" * 700, "x" * 599 + "…"),
     ],
 )
 def test_an_error_of_spark_is_shown_as_its_cause(said: str, wanted: str) -> None:
