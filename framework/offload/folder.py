@@ -192,9 +192,7 @@ def claimed(storage: Storage, claim: Claim, where: str) -> Iterator[TargetFolder
     except LogLocked as error:
         raise LogLocked(f"{error}: another load into this folder is running; wait for it") from None
     try:
-        found = _check(
-            storage, claim, where
-        )  # again: another process may have claimed it meanwhile
+        found = _check(storage, claim, where)  # again: it may have been claimed meanwhile
         if found is None:
             replace(storage, CLAIM, msgspec.json.format(msgspec.json.encode(claim)))
         yield TargetFolder(storage, found or claim)
