@@ -107,6 +107,16 @@ class Batch:
         return int64_range(self.base_offset, self.base_offset + len(self))
 
     @property
+    def headers(self) -> pa.ListArray:
+        """Headers of each record; null, never an empty list, for a record that has none."""
+        at = self.columns.schema.get_field_index("headers")
+        if at < 0:
+            return pa.nulls(len(self), HEADERS_TYPE)
+        headers = self.columns.column(at)
+        has_some = pc.greater(pc.list_value_length(headers), 0)
+        return pc.if_else(has_some, headers, pa.scalar(None, HEADERS_TYPE))
+
+    @property
     def last_offset(self) -> int:
         """Offset of the last record."""
         if self.sparse_offsets is not None:
@@ -143,14 +153,12 @@ class Batch:
     def records(self) -> Iterator[ConsumerRecord]:
         """Yield the records of the batch one by one."""
         columns = self.columns
-        has_headers = columns.schema.get_field_index("headers") >= 0
-        headers = columns.column("headers").to_pylist() if has_headers else [None] * len(self)
         rows = zip(
             self.offsets.to_pylist(),
             columns.column("timestamp").to_pylist(),
             columns.column("key").to_pylist(),
             columns.column("value").to_pylist(),
-            headers,
+            self.headers.to_pylist(),
             strict=True,
         )
         for offset, timestamp, key, value, heads in rows:

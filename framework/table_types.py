@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from strandline.changelog.client.keys import is_list
 from strandline.changelog.errors import InvalidRecord, SchemaMismatch
-from strandline.changelog.records import HEADERS_TYPE, Batch
+from strandline.changelog.records import Batch
 
 INSTANT = pa.timestamp("us", tz="UTC")
 """Type of a moment in a table."""
@@ -56,12 +56,6 @@ def fit(column: pa.Array, field: pa.Field, where: str) -> pa.Array:
 def times_of(batch: Batch) -> pa.Array:
     """Return the times of a batch's records."""
     return batch.columns.column("timestamp").cast(pa.timestamp("ms", tz="UTC"))
-
-
-def headers_of(batch: Batch) -> pa.Array:
-    """Return the headers of a batch's records, which are null if it has no column of headers."""
-    index = batch.columns.schema.get_field_index("headers")
-    return pa.nulls(len(batch), HEADERS_TYPE) if index < 0 else batch.columns.column(index)
 
 
 def place_of(batch: Batch) -> str:

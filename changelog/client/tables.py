@@ -159,7 +159,7 @@ def _table(batch: Batch, schema: pa.Schema) -> pa.Table:
     ]
     if columns.num_columns > 3:
         schema = schema.append(pa.field("headers", HEADERS_TYPE))
-        arrays.append(columns.column("headers"))
+        arrays.append(batch.headers)
     return pa.Table.from_arrays(arrays, schema=schema)
 
 

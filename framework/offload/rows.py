@@ -18,7 +18,7 @@ from strandline.framework.export import first_refused
 from strandline.framework.formats.codecs import Codec, as_column, column_type
 from strandline.framework.offload.files import Rows
 from strandline.framework.offload.periods import PERIOD_COLUMNS
-from strandline.framework.table_types import INSTANT, fit, headers_of, place_of, times_of
+from strandline.framework.table_types import INSTANT, fit, place_of, times_of
 from strandline.framework.topic_declaration import TopicDeclaration
 
 Column = Callable[[Batch], pa.Array]
@@ -80,7 +80,7 @@ def row_form(info: TopicInfo, declared: TopicDeclaration | None) -> RowForm:
         "timestamp": (times_of, INSTANT),
         "key": (key, key_type),
         "value": (value, value_type_),
-        "headers": (headers_of, HEADERS_TYPE),
+        "headers": (_headers, HEADERS_TYPE),
     }
     return _form(columns, None, [])
 
@@ -94,7 +94,7 @@ def _typed_form(
         "_timestamp": (times_of, INSTANT),
         "_key": (key, key_type),
         "_tombstone": (_is_tombstone, pa.bool_()),
-        "_headers": (headers_of, HEADERS_TYPE),
+        "_headers": (_headers, HEADERS_TYPE),
     }
     reserved = {*columns, *PERIOD_COLUMNS["hour"]}
     # Readers that ignore case take either column for the other, as DuckDB does.
@@ -123,6 +123,10 @@ def _partition(batch: Batch) -> pa.Array:
 
 def _offsets(batch: Batch) -> pa.Array:
     return batch.offsets
+
+
+def _headers(batch: Batch) -> pa.Array:
+    return batch.headers
 
 
 def _is_tombstone(batch: Batch) -> pa.Array:

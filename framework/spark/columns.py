@@ -24,7 +24,6 @@ from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo
 from strandline.framework.table_types import (
     INSTANT,
     fit,
-    headers_of,
     place_of,
     spark_type,
     times_of,
@@ -249,7 +248,7 @@ _FROM_BATCH: dict[str, Callable[[Batch], pa.Array]] = {
     "partition": lambda batch: repeated(batch.partition, len(batch), np.int32),
     "offset": lambda batch: batch.offsets,
     "timestamp": times_of,
-    "headers": headers_of,
+    "headers": lambda batch: batch.headers,
 }
 
 

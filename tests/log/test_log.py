@@ -71,11 +71,12 @@ def test_an_empty_topic_is_an_empty_table(log: Log) -> None:
     assert log.to_polars("typed").schema["delay"] == pl.Int32
 
 
-def test_headers_are_a_column_if_any_record_has_headers(log: Log) -> None:
+def test_headers_are_a_column_if_any_record_has_headers_and_null_for_the_others(log: Log) -> None:
     log.append("t", [{"value": b"1"}], partition=0)
-    log.append("t", [{"value": b"2", "headers": [("h", b"x")]}], partition=0)
+    rows = [{"value": b"2", "headers": [("h", b"x")]}, {"value": b"3", "headers": []}]
+    log.append("t", rows, partition=0)
     headers = log.read("t")["headers"].to_pylist()
-    assert headers == [None, [{"key": "h", "value": b"x"}]]
+    assert headers == [None, [{"key": "h", "value": b"x"}], None]
 
 
 def test_a_typed_topic_is_a_data_frame_of_its_columns(log: Log) -> None:

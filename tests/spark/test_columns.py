@@ -50,9 +50,9 @@ def test_a_topic_of_bytes_has_the_columns_of_sparks_kafka_source() -> None:
 
 
 def test_rows_of_a_topic_of_bytes_have_sparks_values() -> None:
-    headers = pa.array([[{"key": "h", "value": b"1"}], None], HEADERS_TYPE)
+    headers = pa.array([[{"key": "h", "value": b"1"}], None, []], HEADERS_TYPE)
     schema = topics_schema([topic()], headers=True)
-    assert to_rows(batch(b"", None, headers=headers), schema, EVERY_NAME).to_pylist() == [
+    assert to_rows(batch(b"", None, b"w", headers=headers), schema, EVERY_NAME).to_pylist() == [
         {
             "key": b"k",
             "value": value,
@@ -65,6 +65,7 @@ def test_rows_of_a_topic_of_bytes_have_sparks_values() -> None:
         for value, offset, ms, pairs in [
             (b"", 10, 0, [{"key": "h", "value": b"1"}]),
             (None, 11, 1, None),
+            (b"w", 12, 2, None),
         ]
     ]
 
