@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from strandline.statestore.changelogged import Changelogged
 from strandline.statestore.engine import Entry, StorePosition
@@ -56,8 +57,7 @@ class KeyRange:
         return KeyRange(key + b"\x00", self.upper)
 
 
-@dataclass(frozen=True, slots=True)
-class FoundValues:
+class FoundValues(NamedTuple):
     """Values of some keys as of one moment."""
 
     values: list[bytes | None]
