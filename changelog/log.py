@@ -19,7 +19,6 @@ from strandline.changelog.records import (
     Isolation,
     PartitionOffsets,
     TopicInfo,
-    TopicPartition,
 )
 from strandline.changelog.schema import value_type
 
@@ -159,10 +158,7 @@ class Log(ClosedByWith):
 
     def offsets(self, topic: str) -> dict[int, PartitionOffsets]:
         """Return the log start, high watermark and other bounds of each partition of a topic."""
-        return {tp.partition: e for tp, e in self.broker.offsets(self._partitions(topic)).items()}
-
-    def _partitions(self, topic: str) -> list[TopicPartition]:
-        return [TopicPartition(topic, n) for n in range(self.broker.topic(topic).partitions)]
+        return {tp.partition: e for tp, e in self.broker.offsets(self.broker.topic(topic).topic_partitions).items()}
 
     # Whole topics ---------------------------------------------------------------------
 

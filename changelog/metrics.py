@@ -162,8 +162,8 @@ class Latency(Histogram):
     ((0.5, 0.05), (0.95, 0.095), (0.99, 0.099))
     """
 
-    def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
-        super().__init__(bounds)
+    def __init__(self) -> None:
+        super().__init__()
         self._last: deque[float] = deque(maxlen=RECENT_OBSERVATIONS)
 
     def observe(self, value: float, times: int = 1) -> None:

@@ -451,6 +451,11 @@ class TopicInfo:
         """Effective settings: the topic's own, then the log's, then the built-in defaults."""
         return TopicConfig.parse({**self.defaults, **self.config})
 
+    @property
+    def topic_partitions(self) -> list[TopicPartition]:
+        """All partitions of the topic, by number."""
+        return [TopicPartition(self.name, number) for number in range(self.partitions)]
+
     def settings(self) -> list[Setting]:
         """Return every setting with its effective value and the source of that value."""
         return list(self.told) or [

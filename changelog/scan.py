@@ -111,7 +111,7 @@ def num_unread(broker: Broker, group: str, topic: str, *, keyed: bool = False) -
         topic: Name of the topic.
         keyed: True to count only records that have a key.
     """
-    partitions = [TopicPartition(topic, n) for n in range(broker.topic(topic).partitions)]
+    partitions = broker.topic(topic).topic_partitions
     committed = broker.committed(group, partitions, require_stable=False)
     ends = broker.offsets(partitions)
     starts = {

@@ -104,7 +104,7 @@ def retry(broker: Broker, topic: str) -> Retried:
         )
     group, put_back, left = group_of(topic), dict[str, int](), 0
     origins = Origins(broker)
-    partitions = [TopicPartition(topic, n) for n in range(broker.topic(topic).partitions)]
+    partitions = broker.topic(topic).topic_partitions
     with (
         Producer(broker, transactional_id=group) as producer,
         Consumer(broker, group=group, auto_offset_reset="none") as consumer,

@@ -438,16 +438,12 @@ def _accepting_every_time(broker: Broker, info: TopicInfo) -> TopicInfo:
 def _partitions_of(
     topics: Iterable[Topic[Any, Any]], infos: Mapping[str, TopicInfo]
 ) -> list[TopicPartition]:
-    return [tp for topic in topics for tp in _every_partition(infos[topic.name])]
-
-
-def _every_partition(info: TopicInfo) -> list[TopicPartition]:
-    return [TopicPartition(info.name, number) for number in range(info.partitions)]
+    return [tp for topic in topics for tp in infos[topic.name].topic_partitions]
 
 
 def _any_records(broker: Broker, topics: Iterable[TopicInfo]) -> bool:
     """Return True if one of the topics has records."""
-    asked = [tp for info in topics for tp in _every_partition(info)]
+    asked = [tp for info in topics for tp in info.topic_partitions]
     return any(end.high_watermark > end.log_start for end in broker.offsets(asked).values())
 
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.tables import PLACE, record_frame, topic_table
 from strandline.changelog.errors import InvalidRecord
-from strandline.changelog.records import Batch, TopicPartition
+from strandline.changelog.records import Batch
 from strandline.changelog.scan import scan_batches
 from strandline.framework.formats.codecs import UNENCODABLE, Codec, TypedCodec
 from strandline.framework.topic_declaration import TopicDeclaration
@@ -45,7 +45,7 @@ def topic_to_polars(
 
 def committed_batches(broker: Broker, topic: str) -> list[Batch]:
     """Return all batches that a read_committed reader sees, partition by partition."""
-    partitions = [TopicPartition(topic, n) for n in range(broker.topic(topic).partitions)]
+    partitions = broker.topic(topic).topic_partitions
     now = broker.offsets(partitions)
     starts = {tp: ends.log_start for tp, ends in now.items()}
     stable = {tp: ends.last_stable_offset for tp, ends in now.items()}

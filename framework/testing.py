@@ -52,6 +52,8 @@ from strandline.statestore.keys import key_codec
 K = TypeVar("K")
 V = TypeVar("V")
 
+__all__ = ["CRASH", "TestDriver"]
+
 
 class Crash(Enum):
     """Type of CRASH."""

@@ -56,6 +56,8 @@ TRANSACTION_WAIT_S = 16 * 60
 
 READERS_WAIT_S = 30
 """Seconds that a reader of the state, which does not write, waits for open transactions."""
+RESTORE_THREADS = 4
+"""Number of store partitions that `restore_all` restores at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,20 +219,16 @@ class Restorable(Protocol):
 def restore_all(
     stores: Iterable[tuple[Restorable, TopicPartition]],
     broker: Broker,
-    progress: OnProgress | None = None,
     *,
-    threads: int = 4,
-    wait: float = TRANSACTION_WAIT_S,
+    wait: float,
 ) -> list[Restored]:
-    """Restore several store partitions, `threads` of them at a time.
+    """Restore several store partitions, RESTORE_THREADS of them at a time.
 
-    `progress` is called by all of these threads. `wait` is as for `restore`. The first error is
-    raised after all restores have ended.
+    `wait` is as for `restore`. The first error is raised after all restores have ended.
     """
-    with ThreadPoolExecutor(threads, thread_name_prefix="restore") as pool:
+    with ThreadPoolExecutor(RESTORE_THREADS, thread_name_prefix="restore") as pool:
         running = [
-            pool.submit(store.restore, broker, partition, progress, wait=wait)
-            for store, partition in stores
+            pool.submit(store.restore, broker, partition, wait=wait) for store, partition in stores
         ]
         return [future.result() for future in running]
 

@@ -63,7 +63,7 @@ def topic_table(
         OffsetOutOfRange: The topic was deleted and created again during the call.
     """
     check_choice("isolation", isolation, get_args(Isolation))
-    partitions = [TopicPartition(info.name, n) for n in range(info.partitions)]
+    partitions = info.topic_partitions
     now = broker.offsets(partitions)
     starts = _bounds(start, {tp: one.log_start for tp, one in now.items()})
     ends = _bounds(end, {tp: one.visible_end(isolation) for tp, one in now.items()}, limit=True)

@@ -42,6 +42,8 @@ BACKGROUND = "owner in the background"
 LOG_FILE = "owner.log"
 MAX_LOG_BYTES = 1 << 20
 """Size in bytes from which the next background owner truncates the log file."""
+TAIL_BYTES = 500
+"""Number of bytes of the end of LOG_FILE that an error quotes."""
 
 EXIT_LOCKED = 75
 """Exit status: another process owns the folder (BSD's EX_TEMPFAIL)."""
@@ -200,9 +202,9 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{others}" if others else root}
 
 
-def _tail(path: Path, size: int = 500) -> str:
+def _tail(path: Path) -> str:
     try:
-        return path.read_bytes()[-size:].decode(errors="replace").strip()
+        return path.read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip()
     except OSError:
         return "(nothing)"
 

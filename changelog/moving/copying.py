@@ -31,7 +31,7 @@ class TopicCopy:
     @property
     def partitions(self) -> list[TopicPartition]:
         """Partitions of the source topic; the target has the same names and numbers."""
-        return [TopicPartition(self.source.name, n) for n in range(self.source.partitions)]
+        return self.source.topic_partitions
 
 
 def copy(

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from strandline.changelog.client.producer import Producer
 
 
+MAX_LINES_IN_FLIGHT = 10_000
+"""Maximum number of lines that are sent and not acknowledged."""
+
+
 class InputLine(msgspec.Struct, forbid_unknown_fields=True):
     """One record on stdin. `topic` and `offset`, which `consume` prints, are ignored."""
 
@@ -166,15 +170,15 @@ class _Lines:
         return parse_value(value, self._value_form)
 
 
-def _acknowledged(sent: Iterable[_ProducedLine], most: int = 10_000) -> Iterator[RecordMetadata]:
-    """Yield the outcome of each line in order, with at most `most` lines in flight.
+def _acknowledged(sent: Iterable[_ProducedLine]) -> Iterator[RecordMetadata]:
+    """Yield the outcome of each line in order, with at most MAX_LINES_IN_FLIGHT in flight.
 
     Raises the error of a line, with its number. All lines before it are in the log.
     """
     pending: deque[_ProducedLine] = deque()
     for one in sent:
         pending.append(one)
-        while pending and (pending[0].is_known or len(pending) >= most):
+        while pending and (pending[0].is_known or len(pending) >= MAX_LINES_IN_FLIGHT):
             yield pending.popleft().done()
     yield from (one.done() for one in pending)
 

@@ -152,7 +152,7 @@ def _report(info: TopicInfo, message: str, *, json: bool) -> None:
 
 
 def _summary(broker: Broker, info: TopicInfo) -> dict[str, Any]:
-    ends = broker.offsets([TopicPartition(info.name, p) for p in range(info.partitions)])
+    ends = broker.offsets(info.topic_partitions)
     return {
         "topic": info.name,
         "partitions": info.partitions,

@@ -24,7 +24,7 @@ from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.location import is_url, log_around, shown
 from strandline.changelog.log import Log
-from strandline.changelog.records import TopicInfo, TopicPartition
+from strandline.changelog.records import TopicInfo
 from strandline.changelog.settings import check_choice
 from strandline.changelog.storage import Storage
 from strandline.framework.offload import delta, iceberg
@@ -187,7 +187,7 @@ def run(
 ) -> OffloadReport:
     """Load a topic from an open log; `offload` describes the rest."""
     described = broker.topic(topic)
-    partitions = [TopicPartition(topic, number) for number in range(described.partitions)]
+    partitions = described.topic_partitions
     ends = {tp.partition: bounds for tp, bounds in broker.offsets(partitions).items()}
     # After the ends, so that it knows the columns of every record before them.
     info = broker.topic(topic)

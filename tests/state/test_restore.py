@@ -543,7 +543,7 @@ def test_several_partitions_are_restored_together(tmp_path: Path) -> None:
         partition = TopicPartition(changelog.partition.topic, number)
         changelog.append([(b"Qp", bytes((number,)))], partition=partition)
         stores.append((open_store(SPEC, tmp_path / str(number)), partition))
-    restored: list[Restored] = restore_all(stores, changelog.owner)
+    restored: list[Restored] = restore_all(stores, changelog.owner, wait=5)
     assert [one.records for one in restored] == [1] * 5
     assert [store["p"] for store, _ in stores] == list(range(5))
     for store, _ in stores:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.producer import BatchMetadata, Producer
-from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import InvalidConfig, StrandlineError, TopicExists, UnknownTopic
 from strandline.changelog.records import TopicInfo, TopicPartition
 from strandline.changelog.sinks import JOB_STAGING, STAGING, digest_of, staging_prefix
@@ -51,9 +51,9 @@ class SinkName(NamedTuple):
         return cls(staging_prefix(sink_id), is_job=False)
 
     @classmethod
-    def of_job(cls, clock: Clock | None = None) -> SinkName:
+    def of_job(cls) -> SinkName:
         """Return a new name, for one batch write."""
-        clock = clock or SystemClock()
+        clock = SystemClock()
         return cls(f"{JOB_STAGING}{clock.now_ms()}-{clock.new_id()[:12]}-", is_job=True)
 
     def topic(self, target: TopicInfo) -> str:
