@@ -158,7 +158,10 @@ class Log(ClosedByWith):
 
     def offsets(self, topic: str) -> dict[int, PartitionOffsets]:
         """Return the log start, high watermark and other bounds of each partition of a topic."""
-        return {tp.partition: e for tp, e in self.broker.offsets(self.broker.topic(topic).topic_partitions).items()}
+        return {
+            tp.partition: e
+            for tp, e in self.broker.offsets(self.broker.topic(topic).topic_partitions).items()
+        }
 
     # Whole topics ---------------------------------------------------------------------
 
