@@ -90,10 +90,9 @@ class StoreProvider:
     def _get(self, store: _StoreOfTask, request: GetKeys) -> FoundKeys:
         parts: list[KeyValues] = []
         room = PAGE_BYTES
-        for number in dict.fromkeys(request.partitions):
+        for number in request.partitions:
             reader = self._reader(store, number, request.at_least.get(number))
-            found = None if reader is None else _get_some(reader, request.keys, room)
-            if found is None:
+            if reader is None or (found := _get_some(reader, request.keys, room)) is None:
                 continue
             values, position, size = found
             parts.append(KeyValues(number, values, _at(position)))
@@ -151,14 +150,14 @@ def _get_some(
     position: StorePosition | None = None
     size = 0
     # At least one step, because a request without keys gets a position.
-    for begin in range(0, max(1, len(keys)), KEYS_AT_ONCE):
+    for begin in range(0, len(keys) or 1, KEYS_AT_ONCE):
         found = reader.get_many(keys[begin : begin + KEYS_AT_ONCE])
         if found is None:
             return None
         position = position or found.position  # the first step's; later steps reflect it too
         for value in found.values:
             values.append(value)
-            size += VALUE_OVERHEAD_BYTES + (0 if value is None else len(value))
+            size += VALUE_OVERHEAD_BYTES + (len(value) if value else 0)
             if size >= room:
                 return values, position, size
     return values, position, size
