@@ -45,11 +45,12 @@ def sum(column: str) -> Aggregate:  # noqa: A001 - SQL's name, as in polars and 
     """Declare an aggregate that sums the values in a column.
 
     A sum of integers is exact. It must fit into 64 bits, otherwise the record or batch that makes
-    it too large fails with InvalidRecord. Sums of floats are equal to rounding, because rows
-    that arrive together are summed first.
+    it too large fails with InvalidRecord. A column of decimals has exact sums of at most 37 digits.
+    Sums of floats are equal to rounding, because rows that arrive together are summed first.
 
     Args:
-        column: Name of the column, which has numbers or None.
+        column: Name of the column, which has numbers, decimals or None. A single record has
+            numbers or None.
 
     Returns:
         The aggregate, to be declared for a store or stream. Its result is a number, or None without
@@ -91,10 +92,11 @@ def max(column: str) -> Aggregate:  # noqa: A001
 def mean(column: str) -> Aggregate:
     """Declare an aggregate that keeps the arithmetic mean of the values in a column.
 
-    It keeps a sum and a count. A sum of integers must fit into 64 bits, as for `sum`.
+    It keeps a sum and a count. The sum is limited as that of `sum`.
 
     Args:
-        column: Name of the column, which has numbers or None.
+        column: Name of the column, which has numbers, decimals or None. A single record has
+            numbers or None.
 
     Returns:
         The aggregate, to be declared for a store or stream. Its result is None without values.

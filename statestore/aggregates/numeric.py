@@ -1,12 +1,14 @@
 """Aggregates of numbers: count, sum, least and greatest, mean, and sample variance.
 
-Sums of integers are exact and must fit into 64 bits; sums of floats are equal to rounding.
+Sums of integers are exact and must fit into 64 bits; sums of decimals are exact and must have at
+most 37 digits, one less than the type; sums of floats are equal to rounding.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strandline.statestore.aggregates.aggregate import Aggregate, Figures, Row, StoredField
@@ -18,6 +20,7 @@ from strandline.statestore.aggregates.values import (
     is_greater,
     number,
     number_type,
+    sum_type,
 )
 from strandline.statestore.exact_sums import INT64_MAX, INT64_MIN
 
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 Exprs = Sequence["pl.Expr"]
+
+_DECIMALS = Context(prec=40)
 
 
 class Count(Aggregate):
@@ -72,6 +77,7 @@ class Sum(Aggregate):
 
     kind = "sum"
     stored: ClassVar[tuple[StoredField, ...]] = (StoredField("", COMPARABLE),)
+    takes = "numbers or decimals"
 
     def fold(self, old: Figures, value: Any) -> Figures:
         """Return the sum with one value added."""
@@ -82,19 +88,21 @@ class Sum(Aggregate):
         return (_added(old[0], new[0]),)
 
     def state_types(self, schema: Mapping[str, pl.DataType]) -> list[pl.DataType]:
-        """Return the type of sums: integers of 64 bits, or floats."""
-        return [self._number_type(schema)]
+        """Return the type of sums: integers of 64 bits, floats, or decimals."""
+        return [self._sum_type(schema)]
 
     def partial(self, batch: ColumnBatch) -> Exprs:
         """Sum the values of each group."""
         return [self._sum(batch)]
 
     def merge_columns(self, old: Exprs, new: Exprs, checks: MergeChecks) -> Exprs:
-        """Return the sums of sums, and refuse those that wrapped around."""
+        """Return the sums of sums, and refuse those that are too large."""
         import polars as pl
 
-        total = old[0] + new[0]
-        if checks.types[0].is_integer():
+        total, dtype = old[0] + new[0], checks.types[0]
+        if isinstance(dtype, pl.Decimal):  # two sums of 37 digits fit into the type
+            checks.refusals.refuse(_has_38_digits(total, dtype), _too_many_digits(checks.name))
+        elif dtype.is_integer():
             # Polars wraps around: then the sum is on the wrong side of `old`.
             checks.refusals.refuse((total < old[0]) != (new[0] < 0), _too_large(checks.name))
         return [pl.coalesce(total, old[0], new[0])]
@@ -104,9 +112,14 @@ class Sum(Aggregate):
         import polars as pl
 
         assert self.column is not None
-        dtype = self._number_type(batch.schema)
+        dtype = self._sum_type(batch.schema)
         values = pl.col(self.column)
-        if dtype.is_float() or batch.sums_fit(self.column):
+        if isinstance(dtype, pl.Decimal):
+            total = batch.aggregate("sum", self.column, values.cast(dtype).sum())
+            # Polars wraps around. The sum of floats shows that, and cannot be confused by it.
+            rough = batch.aggregate("rough", self.column, values.cast(pl.Float64).sum())
+            batch.refusals.refuse(_has_38_digits(rough, dtype), _too_many_digits(batch.name))
+        elif dtype.is_float() or batch.sums_fit(self.column):
             total = batch.aggregate("sum", self.column, values.cast(dtype).sum())
         else:
             total = batch.aggregate("wide", self.column, values.cast(pl.Int128).sum())
@@ -117,8 +130,8 @@ class Sum(Aggregate):
             return total
         return pl.when(batch.count(self.column) > 0).then(total)
 
-    def _number_type(self, schema: Mapping[str, pl.DataType]) -> pl.DataType:
-        return self.suited(schema, number_type)
+    def _sum_type(self, schema: Mapping[str, pl.DataType]) -> pl.DataType:
+        return self.suited(schema, sum_type)
 
 
 class Mean(Sum):
@@ -137,19 +150,19 @@ class Mean(Sum):
 
     def result(self, state: Figures) -> Any:
         """Return the mean; None without values."""
-        return state[0] / state[1] if state[1] else None
+        return _number_of(state[0]) / state[1] if state[1] else None
 
     def state_types(self, schema: Mapping[str, pl.DataType]) -> list[pl.DataType]:
         """Return the types of sums and counts."""
         import polars as pl
 
-        return [self._number_type(schema), pl.Int64()]
+        return [self._sum_type(schema), pl.Int64()]
 
     def result_type(self, schema: Mapping[str, pl.DataType]) -> pl.DataType:
         """Return the type of means."""
         import polars as pl
 
-        self._number_type(schema)
+        self._sum_type(schema)
         return pl.Float64()
 
     def partial(self, batch: ColumnBatch) -> Exprs:
@@ -166,7 +179,7 @@ class Mean(Sum):
         """Return the means; null without values."""
         import polars as pl
 
-        return pl.when(state[1] > 0).then(state[0] / state[1])
+        return pl.when(state[1] > 0).then(state[0].cast(pl.Float64) / state[1])
 
 
 class Extreme(Aggregate):
@@ -328,16 +341,37 @@ class Deviation(Variance):
 
 
 def _added(old: Any, new: Any) -> Any:
-    """Return the sum of two numbers, or the one that is not None. Raises OverflowError."""
+    """Return the sum of two numbers, or of two decimals as text, or the one that is not None.
+
+    Raises OverflowError, and TypeError for a decimal and a number.
+    """
     if old is None or new is None:
         return _fitting(new) if old is None else old
+    if type(old) is str and type(new) is str:
+        return str(_DECIMALS.add(Decimal(old), Decimal(new)))
+    if type(old) is str or type(new) is str:
+        raise TypeError(f"{old!r} and {new!r} are not both decimals")
     return _fitting(old + new)
+
+
+def _number_of(total: Any) -> Any:
+    return float(total) if type(total) is str else total
 
 
 def _fitting(total: Any) -> Any:
     if type(total) is int and not INT64_MIN <= total <= INT64_MAX:
         raise OverflowError("a sum of integers exceeds 64 bits; add floats instead")
     return total
+
+
+def _has_38_digits(total: pl.Expr, dtype: pl.Decimal) -> pl.Expr:
+    import polars as pl
+
+    return total.cast(pl.Float64).abs() >= 10.0 ** (37 - dtype.scale)
+
+
+def _too_many_digits(name: str) -> str:
+    return f"{name!r}: a sum of decimals has more than 37 digits; add floats instead"
 
 
 def _too_large(name: str) -> str:

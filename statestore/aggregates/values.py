@@ -59,6 +59,13 @@ def number_type(dtype: pl.DataType) -> pl.DataType | None:
     return pl.Float64() if dtype.is_float() else None
 
 
+def sum_type(dtype: pl.DataType) -> pl.DataType | None:
+    """Return the type of sums of a column: `number_type`, or decimals of 38 digits for decimals."""
+    import polars as pl
+
+    return pl.Decimal(38, dtype.scale) if isinstance(dtype, pl.Decimal) else number_type(dtype)
+
+
 def comparable_type(dtype: pl.DataType) -> pl.DataType | None:
     """Return the type in which values of a column are compared; None if they have no order."""
     import polars as pl

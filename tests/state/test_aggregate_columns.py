@@ -446,13 +446,15 @@ def test_times_are_compared_and_kept_in_columns() -> None:
 
 
 @pytest.mark.parametrize("kind", [sl.sum, sl.mean, sl.var, sl.std])
-@pytest.mark.parametrize("dtype", [pl.String, pl.Date, pl.List(pl.Int64), pl.Decimal(9, 2)])
+@pytest.mark.parametrize("dtype", [pl.String, pl.Date, pl.List(pl.Int64), pl.Binary])
 def test_a_column_that_is_no_number_is_refused_when_the_types_are_asked_for(
     kind: Any, dtype: Any
 ) -> None:
     kept = Aggregates(figure=kind("v"))
     for ask in (kept.state_schema, kept.result_schema):
-        with pytest.raises(InvalidConfig, match="takes numbers; cast the column first"):
+        with pytest.raises(
+            InvalidConfig, match="takes numbers( or decimals)?; cast the column first"
+        ):
             ask(pl.Schema({"v": dtype}))
 
 

@@ -275,7 +275,7 @@ MISTAKES: list[tuple[str, Declare, str]] = [
     (
         "an aggregate of unsuitable values",
         lambda s: s.group_by("origin").agg(n=sl.mean("carrier"), name="x"),
-        "agg: mean(carrier): column 'carrier' is String, and mean takes numbers",
+        "agg: mean(carrier): column 'carrier' is String, and mean takes numbers or decimals",
     ),
     (
         "an aggregate called as a key",
