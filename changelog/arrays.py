@@ -57,6 +57,20 @@ def repeated(number: int, count: int, dtype: npt.DTypeLike = np.int64) -> pa.Arr
     return of_numbers(np.full(count, number, dtype))
 
 
+def unsliced(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Return a column, copied if it has lists of a fixed size: Polars refuses slices of them.
+
+    >>> lists = pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int64(), 2))
+    >>> unsliced(lists.slice(1)).offset
+    0
+    """
+    if not pa.types.is_fixed_size_list(column.type):
+        return column
+    if isinstance(column, pa.ChunkedArray):
+        return pa.chunked_array([pa.concat_arrays([one]) for one in column.chunks], column.type)
+    return pa.concat_arrays([column])
+
+
 def as_numpy(column: pa.Array) -> npt.NDArray[Any]:
     """Return a column without nulls as an array, without copying where possible.
 

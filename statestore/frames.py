@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from strandline.changelog.arrays import unsliced
+
 if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
@@ -28,7 +30,7 @@ def frame_of(columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> pl.DataFrame:
     """
     import polars as pl
 
-    return pl.DataFrame([pl.Series(name, column) for name, column in columns.items()])
+    return pl.DataFrame([pl.Series(name, unsliced(one)) for name, one in columns.items()])
 
 
 def repeated(names: Iterable[str]) -> list[str]:

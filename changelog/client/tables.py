@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.changelog.arrays import repeated
+from strandline.changelog.arrays import repeated, unsliced
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.casting import cast_column
 from strandline.changelog.errors import InvalidRequest, SchemaMismatch
@@ -119,11 +119,13 @@ def _polars_field(field: pa.Field) -> pa.Field:
 
 
 def for_polars(table: pa.Table) -> pa.Table:
-    """Return a table with decimals as Polars has them: of 38 digits at most, no negative scale.
+    """Return a table that Polars reads: decimals have 38 digits at most, and no negative scale.
 
     Polars panics at other decimals. Raises SchemaMismatch for a value or a type that it cannot have.
     """
     for at, field in enumerate(table.schema):
+        if pa.types.is_fixed_size_list(field.type):
+            table = table.set_column(at, field, unsliced(table.column(at)))
         wanted = _polars_field(field)
         if wanted.type != field.type:
             chunks = [

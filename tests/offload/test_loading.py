@@ -41,9 +41,6 @@ from tests.offload.kit import (
     utc,
 )
 
-POLARS_READS_DELTA = tuple(map(int, pl.__version__.split(".")[:2])) >= (1, 32)
-"""True if Polars can read tables of deltalake 1; earlier versions call what that lacks."""
-
 pytestmark = pytest.mark.parametrize("form", FORMATS)
 
 
@@ -231,8 +228,7 @@ def test_readers_leave_out_days_that_they_do_not_ask_for(log: Log, to: Path, for
     elif form == "delta":
         dataset = delta(to).to_pyarrow_dataset()
         assert len([*dataset.get_fragments(pc.field("_day") == day)]) == 1
-        if POLARS_READS_DELTA:
-            assert pl.scan_delta(str(to)).filter(pl.col("_day") == day).collect().height == 24
+        assert pl.scan_delta(str(to)).filter(pl.col("_day") == day).collect().height == 24
     else:
         counted = duckdb.sql(
             f"SELECT count(*) FROM read_parquet('{to}/**/*.parquet') WHERE utc_day = '{day}'"
