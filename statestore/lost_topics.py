@@ -23,12 +23,14 @@ from strandline.statestore.recorded import DeclarationLog
 
 
 def topic_lost(app: str, topic: str) -> InternalTopicLost:
-    """Return the error for an app with committed offsets whose internal topic was deleted."""
+    """Return the error for an app with committed offsets whose internal topic is not there."""
     return InternalTopicLost(
-        f"topic {topic!r} was deleted, and with it the state, or the rows between two tasks, that "
-        f"belong to the committed offsets of app {app!r}. Nothing was changed. Restore the log from "
-        f"a backup; or run `strandline reset {app}`, and the app starts again from the first record; "
-        f"or `strandline reset {app} --changelogs`, and it continues with empty stores"
+        f"topic {topic!r} was deleted, or not moved, and with it the state, or the rows between two "
+        f"tasks, that belong to the committed offsets of app {app!r}. Nothing was changed. Restore "
+        f"the log from a backup; or, if only a part of the app was moved to this log, move the rest "
+        f"(`strandline move FROM TO --app {app}`); or run `strandline reset {app}`, and the app "
+        f"starts again from the first record; or `strandline reset {app} --changelogs`, and it "
+        "continues with empty stores"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -15,6 +15,7 @@ from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import InvalidRequest
 from strandline.changelog.location import check, is_url
 from strandline.changelog.moving import MovedLog, MoveReport, Selection
+from strandline.changelog.moving.reading import committed_in
 from strandline.changelog.records import TopicPartition
 from strandline.framework.cli import logs, output
 from strandline.framework.cli.conversions import Forms
@@ -25,7 +26,7 @@ from strandline.framework.declarations import check_app_name
 from strandline.framework.positions import translated
 from strandline.statestore.lost_topics import check_recorded
 from strandline.statestore.ownership import InternalTopics
-from strandline.statestore.recorded import SUFFIX
+from strandline.statestore.recorded import SUFFIX, declarations_topic
 
 if TYPE_CHECKING:
     from strandline.framework.app import App
@@ -107,13 +108,26 @@ def _selection(source: MovedLog, topics: list[str], app: str | None) -> Selectio
     loaded = load_app(app) if app is not None and ":" in app else None
     conversions = Forms([] if loaded is None else loaded.declared.all_topics.values())
     if app is None:
-        return Selection(topics or None, metadata=translated, conversions=conversions)
+        chosen = {*topics, *_declarations_of(source, topics)}
+        return Selection(chosen or None, metadata=translated, conversions=conversions)
     name, wanted = _wanted_by(source, app, loaded)
     found = [info.name for info in source.topics() if info.name in wanted]
     if not found:
         known = ", ".join(source.broker.groups()) or "none"
         raise InvalidRequest(f"app {name!r} has left nothing in {source.name}; groups: {known}")
     return Selection({*found, *topics}, [name], translated, conversions)
+
+
+def _declarations_of(source: MovedLog, topics: Collection[str]) -> list[str]:
+    """Return the recorded declarations of the apps whose offsets in these topics are moved.
+
+    With the offsets alone an app would continue in the target, with empty stores. The declarations
+    name the state that belongs to the offsets, so that it is refused until its state is there.
+    """
+    present = {info.name for info in source.topics()}
+    apps = [group for group in source.groups() if declarations_topic(group) in present]
+    moved = committed_in(source.broker, apps, topics, SystemClock())
+    return [declarations_topic(app) for app in moved]
 
 
 def _wanted_by(source: MovedLog, app: str, loaded: App | None) -> tuple[str, set[str]]:

@@ -8,6 +8,7 @@ import pytest
 
 import strandline as sl
 from strandline import changelog
+from strandline.changelog.errors import InternalTopicLost
 from strandline.changelog.log import Log
 from strandline.changelog.records import CommittedOffset, TopicPartition
 from tests.cli.conftest import Command
@@ -64,12 +65,10 @@ def test_an_app_is_moved_with_its_topics_and_groups(
         assert log.broker.groups() == ["shop"]
 
 
-@pytest.mark.parametrize("chosen", [[], ["--app", "counting"]])
-def test_an_app_that_has_lost_its_state_is_not_moved(
-    log: Log, strandline: Command, folder: Path, tmp_path: Path, chosen: list[str]
-) -> None:
-    """The target would have other topic ids, and would not show it."""
-    app = sl.App("counting", log=log, state_dir=tmp_path / "state")
+def counting(log: Log, state: Path) -> tuple[sl.App, sl.Topic[str, int], sl.Counter[str]]:
+    """Return an app that counts its records, its input and its counter."""
+    app = sl.App("counting", state_dir=state)
+    app.log = log  # STRANDLINE_LOG names the source
     given = app.topic("given", key=str, value=int)
     seen = app.counter("seen", key=str)
 
@@ -77,6 +76,15 @@ def test_an_app_that_has_lost_its_state_is_not_moved(
     def count(record: sl.Record[str, int]) -> None:
         seen.add(record.key)
 
+    return app, given, seen
+
+
+@pytest.mark.parametrize("chosen", [[], ["--app", "counting"]])
+def test_an_app_that_has_lost_its_state_is_not_moved(
+    log: Log, strandline: Command, folder: Path, tmp_path: Path, chosen: list[str]
+) -> None:
+    """The target would have other topic ids, and would not show it."""
+    app, given, _ = counting(log, tmp_path / "state")
     given.append([("a", 1)])
     app.run(until="idle", progress=False)
     log.delete_topic("counting-seen-changelog")
@@ -91,6 +99,30 @@ def test_chosen_topics_are_moved(
     there = tmp_path / "there"
     assert strandline("move", str(folder), str(there), "--topics", "orders,sums").code == 0
     assert topics_in(there) == ["orders", "sums"]
+
+
+def test_an_app_whose_inputs_are_moved_without_its_state_is_refused_until_the_rest_is_moved(
+    log: Log, strandline: Command, folder: Path, tmp_path: Path
+) -> None:
+    """It would continue at its offsets, with an empty store."""
+    app, given, _ = counting(log, tmp_path / "state")
+    given.append([("a", 1), ("a", 2)])
+    app.run(until="idle", progress=False)
+    given.append([("a", 3)])
+    there = tmp_path / "there"
+    assert strandline("move", str(folder), str(there), "--topics", "given").code == 0
+    assert topics_in(there) == ["counting-declarations", "given"]
+    with changelog.open(there) as target:
+        app, *_ = counting(target, tmp_path / "state there")
+        with app, pytest.raises(InternalTopicLost, match="move FROM TO --app counting"):
+            app.run(until="idle", progress=False)
+
+    assert strandline("move", str(folder), str(there), "--app", "counting").code == 0
+    with changelog.open(there) as target:
+        app, _, seen = counting(target, tmp_path / "state there")
+        with app:
+            assert app.run(until="idle", progress=False) == 1
+            assert app.query(seen).to_dict() == {"a": 3}
 
 
 @pytest.mark.parametrize(
