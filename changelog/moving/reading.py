@@ -56,7 +56,7 @@ def committed_in(
 ) -> GroupOffsets:
     """Return the committed offsets of groups in topics; groups without any are left out."""
     present = [info for info in broker.topics() if info.name in topics]
-    asked = [TopicPartition(info.name, n) for info in present for n in range(info.partitions)]
+    asked = [tp for info in present for tp in info.topic_partitions]
     committed = {
         group: stable_offsets(broker, group, asked, clock, within_s=MAX_WAIT_S) for group in groups
     }
