@@ -101,7 +101,6 @@ class Sum(Aggregate):
 
         total, dtype = old[0] + new[0], checks.types[0]
         if isinstance(dtype, pl.Decimal):  # two sums of 37 digits fit into the type
-            total = total.cast(dtype)  # early versions of Polars forget the precision
             checks.refusals.refuse(_has_38_digits(total, dtype), _too_many_digits(checks.name))
         elif dtype.is_integer():
             # Polars wraps around: then the sum is on the wrong side of `old`.
