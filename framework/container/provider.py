@@ -90,7 +90,7 @@ class StoreProvider:
     def _get(self, store: _StoreOfTask, request: GetKeys) -> FoundKeys:
         parts: list[KeyValues] = []
         room = PAGE_BYTES
-        for number in request.partitions:
+        for number in dict.fromkeys(request.partitions):
             reader = self._reader(store, number, request.at_least.get(number))
             if reader is None or (found := _get_some(reader, request.keys, room)) is None:
                 continue
