@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from strandline.changelog.errors import InvalidRecord, InvalidRequest, Retriable
+from strandline.changelog.errors import InvalidConfig, InvalidRecord, InvalidRequest, Retriable
 from strandline.framework.parts import partitions_asked
 from strandline.framework.querying.committed import CommittedSource
 from strandline.framework.querying.declared import StoreCodec, as_recorded, form_of
@@ -395,10 +395,26 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
 
     def _form(self, description: StoreDescription | None) -> StoreCodec:
         if description is None:
-            return form_of(self.name, as_recorded(self._committed.declaration()), *self._given)
+            recorded = as_recorded(self._committed.declaration())
+            return self._typed(form_of(self.name, recorded, *self._given))
         if self._known is None:
-            self._known = form_of(self.name, description, *self._given)
+            self._known = self._typed(form_of(self.name, description, *self._given))
         return self._known
+
+    def _typed(self, form: StoreCodec) -> StoreCodec:
+        """Return a codec whose figures have the types of a stream's results, if it is for those."""
+        if form.shown is None or self._given[1] is not UNSET:
+            return form
+        try:
+            groups = StoredGroups.of_declaration(self.name, self._committed.recorded())
+        except InvalidConfig:
+            return form  # Another version recorded the declaration, so the types are unknown.
+        shown = form.shown
+        return (
+            form
+            if groups is None
+            else replace(form, shown=lambda state: groups.typed(shown(state)))
+        )
 
 
 def _plain_keys(keys: list[Any]) -> list[Any]:

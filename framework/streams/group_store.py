@@ -30,7 +30,7 @@ class GroupStore(Store[Any, Any]):
 
     def shown(self, value: Any) -> Any:
         """Return the figures of a stored state; of a session, also its start and end."""
-        return self._kept.result(value)
+        return self.groups.typed(self._kept.result(value))
 
     @property
     def merge(self) -> Merge[Any] | None:

@@ -47,6 +47,7 @@ from strandline.framework.streams.windows import (
 )
 from strandline.statestore.aggregates import Aggregates, recorded
 from strandline.statestore.aggregates.reducer import Reducer
+from strandline.statestore.aggregates.stored_states import figure_of_type, stored_type
 from strandline.statestore.declaration import Declaration
 
 if TYPE_CHECKING:
@@ -264,6 +265,42 @@ class StoredGroups:
         panes = pl.Series(range(first, last + 1, step), dtype=pl.Int64)
         windows = self.window.windows_of_panes(panes)
         return list(zip(panes[windows["row"]].to_list(), windows["start"].to_list(), strict=True))
+
+    # Figures of one state ----------------------------------------------------------------------
+
+    def typed(self, figures: Any) -> Any:
+        """Return figures of a state with the types of the results: times, decimals and so on.
+
+        The results of reducers stay as their functions have made them.
+
+        Args:
+            figures: Figures as `Aggregates.result` returns them.
+
+        Raises:
+            InvalidRecord: A figure is of another type.
+        """
+        import polars as pl
+
+        try:
+            found = {
+                name: figure_of_type(getattr(figures, name), self.results[name])
+                for name in self._stored_otherwise
+            }
+        except (TypeError, pl.exceptions.PolarsError) as error:
+            raise InvalidRecord(
+                f"figures of store {self.name!r} are not of the types of its results: {error}"
+            ) from error
+        return msgspec.structs.replace(figures, **found) if found else figures
+
+    @cached_property
+    def _stored_otherwise(self) -> list[str]:
+        """Results that a state has as values of another type."""
+        ones = self.aggregates.aggregates
+        return [
+            name
+            for name, dtype in self.results.items()
+            if stored_type(dtype) != dtype and not isinstance(ones[name], Reducer)
+        ]
 
     # Rows --------------------------------------------------------------------------------------
 

@@ -46,6 +46,19 @@ def stored_type(dtype: pl.DataType) -> pl.DataType:
     return pl.String() if is_text else dtype
 
 
+def figure_of_type(figure: Any, dtype: pl.DataType) -> Any:
+    """Return a figure of a stored state as a value of the type of its column.
+
+    >>> import polars as pl
+    >>> figure_of_type(20_090, pl.Date()), figure_of_type("1.50", pl.Decimal(9, 2))
+    (datetime.date(2025, 1, 2), Decimal('1.50'))
+    """
+    stored = stored_type(dtype)
+    if figure is None or stored == dtype:
+        return figure
+    return _column([figure], stored).cast(dtype).to_list()[0]
+
+
 def can_store(field: StoredField, dtype: pl.DataType) -> bool:
     """Return True if a store can keep a state column of a type in a field.
 

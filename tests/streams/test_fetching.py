@@ -7,6 +7,7 @@ import zoneinfo
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -548,3 +549,45 @@ def app_of_folder(log: Path) -> tuple[sl.App, Any, Any]:
     app = sl.App("app", log=log)
     topic = app.topic("in", key=str, value=int)
     return app, topic, app.stream(topic).group_by("key")
+
+
+FIGURES = {
+    "at": (pl.Datetime("us", "UTC"), dt.datetime(2025, 1, 1, tzinfo=dt.UTC)),
+    "here": (
+        pl.Datetime("ms", "Europe/Berlin"),
+        dt.datetime(2025, 1, 1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")),
+    ),
+    "naive": (pl.Datetime("ns"), dt.datetime(2025, 1, 1, 3)),
+    "day": (pl.Date(), dt.date(2025, 1, 2)),
+    "hour": (pl.Time(), dt.time(3, 4, 5)),
+    "span": (pl.Duration("ms"), dt.timedelta(seconds=3)),
+    "price": (pl.Decimal(9, 2), Decimal("1.50")),
+    "size": (pl.Int16(), 3),
+    "name": (pl.String(), "x"),
+}
+
+
+@pytest.mark.parametrize("column", FIGURES)
+def test_figures_of_a_key_have_the_types_of_the_columns(column: str) -> None:
+    dtype, value = FIGURES[column]
+    app = sl.App("app")
+    schema = pl.Schema({"key": pl.String(), column: dtype}).to_frame().to_arrow().schema
+    topic = app.topic("in", value=schema, key="key", partitions=2)
+    made = [sl.max, sl.first, sl.last, sl.any, sl.collect, partial(sl.top, n=2, by=column)]
+    if column not in {"hour", "span", "at", "here", "naive", "day", "name"}:
+        made.append(sl.sum)
+    figures: dict[str, Any] = {f"f{number}": one(column) for number, one in enumerate(made)}
+    app.stream(topic, idle=None).group_by("key").agg(**figures, name="agg")
+    driver = TestDriver(app)
+    rows = {"key": ["a", "b"], column: [value, None]}
+    driver.run(pl.DataFrame(rows, {"key": pl.String(), column: dtype}))
+    with sl.connect(driver.owner) as connection:
+        store = connection.store("app/agg")
+        whole = {row["key"]: row for row in store.to_polars().rows(named=True)}
+        for found in (store.to_dict(), store.get_many(["a", "b"]), dict(driver.query("agg").all())):
+            for key, one in found.items():
+                assert {name: getattr(one, name) for name in figures} == {
+                    name: whole[key][name] for name in figures
+                }
+    assert whole["a"]["f0"] == value
+    assert whole["b"]["f0"] is None
