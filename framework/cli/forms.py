@@ -13,14 +13,16 @@ are not in the named format are shown as base64, never refused.
 from __future__ import annotations
 
 import datetime as dt
+import re
 import struct
+from decimal import Decimal
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import pyarrow as pa
 
-from strandline.changelog.client.keys import encode_key
+from strandline.changelog.client.keys import encode_key, is_bytes, is_list
 from strandline.changelog.decoding import json_value
 from strandline.changelog.errors import UNREADABLE, InvalidRecord, StrandlineError
 from strandline.framework.cli.json_values import json_line, plain, unplain
@@ -165,38 +167,51 @@ def parse_columns(value: Any, schema: pa.Schema) -> dict[str, Any] | None:
 def _column(item: Any, kind: pa.DataType | None, name: str) -> Any:
     try:
         return _item(item, kind)
-    except (ValueError, TypeError, StrandlineError) as error:
+    except (ValueError, TypeError, ArithmeticError, msgspec.MsgspecError, StrandlineError) as error:
         raise InvalidRecord(
             f"column {name!r} ({kind}) cannot hold {json_line(item)}: {error}"
         ) from error
 
 
 def _item(item: Any, kind: pa.DataType | None) -> Any:
-    """Return a JSON text or number as the type that Arrow expects."""
+    """Return a JSON text or number as the type that Arrow expects: what `consume` prints, back."""
     if item is None or kind is None:
         return item
+    if pa.types.is_decimal(kind):
+        return Decimal(repr(item)) if isinstance(item, float) else Decimal(item)
+    if pa.types.is_duration(kind):
+        return msgspec.convert(item, dt.timedelta)
     if pa.types.is_timestamp(kind):
         return _moment(item, kind)
     if pa.types.is_date(kind):
         return dt.date.fromisoformat(item)
     if pa.types.is_time(kind):
         return dt.time.fromisoformat(item)
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+    if is_bytes(kind):
         return item.encode() if isinstance(item, str) else unplain(item)
     if pa.types.is_floating(kind):
         return unplain(item)
-    if pa.types.is_list(kind) and isinstance(item, list):
+    if is_list(kind) and isinstance(item, list):
         return [_item(each, kind.value_type) for each in item]
+    if pa.types.is_map(kind):
+        pairs = item.items() if isinstance(item, dict) else item
+        return [(_item(key, kind.key_type), _item(each, kind.item_type)) for key, each in pairs]
     if pa.types.is_struct(kind) and isinstance(item, dict):
         types = {field.name: field.type for field in kind}
         return {name: _item(each, types.get(name)) for name, each in item.items()}
     return item
 
 
+_FINER = re.compile(r"[.,]\d{6}\d*[1-9]")
+"""Seconds with digits that a datetime would drop."""
+
+
 def _moment(item: Any, kind: pa.TimestampType) -> dt.datetime:
     if isinstance(item, int | float):
         moment = dt.datetime.fromtimestamp(item / 1000, dt.UTC)
     else:
+        if _FINER.search(item):
+            raise ValueError("it has parts of a microsecond, which only a program can append")
         moment = dt.datetime.fromisoformat(item)
         moment = moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
     return moment if kind.tz else moment.astimezone(dt.UTC).replace(tzinfo=None)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import get_args
+import datetime as dt
+from decimal import Decimal
+from typing import Any, get_args
 
 import msgspec
+import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from strandline.changelog.client.columns import struct_of
 from strandline.changelog.errors import InvalidRecord
 from strandline.framework.cli import forms
 from strandline.framework.cli.json_values import json_line, unplain
@@ -102,3 +106,56 @@ def test_any_bytes_are_shown_in_any_form(
     data: bytes, value_form: forms.ValueForm, key_form: forms.KeyForm
 ) -> None:
     json_line([forms.show_value(data, value_form), forms.show_key(data, key_form)])
+
+
+UTC = dt.UTC
+COLUMNS: list[tuple[pa.DataType, Any]] = [
+    (pa.decimal128(9, 2), Decimal("1.50")),
+    (pa.decimal256(50, 2), Decimal("-1.50")),
+    (pa.duration("us"), dt.timedelta(days=1, seconds=3, microseconds=5)),
+    (pa.duration("s"), dt.timedelta(days=-3)),
+    (pa.binary(2), b"a\xff"),
+    (pa.time64("us"), dt.time(1, 2, 3, 4)),
+    (pa.timestamp("us"), dt.datetime(2025, 1, 1, 1, 2, 3, 4)),
+    (pa.timestamp("ms", "Europe/Paris"), dt.datetime(2025, 1, 1, 1, tzinfo=UTC)),
+    (pa.large_list(pa.date32()), [dt.date(2025, 1, 1), None]),
+    (pa.list_(pa.decimal128(5, 1), 2), [Decimal("1.5"), Decimal("2.5")]),
+    (pa.map_(pa.string(), pa.decimal128(5, 1)), [("a", Decimal("1.5")), ("b", None)]),
+    (
+        pa.struct([("d", pa.decimal128(5, 1)), ("t", pa.timestamp("us", "UTC"))]),
+        {"d": Decimal("1.5"), "t": dt.datetime(2025, 1, 1, tzinfo=UTC)},
+    ),
+    (pa.uint64(), 2**64 - 1),
+    (pa.float32(), float("inf")),
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), COLUMNS, ids=[str(kind) for kind, _ in COLUMNS])
+def test_columns_are_produced_as_they_are_printed(kind: pa.DataType, value: Any) -> None:
+    schema = pa.schema([("c", kind)])
+    printed = json_line({"c": value})
+    row = forms.parse_columns(msgspec.json.decode(printed), schema)
+    assert struct_of([row], schema, "topic 't'") == pa.array([{"c": value}], pa.struct(schema))
+
+
+def test_a_decimal_may_be_a_number() -> None:
+    schema = pa.schema([("c", pa.decimal128(9, 2))])
+    found = [forms.parse_columns({"c": given}, schema) for given in (1.1, 2, "3.30")]
+    assert found == [{"c": Decimal(text)} for text in ("1.1", "2", "3.30")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "match"),
+    [
+        (pa.decimal128(9, 2), "much", "cannot hold"),
+        (pa.decimal128(9, 2), {"a": 1}, "cannot hold"),
+        (pa.duration("s"), "soon", "cannot hold.*duration"),
+        (pa.map_(pa.string(), pa.int64()), 5, "cannot hold"),
+        (pa.timestamp("ns"), "2025-01-01T00:00:00.000000001", "parts of a microsecond"),
+    ],
+)
+def test_columns_that_cannot_hold_a_value_are_named(
+    kind: pa.DataType, given: Any, match: str
+) -> None:
+    with pytest.raises(InvalidRecord, match=f"column 'c' .*{match}"):
+        forms.parse_columns({"c": given}, pa.schema([("c", kind)]))
