@@ -23,7 +23,7 @@ import msgspec
 import pyarrow as pa
 
 from strandline.changelog.client.keys import encode_key, is_bytes, is_list
-from strandline.changelog.decoding import json_value
+from strandline.changelog.decoding import json_decoder, json_value
 from strandline.changelog.errors import UNREADABLE, InvalidRecord, StrandlineError
 from strandline.framework.cli.json_values import json_line, plain, unplain
 
@@ -180,7 +180,7 @@ def _item(item: Any, kind: pa.DataType | None) -> Any:
     if pa.types.is_decimal(kind):
         return Decimal(repr(item)) if isinstance(item, float) else Decimal(item)
     if pa.types.is_duration(kind):
-        return msgspec.convert(item, dt.timedelta)
+        return _duration(msgspec.json.encode(item))
     if pa.types.is_timestamp(kind):
         return _moment(item, kind)
     if pa.types.is_date(kind):
@@ -202,6 +202,7 @@ def _item(item: Any, kind: pa.DataType | None) -> Any:
     return item
 
 
+_duration = json_decoder(dt.timedelta).decode
 _FINER = re.compile(r"[.,]\d{6}\d*[1-9]")
 """Seconds with digits that a datetime would drop."""
 

@@ -5,6 +5,7 @@
     datetime                ISO 8601 in UTC: "2024-05-01T10:00:00+00:00", with 3 or 6 decimals of
                             the seconds if needed; read with any zone, and without one as UTC
     date                    "2024-05-01"
+    decimal                 a string, "1.50"; read from a number too
     list, nested class      array, object
     None                    null
 
@@ -136,7 +137,7 @@ class JsonWire(WireFormat):
 
     def values(self, data: pa.Array) -> list[Any] | None:
         return (
-            None if self._objects is None else self._rows.in_utc(self._loads(self._objects, data))
+            None if self._objects is None else self._rows.as_read(self._loads(self._objects, data))
         )
 
     def _loads(self, decoder: msgspec.json.Decoder[Any], data: pa.Array) -> list[Any]:
@@ -221,7 +222,7 @@ def _plain(array: pa.Array) -> pa.Array:
         return array.cast(pa.timestamp("us", "UTC"))
     if types.is_binary(kind):
         return _base64(array)
-    return array
+    return array.cast(pa.string()) if types.is_decimal128(kind) else array
 
 
 def _base64(array: pa.BinaryArray) -> pa.Array:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
+from decimal import Decimal
 from operator import attrgetter
-from typing import Any, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 import pyarrow as pa
@@ -92,6 +93,8 @@ def _hint(kind: pa.DataType) -> Any:
         return TypedDict("Nested", fields)  # type: ignore[operator]
     if pa.types.is_list(kind):
         return list[_hint(kind.value_type) | None]  # type: ignore[misc]
+    if pa.types.is_decimal128(kind):
+        return Annotated[Decimal, kind]
     return next(hint for is_one, hint in _HINTS if is_one(kind))
 
 
@@ -111,11 +114,11 @@ def has_plain_names(kind: Any) -> bool:
 def _check_type(kind: pa.DataType, name: str, owner: str, form: str) -> None:
     for index in range(kind.num_fields):
         _check_type(kind.field(index).type, name, owner, form)
-    nested = pa.types.is_struct(kind) or pa.types.is_list(kind)
-    if not nested and not any(is_one(kind) for is_one, _ in _HINTS):
+    known = pa.types.is_struct(kind) or pa.types.is_list(kind) or pa.types.is_decimal128(kind)
+    if not known and not any(is_one(kind) for is_one, _ in _HINTS):
         raise InvalidConfig(
-            f"field {name!r} of {owner} is {kind}, which has no form in {form}; use a number, text, bool,"
-            " bytes, datetime, date, a list or struct of these, or another serde"
+            f"field {name!r} of {owner} is {kind}, which has no form in {form}; use a number, decimal128,"
+            " text, bool, bytes, datetime, date, a list or struct of these, or another serde"
         )
 
 

@@ -2,7 +2,8 @@
 
 `int` is int64, `float` float64, `datetime` timestamp[us, UTC] (a naive one is taken as UTC).
 `bool`, `str`, `bytes`, `date`, `list[...]` and nested dataclasses or Structs have the Arrow types
-of their names. A field may hold None if its annotation allows it. A field with a default may be
+of their names. `Annotated[Decimal, pa.decimal128(12, 2)]` gives a field another Arrow type, or one
+that its Python type alone does not determine. A field may hold None if its annotation allows it. A field with a default may be
 missing from older records, so its column is nullable; a null then reads as the default.
 
 A value is checked when it is sent, and held as a tuple of its fields until the columns are built,
@@ -19,6 +20,7 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -71,7 +73,7 @@ class RowType:
         self._build = _builder(kind, self._names)
         self._take_apart = _taker(kind, self._names)
         self._seen: set[tuple[type, ...]] = set()
-        self._times = _times_of(self.schema)
+        self._times = _times_of(self.schema) if self.is_natural else None
 
     @property
     def fields(self) -> Sequence[Field]:
@@ -116,11 +118,19 @@ class RowType:
         mask = column.is_null() if column.null_count else None
         return pa.StructArray.from_arrays(arrays, fields=list(self.arrow), mask=mask)
 
-    def in_utc(self, values: list[Any]) -> list[Any]:
-        """Return the values with all times in UTC, as reading them from a column would."""
+    def as_read(self, values: list[Any]) -> list[Any]:
+        """Return the values as reading them from a column would, with all times in UTC.
+
+        Raises InvalidRecord if a field does not fit the Arrow type that it was given.
+        """
         if self._is_in_utc(values):
             return values
         return self.values(self.column([None if v is None else self.check(v) for v in values]))
+
+    @property
+    def is_natural(self) -> bool:
+        """True if no field has an Arrow type of its own, at any depth."""
+        return all(field.type.is_natural for field in self._fields)
 
     def _is_in_utc(self, values: Iterable[Any]) -> bool:
         """Return True if all times are known to be in UTC; False if that is not easily seen."""
@@ -165,6 +175,8 @@ class FieldType:
     """True if the Python type alone proves that an item is right, and the type is immutable."""
     filled: Callable[[pa.Array], pa.Array] = lambda array: array
     """Function that fills nulls with defaults; see `RowType.filled`."""
+    is_natural: bool = True
+    """False if the annotation of a class names the Arrow type, so that not all values fit."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,11 +261,15 @@ def _field(kind: type, name: str, hint: Any, default: Callable[[], Any] | None) 
     except TypeError as error:
         raise InvalidConfig(
             f"field {name!r} of {kind.__name__} cannot be a column: {error}; use str, int, float,"
-            " bool, bytes, datetime, date, a list or a dataclass of these, or serde="
+            " bool, bytes, datetime, date, a list or a dataclass of these, name the Arrow type, as in"
+            " Annotated[Decimal, pa.decimal128(12, 2)], or give serde="
         ) from None
 
 
 def _field_type(hint: Any) -> FieldType:
+    if typing.get_origin(hint) is typing.Annotated:
+        declared, arrow = typing.get_args(hint)
+        return _annotated_type(declared, arrow)
     if hint in _PLAIN:
         return _PLAIN[hint]
     if typing.get_origin(hint) is list:
@@ -261,6 +277,15 @@ def _field_type(hint: Any) -> FieldType:
     if is_typed(hint) and not isinstance(hint, pa.Schema):
         return _struct_type(RowType(hint))
     raise TypeError(f"no Arrow type stands for {getattr(hint, '__name__', hint)}")
+
+
+def _annotated_type(declared: Any, arrow: pa.DataType) -> FieldType:
+    """Return the field type of `Annotated[declared, arrow]`. Raise TypeError if they differ."""
+    items = next((kind for is_one, kind in _ITEMS if is_one(arrow)), None)
+    if items is not (typing.get_origin(declared) or declared):
+        named = "no type that can be declared" if items is None else items.__name__
+        raise TypeError(f"the values of {arrow} are {named}, and the field is {declared}")
+    return dataclasses.replace(_arrow_type(arrow), is_natural=False)
 
 
 def _arrow_type(arrow: pa.DataType) -> FieldType:
@@ -339,12 +364,20 @@ def _list_type(item: Any, optional: bool) -> FieldType:
         items = inner.filled(array.flatten())
         return pa.ListArray.from_arrays(ends, items, type=arrow, mask=mask)
 
-    return FieldType(arrow, check, read, write, flat=False, filled=filled)
+    return FieldType(
+        *(arrow, check, read, write),
+        flat=False,
+        filled=filled,
+        is_natural=inner.type.is_natural,
+    )
 
 
 def _struct_type(rows: RowType) -> FieldType:
     return FieldType(
-        rows.arrow, rows.check, rows.values, rows.column, flat=False, filled=rows.filled
+        *(rows.arrow, rows.check, rows.values, rows.column),
+        flat=False,
+        filled=rows.filled,
+        is_natural=rows.is_natural,
     )
 
 
@@ -396,18 +429,41 @@ _PLAIN: dict[Any, FieldType] = {
     ),
     dt.date: _exact(pa.date32(), dt.date, convert=_day),
 }
+_ITEMS: list[tuple[Callable[[pa.DataType], bool], type]] = [
+    (pa.types.is_boolean, bool),
+    (pa.types.is_integer, int),
+    (pa.types.is_floating, float),
+    (pa.types.is_decimal, Decimal),
+    (pa.types.is_string, str),
+    (pa.types.is_large_string, str),
+    (pa.types.is_binary, bytes),
+    (pa.types.is_large_binary, bytes),
+    (pa.types.is_fixed_size_binary, bytes),
+    (pa.types.is_timestamp, dt.datetime),
+    (pa.types.is_date, dt.date),
+    (pa.types.is_time, dt.time),
+    (pa.types.is_duration, dt.timedelta),
+    (is_list, list),
+    (pa.types.is_struct, dict),
+]
+"""Python types of the items of Arrow types."""
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
-    """Return `X | None` as (X, True), and any other annotation X as (X, False)."""
+    """Return `X | None` as (X, True), and any other annotation X as (X, False).
+
+    Of the metadata of an annotation, only an Arrow type is kept.
+    """
     if typing.get_origin(hint) is typing.Annotated:
-        return _without_none(typing.get_args(hint)[0])
+        inner, optional = _without_none(hint.__origin__)
+        arrow = [one for one in hint.__metadata__ if isinstance(one, pa.DataType)]
+        return (typing.Annotated[inner, arrow[0]] if arrow else inner), optional
     if typing.get_origin(hint) not in (typing.Union, types.UnionType):
         return hint, False
     inner = [arg for arg in typing.get_args(hint) if arg is not type(None)]
     if len(inner) != 1 or len(inner) == len(typing.get_args(hint)):
         raise InvalidConfig(f"{hint} cannot be a column: a column has one type")
-    return inner[0], True
+    return _without_none(inner[0])[0], True
 
 
 def hints_of(kind: type) -> dict[str, Any]:

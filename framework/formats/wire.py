@@ -162,7 +162,7 @@ class ObjectCodec:
         if value is None:
             return None
         row = self._rows.check(value)
-        [value] = self._rows.in_utc([value])
+        [value] = self._rows.as_read([value])
         return row, self._encoded(value)
 
     def row(self, item: Any) -> Row:
@@ -176,7 +176,7 @@ class ObjectCodec:
         loads = self._serde.loads
         values: list[Any] = translated(
             self._serde,
-            lambda: self._rows.in_utc(
+            lambda: self._rows.as_read(
                 [None if d is None else loads(d) for d in column.to_pylist()]
             ),
             doing="decode",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, make_dataclass
+from decimal import Decimal
+from typing import Annotated, Any
 
 import msgspec
 import pyarrow as pa
@@ -247,3 +249,110 @@ def test_ints_beyond_64_bits_are_values_too() -> None:
 def test_bytes_that_are_no_int_are_refused(data: bytes) -> None:
     with pytest.raises(InvalidRecord):
         value_codec(int).decode(pa.array([b"\x01", data, b"\x02"]))
+
+
+Money = Annotated[Decimal, pa.decimal128(9, 2)]
+
+
+@dataclass(frozen=True)
+class Line:
+    amount: Annotated[int, pa.int16()]
+    price: Money
+
+
+@dataclass(frozen=True)
+class Bill:
+    total: Money
+    lines: list[Line]
+    discount: Money | None
+    at: Annotated[dt.datetime, "written by the till"]
+    ratios: Annotated[list[float], pa.list_(pa.float32())]
+    tax: Annotated[Decimal | None, pa.decimal128(38, 10)] = None
+
+
+def money(most: int = 10**7 - 1) -> st.SearchStrategy[Decimal]:
+    return st.decimals(-most, most, places=2)
+
+
+BILLS = st.builds(
+    Bill,
+    money(),
+    st.lists(st.builds(Line, st.integers(-(2**15), 2**15 - 1), money()), max_size=3),
+    st.none() | money(),
+    st.datetimes(timezones=st.just(dt.UTC)),
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=3),
+    st.none() | st.decimals(-(10**20), 10**20, places=10),
+)
+
+
+@pytest.mark.parametrize("serde", [None, "json", "msgpack"])
+def test_fields_have_the_arrow_types_that_their_annotations_name(serde: str | None) -> None:
+    codec = value_codec(Bill, serde)
+    assert codec.rows is not None
+    schema = codec.rows.schema
+    assert schema.field("total") == pa.field("total", pa.decimal128(9, 2), nullable=False)
+    assert schema.field("tax") == pa.field("tax", pa.decimal128(38, 10))
+    assert schema.field("at").type == pa.timestamp("us", "UTC")
+    assert schema.field("lines").type.value_type.field("amount").type == pa.int16()
+
+    @settings(max_examples=30)
+    @given(st.lists(st.none() | BILLS, max_size=4))
+    def check(bills: list[Bill | None]) -> None:
+        stored = codec.encode([None if bill is None else codec.item(bill) for bill in bills])
+        assert codec.decode(stored) == bills
+        columns = codec.to_columns(stored) if serde else stored  # type: ignore[attr-defined]
+        assert RowType(Bill).values(columns) == bills
+
+    check()
+
+
+@pytest.mark.parametrize("serde", [None, "json", "msgpack"])
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"total": Decimal("0.001")}, "field 'total' of Bill is stored as decimal128"),
+        ({"total": Decimal(10) ** 7}, "field 'total' of Bill"),
+        ({"total": Decimal("NaN")}, "field 'total' of Bill"),
+        ({"total": 0.5}, "field 'total' of Bill"),
+        ({"total": None}, "may not be None"),
+        ({"lines": [Line(2**15, Decimal(1))]}, "field 'amount' of Line is stored as int16"),
+        ({"ratios": [1e300]}, "field 'ratios' of Bill"),
+    ],
+)
+def test_a_value_that_does_not_fit_its_arrow_type_is_refused(
+    serde: str | None, change: dict[str, Any], match: str
+) -> None:
+    fields = {"total": Decimal(1), "lines": [], "discount": None, "at": WHEN, "ratios": []}
+    with pytest.raises(InvalidRecord, match=match):
+        value_codec(Bill, serde).item(Bill(**(fields | change)))
+
+
+@pytest.mark.parametrize("read", ["decode", "to_columns"])
+def test_decimals_in_json_may_be_numbers_and_are_never_rounded(read: str) -> None:
+    codec = value_codec(Bill, "json")
+    by: Callable[[pa.Array], Any] = getattr(codec, read)
+
+    def total(text: str) -> Decimal:
+        bill = b'{"total":%b,"lines":[],"discount":null,"at":"2013-01-01T05:00:00Z","ratios":[]}'
+        [found] = by(pa.array([bill % text.encode()]))
+        return found.total if read == "decode" else found["total"].as_py()
+
+    assert str(total("1.1")) == str(total('"1.10"')) == "1.10"
+    for wrong in ("1.111", '"1.111"', '"NaN"', "1e30", '"a"'):
+        with pytest.raises(InvalidRecord):
+            total(wrong)
+
+
+@pytest.mark.parametrize(
+    ("hint", "match"),
+    [
+        (Decimal, r"Annotated\[Decimal, pa.decimal128\(12, 2\)\]"),
+        (Annotated[str, pa.int64()], "the values of int64 are int, and the field is <class 'str'>"),
+        (Annotated[float, pa.decimal128(9, 2)], "are Decimal, and the field is <class 'float'>"),
+        (Annotated[list[int], pa.int64()], "are int, and the field is list"),
+        (Annotated[dict[str, int], pa.map_(pa.string(), pa.int64())], "no type that can be"),
+    ],
+)
+def test_an_arrow_type_of_other_values_is_refused(hint: Any, match: str) -> None:
+    with pytest.raises(InvalidConfig, match=f"field 'a' of W cannot be a column.*{match}"):
+        RowType(make_dataclass("W", [("a", hint)]))
