@@ -67,6 +67,8 @@ class Aggregate:
     """Fields of the state. Their names and types are a stored format."""
     takes: ClassVar[str] = "numbers"
     """Values that the column may have, for errors."""
+    takes_alone: ClassVar[str] = "numbers"
+    """Values that a row by itself may have, for errors: times and decimals need a typed column."""
     needs_time: ClassVar[bool] = False
     """True if the state depends on the timestamps of the rows."""
 

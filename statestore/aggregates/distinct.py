@@ -30,6 +30,7 @@ class DistinctCount(Aggregate):
     kind = "n_unique"
     stored = (StoredField("", tuple[COMPARABLE, ...], ()),)
     takes = "numbers, text or times"
+    takes_alone = "numbers or text"
 
     def read(self, row: Row) -> Any:
         """Return a value; 0.0 for -0.0, because they are equal."""

@@ -93,8 +93,8 @@ class Aggregates:
                 if one.takes_rows:
                     raise
                 raise InvalidRecord(
-                    f"cannot aggregate {row!r:.200}{_for(key)}: {error!r}; {one} needs "
-                    f"{one.takes} (or None) in {sorted(one.columns)}"
+                    f"cannot aggregate {row!r:.200}{_for(key)}: {error!r}; in a store, {one} needs "
+                    f"{one.takes_alone} (or None) in {sorted(one.columns)}"
                 ) from error
         return self.state(*new)
 

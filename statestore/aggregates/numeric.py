@@ -37,7 +37,7 @@ class Count(Aggregate):
 
     kind = "count"
     stored = (StoredField("", int, 0),)
-    takes = "any values"
+    takes = takes_alone = "any values"
 
     def read(self, row: Row) -> Any:
         """Return True for a row that is counted."""
@@ -187,6 +187,7 @@ class Extreme(Aggregate):
 
     stored = (StoredField("", COMPARABLE),)
     takes = "numbers, text or times"
+    takes_alone = "numbers or text"
 
     def merge(self, old: Figures, new: Figures) -> Figures:
         """Return the least or greatest of two."""

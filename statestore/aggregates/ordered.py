@@ -34,7 +34,7 @@ Exprs = Sequence["pl.Expr"]
 class Kept(Aggregate):
     """Base of the aggregates that keep values of a column as they are."""
 
-    takes = "numbers, text or bools"
+    takes = takes_alone = "numbers, text or bools"
 
     def _values(self, batch: ColumnBatch) -> pl.Expr:
         """Return the values of the column in the type in which they are kept."""

@@ -91,6 +91,7 @@ class DistinctSketch(Sketched):
 
     kind = "n_unique"
     takes = "numbers, text, bytes or times"
+    takes_alone = "numbers, text or bytes"
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -6,6 +6,8 @@ Spark, and in the order in which Polars sorts. True and False are 1 and 0 wherev
 
 from __future__ import annotations
 
+import datetime as dt
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +21,10 @@ SCALAR = bool | int | float | str | None
 """Type of a stored value that is only kept."""
 
 
+_TYPED = (Decimal, dt.date, dt.time, dt.timedelta)
+"""Types of which a column has a scale, a unit or a zone, and a value alone has none."""
+
+
 def number(value: Any) -> Number:
     """Return a value as a Python number. Raises TypeError."""
     if type(value) in (int, float):
@@ -27,7 +33,8 @@ def number(value: Any) -> Number:
         return int(value)
     if hasattr(value, "item"):  # numpy's and Arrow's scalars
         return number(value.item())
-    raise TypeError(f"{value!r} ({type(value).__name__}) is no number")
+    advice = ", and only a stream aggregates such values" if isinstance(value, _TYPED) else ""
+    raise TypeError(f"{value!r} ({type(value).__name__}) is no number{advice}")
 
 
 def comparable(value: Any) -> Number | str:

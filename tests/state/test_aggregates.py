@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
+import re
 import statistics
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +84,25 @@ def test_a_row_that_cannot_be_folded_is_refused_and_changes_nothing(row: Any) ->
     with pytest.raises(InvalidRecord, match="cannot aggregate"):
         store.add("a", row)
     assert "a" not in store
+
+
+@pytest.mark.parametrize("value", [Decimal("1.10"), dt.date(2025, 1, 1), dt.timedelta(1)])
+@pytest.mark.parametrize(
+    ("figure", "taken"),
+    [
+        (aggregates.sum("x"), "sum(x) needs numbers (or None)"),
+        (aggregates.mean("x"), "mean(x) needs numbers (or None)"),
+        (aggregates.max("x"), "max(x) needs numbers or text (or None)"),
+        (aggregates.n_unique("x"), "n_unique(x) needs numbers or text (or None)"),
+        (aggregates.last("x"), "last(x) needs numbers, text or bools (or None)"),
+        (aggregates.quantile("x", 0.5), "needs numbers (or None)"),
+    ],
+)
+def test_the_error_says_what_a_store_aggregates(figure: Any, taken: str, value: Any) -> None:
+    store = make(Aggregates(f=figure))
+    with pytest.raises(InvalidRecord, match=re.escape(taken)) as caught:
+        store.add("a", x=value)
+    assert "only a stream aggregates such values" in str(caught.value)
 
 
 def test_the_smallest_string_is_found_too() -> None:
