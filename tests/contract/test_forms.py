@@ -8,10 +8,12 @@ import io
 import json
 import os
 from collections.abc import Iterator
-from typing import Any
+from decimal import Decimal
+from typing import Annotated, Any
 
 import fastavro
 import polars as pl
+import pyarrow as pa
 import pytest
 
 import strandline as sl
@@ -63,6 +65,33 @@ def test_typed_values_without_a_serde_are_columns_or_json_on_kafka(
         [value] = stored["value"].to_pylist()
         told = {"carrier": "AA", "at": "2024-05-01T10:00:00+00:00", "delay": 3.5, "stops": ["ORD"]}
         assert json.loads(value) == told
+
+
+@dataclasses.dataclass(frozen=True)
+class Payment:
+    shop: str
+    amount: Annotated[Decimal, pa.decimal128(9, 2)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Takings:
+    shop: str
+    total: Annotated[Decimal | None, pa.decimal128(38, 2)]
+
+
+@pytest.mark.parametrize("form", [None, "msgpack"])
+def test_sums_of_money_are_exact(app: sl.App, name: str, form: Any) -> None:
+    payments = app.topic(name, value=Payment, key="shop", serde=form)
+    takings = app.topic(f"{name}-totals", value=Takings, key="shop", serde=form)
+    by_shop = app.stream(payments).group_by("shop")
+    by_shop.agg(total=sl.sum("amount"), name=f"{name}-sums").to(takings)
+    payments.append([Payment("york", Decimal(text)) for text in ("0.10", "0.20", "9999999.99")])
+    frame = {"shop": ["york"], "amount": [Decimal("0.01")]}
+    payments.append(pl.DataFrame(frame, {"shop": pl.String, "amount": pl.Decimal(9, 2)}))
+    with pytest.raises(sl.InvalidRecord, match="field 'amount' of Payment"):
+        payments.append([Payment("york", Decimal("0.001"))])
+    app.run(until="idle", progress=False, timeout=60)
+    assert takings.to_polars()["total"].to_list()[-1] == Decimal("10000000.30")
 
 
 def test_other_programs_read_our_values_and_we_read_theirs(
