@@ -78,7 +78,22 @@ def with_buffers(column: pa.Array) -> pa.Array:
     made = with_buffers(items)
     if made is items:
         return column
-    return lists_from(kind, made, _lengths(lists), column.is_valid())
+    return lists_from(kind, _required(made, kind.field(0).type), _lengths(lists), column.is_valid())
+
+
+def _required(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column of entries of a map with the fields of `kind`, some of which need values.
+
+    Arrow 24 and 25 end the process when they read a column whose type is not exactly its own.
+    """
+    if column.type.equals(kind):
+        return column
+    if pa.types.is_struct(kind):
+        children = [_required(column.field(at), field.type) for at, field in enumerate(kind)]
+        return struct_from(kind, children, column.is_valid())
+    lists = _entries(column)
+    items = _required(lists.flatten(), kind.field(0).type)
+    return lists_from(kind, items, _lengths(lists), column.is_valid())
 
 
 def check_nulls(column: pa.Array, kind: pa.DataType, name: str, where: str) -> None:

@@ -295,8 +295,19 @@ def loose(kind: pa.DataType) -> pa.DataType:
 
 UNBUFFERED = """
 import pyarrow as pa
+
 from strandline.changelog.client.columns import to_batches
 from strandline.changelog.records import TopicInfo
+
+def check_types(column):  # `validate` does not compare the types of the parts
+    kind = column.type
+    if pa.types.is_struct(kind):
+        parts = [column.field(at) for at in range(kind.num_fields)]
+    else:
+        parts = [column.values] if pa.types.is_nested(kind) else []
+    for at, part in enumerate(parts):
+        assert part.type.equals(kind.field(at).type), (part.type, kind)
+        check_types(part)
 
 none = pa.Array.from_buffers(pa.int64(), 0, [None, None])
 buffers = [pa.py_buffer(bytes(1)), pa.py_buffer(bytes(12))]
@@ -314,6 +325,7 @@ for size in (2, -1):
         data = pa.table({"c": pa.chunked_array([column, column])}).slice(1, 2)
         [batch] = to_batches(data, topic, now_ms=1)
         batch.validate(full=True)
+        check_types(batch.column("value"))
         print(batch.column("value").to_pylist())
 """
 
