@@ -21,6 +21,7 @@ from strandline.changelog.errors import InvalidConfig, InvalidRecord, MissingDep
 from strandline.framework.formats import avro_schema
 from strandline.framework.formats.avro_bounds import SchemaSize, loaded
 from strandline.framework.formats.avro_columns import decode, encode
+from strandline.framework.formats.avro_decimals import from_bytes
 from strandline.framework.formats.avro_depth import AvroDepth
 from strandline.framework.formats.avro_schema import (
     MISSING,
@@ -306,6 +307,9 @@ def _defaults(field: avro_schema.AvroField, count: int, owner: str) -> pa.Array:
     if field.default is None:
         return pa.nulls(count, arrow)
     default = field.default
+    if pa.types.is_decimal(arrow):
+        blobs = pa.array([default.encode("latin-1")], pa.binary())
+        return pa.repeat(from_bytes(blobs, arrow)[0], count)
     if pa.types.is_binary(arrow):
         default = default.encode("latin-1")
     if pa.types.is_temporal(arrow):

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from strandline.changelog.arrays import of_items, of_numbers
 from strandline.changelog.errors import InvalidRecord
+from strandline.framework.formats.avro_decimals import from_bytes, to_bytes
 from strandline.framework.formats.avro_schema import (
     AvroArray,
     AvroRecord,
@@ -78,6 +79,8 @@ def _part(array: pa.Array, node: Node) -> ColumnPart:
         )
     if isinstance(node, AvroArray):
         return _items(array, node)
+    if pa.types.is_decimal(array.type):
+        array = to_bytes(array, node.size)
     return _WRITERS.get(node.kind, _varint_part)(array, node)
 
 
@@ -280,7 +283,8 @@ def _read(cursor: DecodeCursor, node: Node) -> pa.Array:
         return pa.StructArray.from_arrays(children, fields=list(node.arrow))
     if isinstance(node, AvroArray):
         return _read_items(cursor, node)
-    return _READERS.get(node.kind, _read_ints)(cursor, node)
+    column = _READERS.get(node.kind, _read_ints)(cursor, node)
+    return from_bytes(column, node.arrow) if pa.types.is_decimal(node.arrow) else column
 
 
 def _read_nullable(cursor: DecodeCursor, node: Nullable) -> pa.Array:
@@ -348,7 +352,7 @@ def _read_blob(cursor: DecodeCursor, node: Scalar) -> pa.Array:
     lengths = cursor.varint()
     begin = cursor.take(lengths)
     blobs = binary(bounds_of(lengths), cursor.data[ranges(begin, lengths)])
-    return blobs.cast(node.arrow)
+    return blobs.cast(pa.string()) if node.kind == "string" else blobs
 
 
 def _read_fixed(cursor: DecodeCursor, node: Scalar) -> pa.Array:

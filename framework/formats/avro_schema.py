@@ -2,9 +2,10 @@
 
     boolean, int, long, float, double, string, bytes, fixed, enum (its symbols as text)
     date · timestamp-millis, timestamp-micros and their local- variants
+    decimal of bytes or fixed, of at most 38 digits
     record · array · a union of null and one of these
 
-Everything else (maps, other unions, decimals, a record within itself) raises `NotColumnarAvro`.
+Everything else (maps, other unions, a record within itself) raises `NotColumnarAvro`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import datetime as dt
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 
 from strandline.changelog.errors import InvalidConfig
 from strandline.framework.formats.avro_bounds import SchemaSize, full_name, loaded
+from strandline.framework.formats.avro_decimals import MAX_DIGITS, default_text
 from strandline.framework.formats.schema import RowType
 
 MAX_COLUMNS = 10_000
@@ -186,21 +189,19 @@ def _parsed(schema: Any, names: dict[str, Node], space: str) -> Node:
     if kind in ("record", "error", "enum", "fixed"):
         return _named(schema, kind, names, space)
     logical = schema.get("logicalType")
-    if logical == "decimal":
-        raise NotColumnarAvro("a decimal")
-    arrow = _LOGICAL.get((kind, logical))
+    arrow = _decimal_type(schema) if logical == "decimal" else _LOGICAL.get((kind, logical))
     return _parsed(kind, names, space) if arrow is None else Scalar(kind, arrow)
 
 
 def _named(schema: Mapping[str, Any], kind: str, names: dict[str, Node], space: str) -> Node:
     full = full_name(schema["name"], schema.get("namespace", space))
-    if schema.get("logicalType") == "decimal":
-        raise NotColumnarAvro("a decimal")
     made: Node
     if kind == "enum":
         made = Scalar("enum", pa.string(), symbols=tuple(schema["symbols"]))
     elif kind == "fixed":
-        made = Scalar("fixed", pa.binary(), size=int(schema["size"]))
+        is_decimal = schema.get("logicalType") == "decimal"
+        arrow = _decimal_type(schema) if is_decimal else pa.binary()
+        made = Scalar("fixed", arrow, size=int(schema["size"]))
         if made.size < 1:
             raise NotColumnarAvro("a fixed of no bytes")
     else:
@@ -214,6 +215,17 @@ def _named(schema: Mapping[str, Any], kind: str, names: dict[str, Node], space: 
         made = AvroRecord(full, fields)
     names[full] = made
     return made
+
+
+def _decimal_type(schema: Mapping[str, Any]) -> pa.DataType:
+    """Return the type of a decimal. Raise NotColumnarAvro if it is none of Arrow's or of Avro's."""
+    precision, scale = (schema.get(name, 0) for name in ("precision", "scale"))
+    is_whole = type(precision) is type(scale) is int
+    if not is_whole or schema["type"] not in ("bytes", "fixed"):
+        raise NotColumnarAvro(f"the decimal {json.dumps(schema)}")
+    if not 0 < precision <= MAX_DIGITS or not 0 <= scale <= precision:
+        raise NotColumnarAvro(f"a decimal of {precision} digits with {scale} places")
+    return pa.decimal128(precision, scale)
 
 
 def _of_arrow(kind: pa.DataType, path: str) -> Any:
@@ -233,6 +245,9 @@ def _of_arrow(kind: pa.DataType, path: str) -> Any:
     if pa.types.is_list(kind):
         inner = _of_arrow(kind.value_type, f"{path}_item")
         return {"type": "array", "items": ["null", inner] if kind.value_field.nullable else inner}
+    if pa.types.is_decimal128(kind) and kind.scale >= 0:
+        digits = {"precision": kind.precision, "scale": kind.scale}
+        return {"type": "bytes", "logicalType": "decimal", **digits}
     if kind not in _AS_AVRO:
         raise InvalidConfig(
             f"{path.replace('_', '.')}: Avro has no type for {kind}; give a schema, or use another serde"
@@ -244,6 +259,8 @@ def _json_default(value: Any) -> Any:
     """Return a default for a schema: bytes as text of code points 0 to 255, times as ints."""
     if isinstance(value, bytes):
         return value.decode("latin-1")
+    if isinstance(value, Decimal):
+        return default_text(value)
     if isinstance(value, dt.datetime):
         return round((value - _EPOCH) / dt.timedelta(microseconds=1))
     if isinstance(value, dt.date):

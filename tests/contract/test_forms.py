@@ -79,7 +79,7 @@ class Takings:
     total: Annotated[Decimal | None, pa.decimal128(38, 2)]
 
 
-@pytest.mark.parametrize("form", [None, "msgpack"])
+@pytest.mark.parametrize("form", [None, "msgpack", "avro"])
 def test_sums_of_money_are_exact(app: sl.App, name: str, form: Any) -> None:
     payments = app.topic(name, value=Payment, key="shop", serde=form)
     takings = app.topic(f"{name}-totals", value=Takings, key="shop", serde=form)

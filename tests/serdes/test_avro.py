@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import decimal
 import io
 import json
-from typing import Any
+from decimal import Decimal
+from typing import Annotated, Any
 
 import fastavro
 import pyarrow as pa
@@ -125,6 +127,117 @@ def test_a_derived_schema_has_the_expected_fields() -> None:
     assert fields["tags"]["default"] == []
     assert "default" not in fields["number"]
     assert fields["stops"]["type"]["items"][1]["name"] == "Trip_stops_item"
+
+
+# Decimals -------------------------------------------------------------------------------
+
+
+def decimal_of(precision: int, scale: int, size: int = 0) -> dict[str, Any]:
+    place = {"type": "fixed", "name": next(NAMES), "size": size} if size else {"type": "bytes"}
+    return {**place, "logicalType": "decimal", "precision": precision, "scale": scale}
+
+
+def as_java(unscaled: int) -> bytes:
+    """Return what BigInteger.toByteArray does: the fewest bytes with a bit for the sign."""
+    bits = (unscaled if unscaled >= 0 else ~unscaled).bit_length()
+    return unscaled.to_bytes(bits // 8 + 1, "big", signed=True)
+
+
+@SOME
+@given(
+    st.sampled_from([(1, 0), (4, 4), (9, 2), (18, 0), (38, 10), (38, 38)]),
+    st.sampled_from([0, 16, 17, 40]),
+    st.data(),
+)
+def test_decimals_are_those_of_fastavro(
+    digits: tuple[int, int], size: int, data: st.DataObject
+) -> None:
+    precision, scale = digits
+    edges = [0, 127, 128, 255, 256, 32_767, 32_768, 10**precision - 1]
+    near = st.sampled_from([edge for edge in edges if edge < 10**precision])
+    most = 10**precision - 1
+    whole = st.integers(-most, most) | near | near.map(lambda edge: -edge)
+    unscaled = data.draw(st.lists(whole, max_size=5))
+    exact = decimal.Context(prec=38)
+    rows = [Decimal(one).scaleb(-scale, exact) for one in unscaled]
+    schema = decimal_of(precision, scale, size)
+    node = avro_schema.parse(json.dumps(schema))
+    assert node.arrow == pa.decimal128(precision, scale)
+    column = pa.array([None, *rows, None], node.arrow)[1 : len(rows) + 1]
+    encoded = avro_columns.encode(column, node)
+    with decimal.localcontext(exact):
+        found = [
+            fastavro.schemaless_reader(io.BytesIO(one.as_py()), schema, None) for one in encoded
+        ]
+        theirs = pa.array([datum(schema, row) for row in rows], pa.binary())
+    assert found == rows
+    assert avro_columns.decode(encoded, node).to_pylist() == rows
+    assert avro_columns.decode(theirs, node).to_pylist() == rows
+    if not size:
+        assert encoded.to_pylist() == [datum("bytes", as_java(one)) for one in unscaled]
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00", b"\x00" * 20])
+def test_zero_may_have_any_number_of_bytes(data: bytes) -> None:
+    node = avro_schema.parse(json.dumps(decimal_of(5, 2)))
+    found = avro_columns.decode(pa.array([datum("bytes", data)]), node)
+    assert found.to_pylist() == [Decimal("0.00")]
+
+
+@pytest.mark.parametrize("unscaled", [10**5, -(10**5), 2**126, 10**38, 2**127, -(2**200)])
+def test_a_decimal_with_more_digits_than_its_schema_is_refused(unscaled: int) -> None:
+    node = avro_schema.parse(json.dumps(decimal_of(5, 2)))
+    with pytest.raises(sl.InvalidRecord, match=r"an Avro decimal does not fit decimal128\(5, 2\)"):
+        avro_columns.decode(pa.array([datum("bytes", as_java(unscaled))]), node)
+
+
+def test_a_decimal_that_is_too_large_for_its_fixed_is_refused() -> None:
+    node = avro_schema.parse(json.dumps(decimal_of(9, 2, size=2)))
+    with pytest.raises(sl.InvalidRecord, match="more than the 2 bytes of its Avro fixed"):
+        avro_columns.encode(pa.array([Decimal("327.68")], node.arrow), node)
+
+
+@pytest.mark.parametrize("wrong", [{"precision": 39}, {"precision": 3, "scale": 4}, {"scale": 1}])
+def test_a_decimal_that_arrow_lacks_is_no_column(wrong: dict[str, int]) -> None:
+    schema = {"type": "bytes", "logicalType": "decimal", **wrong}
+    with pytest.raises(avro_schema.NotColumnarAvro, match="decimal"):
+        avro_schema.parse(json.dumps(schema))
+
+
+@dataclasses.dataclass(frozen=True)
+class Payment:
+    amount: Annotated[Decimal, pa.decimal128(9, 2)]
+    tip: Annotated[Decimal | None, pa.decimal128(9, 2)] = None
+    fee: Annotated[Decimal, pa.decimal128(9, 2)] = Decimal("-1.28")
+
+
+def test_money_has_a_derived_schema_with_its_defaults() -> None:
+    text = avro_schema.derived(RowType(Payment), "Payment")
+    kind = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
+    assert json.loads(text)["fields"] == [
+        {"name": "amount", "type": kind},
+        {"name": "tip", "type": ["null", kind], "default": None},
+        {"name": "fee", "type": kind, "default": "\x80"},
+    ]
+    made = codec(Payment, "avro")
+    [data] = written(made, Payment(Decimal("19.9")))
+    told = {"amount": Decimal("19.90"), "tip": None, "fee": Decimal("-1.28")}
+    assert fastavro.schemaless_reader(io.BytesIO(data), json.loads(text), None) == told
+    assert read(made, data) == [Payment(Decimal("19.90"))]
+
+
+def test_a_decimal_of_a_schema_may_have_other_digits_if_nothing_is_lost() -> None:
+    schema = schema_of(
+        amount={"type": decimal_of(12, 3)}, extra={"type": decimal_of(4, 1), "default": "\xff"}
+    )
+    wide = dataclasses.make_dataclass("Wide", [("amount", Annotated[Decimal, pa.decimal128(9, 2)])])
+    made = codec(wide, sl.AvroSerde(schema))
+    [data] = written(made, wide(Decimal("19.90")))
+    assert data == datum(schema, {"amount": Decimal("19.900"), "extra": Decimal("-0.1")})
+    assert read(made, data) == [wide(Decimal("19.90"))]
+    lossy = datum(schema, {"amount": Decimal("19.901"), "extra": Decimal("0.0")})
+    with pytest.raises(sl.InvalidRecord, match="loses something"):
+        read(made, lossy)
 
 
 # Schemas of others ----------------------------------------------------------------------
