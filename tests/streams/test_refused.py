@@ -64,7 +64,7 @@ MISTAKES: list[tuple[str, Declare, str]] = [
     (
         "wrong types",
         lambda s: s.with_columns(x=sl.col("delay") + "x"),
-        "with_columns: arithmetic on dtypes i64 and str is not allowed",
+        "with_columns: arithmetic on ",  # the rest is Polars' and differs by its version
     ),
     (
         "no bool",
