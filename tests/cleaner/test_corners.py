@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -18,9 +19,10 @@ from strandline.changelog.embedded.manifest import NO_HORIZON
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.topic import OpenTopic
 from strandline.changelog.errors import DiskFull, StorageFailed
+from strandline.changelog.layout import KEYS
 from strandline.changelog.records import Append, Appended, TopicPartition
 from strandline.changelog.storage import Bytes
-from tests.crash.twin import Operation, PowerFile
+from tests.crash.twin import Hook, Kind, Operation, PowerFile
 from tests.log.kit import START_MS, Client, World
 from tests.log.power import PowerWorld
 
@@ -292,6 +294,74 @@ def test_files_replaced_by_a_failed_pass_are_removed_after_the_delay(world: Powe
     assert set(world.storage.paths(partition.folder, ".log")) == listed
     world.owner.clean(["t"])
     assert [key for _, key, _ in left(world)] == [*(b"%d" % n for n in range(8)), b"a", b"8"]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [("read", ".log")],
+        [("create", KEYS), ("read", ".log")],
+        [("create", KEYS), ("unlink", KEYS), *4 * [("read", ".log")]],
+    ],
+    ids=["while dirty keys are read", "while clean keys are read", "while segments are rewritten"],
+)
+def test_a_pass_whose_segments_retention_removes_begins_again(
+    world: PowerWorld, steps: list[tuple[Kind, str]]
+) -> None:
+    deletes = {"cleanup.policy": "compact,delete", "retention.ms": "60000"}
+    world.owner.alter_topic("t", {**deletes, "file.delete.delay.ms": "0"})
+    world.owner.alter_config({"log.cleaner.dedupe.buffer.size": "4096"})
+    client = Client(world)
+    for number in range(200):
+        if number == 60:
+            world.owner.clean(["t"])
+            world.clock.advance(30_000)
+        key = b"again" if 60 <= number < 110 else b"%d" % number
+        client.append(bytes(100), key=key, times=world.clock.now_ms())
+    kept = left(world, 120)
+
+    def expire() -> None:
+        world.clock.advance(30_001)
+        world.owner._log.maintenance.tick()
+        world.owner.delete_records(T0, 120)
+        world.owner._log.maintenance.tick()
+
+    partition_of(world).roll()  # before the hook sees its files
+    world.storage.hook = _doing_after(steps, expire)
+    world.owner.clean(["t"])
+    world.storage.hook = None
+    [status] = [one for one in world.owner.cleaning() if one.topic == "t"]
+    assert (status.state, status.failures, status.dirty_bytes) == ("idle", 0, 0)
+    assert partition_of(world).log_start == 120
+    assert left(world, 120) == kept
+    world.owner._log.maintenance.tick()
+    listed = {segment.path for segment in partition_of(world).segments}
+    assert set(world.storage.paths(partition_of(world).folder, ".log")) == listed
+
+
+def _doing_after(steps: list[tuple[Kind, str]], action: Callable[[], None]) -> Hook:
+    """Run `action` before the last of several operations, the others of which come first."""
+    left = list(steps)
+
+    def hook(operation: Operation) -> None:
+        if left and operation.kind == left[0][0] and left[0][1] in operation.path:
+            left.pop(0)
+            if not left:
+                action()
+
+    return hook
+
+
+def test_a_pass_names_a_segment_that_is_gone(world: PowerWorld) -> None:
+    send(Client(world), (b"a", b"1"), (b"a", b"2"))
+    partition_of(world).roll()
+    path = partition_of(world).segments[0].path
+    world.storage.rename(path, f"{path}.away")
+    world.owner.clean(["t"])
+    [status] = [one for one in world.owner.cleaning() if one.topic == "t"]
+    world.storage.rename(f"{path}.away", path)
+    assert status.state == "failed"
+    assert "the segment is gone" in status.reason
 
 
 def _second_manifest_finds_no_room() -> Any:

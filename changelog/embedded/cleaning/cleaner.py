@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from strandline.changelog.embedded.cleaning.bounds import bounds_of
 from strandline.changelog.embedded.cleaning.look import find_latest, frames_of, segments_below
-from strandline.changelog.embedded.cleaning.passes import PassPace, PassResult
+from strandline.changelog.embedded.cleaning.passes import PassPace, PassResult, SegmentLeft
 from strandline.changelog.embedded.cleaning.rewriting import Rewriter, remove_unlisted
 from strandline.changelog.embedded.cleaning.survivors import FrameFate, Survivors
 from strandline.changelog.embedded.partition import Partition
@@ -67,6 +67,19 @@ class _Cleaning:
         result.start = self._bounds.first_dirty
 
     def run(self) -> PassResult:
+        result = self._result
+        try:
+            cleaned = self._clean()
+        except SegmentLeft:
+            cleaned = False
+        if (
+            not cleaned
+        ):  # retention removed a segment; the next pass begins with those that are left
+            result.end, result.whole = result.start, False
+        return result
+
+    def _clean(self) -> bool:
+        """Do all steps; False if a segment left the log in between."""
         partition, bounds, result = self._partition, self._bounds, self._result
         facts = find_latest(partition, bounds, self._memory, self._pace, result)
         survivors = Survivors.of(
@@ -75,14 +88,15 @@ class _Cleaning:
         survivors.tally.keyless = facts.keyless
         result.tally, result.end = survivors.tally, facts.end
         result.map_use, result.whole = facts.latest.use, facts.end == bounds.first_uncleanable
-        if self._rewrite(survivors):
-            partition.note_cleaned(facts.end)
-        return result
+        if not self._rewrite(survivors):
+            return False
+        partition.note_cleaned(facts.end)
+        return True
 
     # 2. and 3. ------------------------------------------------------------------------
 
     def _rewrite(self, survivors: Survivors) -> bool:
-        """Rewrite the segments before the end of the pass; False if retention removed one."""
+        """Rewrite the segments before the end of the pass; False if one left the log."""
         writer = Rewriter(self._partition, survivors.end, self._pace)
         group: list[Segment] = []
         try:
@@ -116,7 +130,7 @@ class _Cleaning:
         if survivors.latest.keys == 0 and not expired and not survivors.has_aborted_clean:
             return None
         fates, changes = [], False
-        for frame in frames_of(segment, self._pace):
+        for frame in frames_of(self._partition, segment, self._pace):
             fate = survivors.fate_of(frame)
             changes = changes or fate.changes(frame.header)
             # Without the content, because all records of the segment would stay in memory with it.
@@ -130,7 +144,7 @@ class _Cleaning:
         self, segment: Segment, fates: list[FrameFate], survivors: Survivors, writer: Rewriter
     ) -> None:
         """Write the retained records of a segment."""
-        for number, frame in enumerate(frames_of(segment, self._pace)):
+        for number, frame in enumerate(frames_of(self._partition, segment, self._pace)):
             fate = fates[number] if fates else survivors.fate_of(frame)
             writer.add(frame, fate)
 

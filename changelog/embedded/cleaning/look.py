@@ -11,6 +11,7 @@ well. If there are more records than it may have bits, the pass ends where the m
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -29,13 +30,13 @@ from strandline.changelog.embedded.cleaning.offset_map import (
     key_memory,
     last_entries,
 )
-from strandline.changelog.embedded.cleaning.passes import PassPace, PassResult
+from strandline.changelog.embedded.cleaning.passes import PassPace, PassResult, SegmentLeft
 from strandline.changelog.embedded.cleaning.runs import SortedRuns
 from strandline.changelog.embedded.cleaning.survivors import LastRecords, content_of
 from strandline.changelog.embedded.format import HEADER_SIZE, FrameHeader, FrameKind
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.segment import LocatedFrame, Segment
-from strandline.changelog.errors import DiskFull
+from strandline.changelog.errors import REPAIR, CorruptLog, DiskFull
 from strandline.changelog.layout import KEYS
 
 READ_BYTES = 1 << 20
@@ -67,7 +68,7 @@ def find_latest(
 ) -> PassFacts:
     """Read the keys of the dirty section, as far as `memory` bytes and the free disk space allow.
 
-    Raises CorruptLog, StorageFailed, and any error of `pace`.
+    Raises SegmentLeft, CorruptLog, StorageFailed, and any error of `pace`.
     """
     try:
         return _KeyReader(partition, bounds, memory, pace, result).facts(spilling=True)
@@ -218,7 +219,8 @@ class _KeyReader:
         for segment in segments_below(self._partition, end):
             if segment.end_offset <= start:
                 continue
-            for frame in frames_of(segment, self._pace, segment.index.position_of(start)):
+            position = segment.index.position_of(start)
+            for frame in frames_of(self._partition, segment, self._pace, position):
                 header = frame.header
                 if header.base_offset >= end:
                     return
@@ -232,10 +234,11 @@ class _KeyReader:
         """Yield the headers of the frames with records that begin in the clean section."""
         dirty = self._bounds.first_dirty
         for segment in segments_below(self._partition, dirty):
-            for header in segment.headers():
-                self._pace(HEADER_SIZE)
-                if header.base_offset < dirty and _has_records(header):
-                    yield header
+            with _explained(self._partition, segment):
+                for header in segment.headers():
+                    self._pace(HEADER_SIZE)
+                    if header.base_offset < dirty and _has_records(header):
+                        yield header
 
 
 def segments_below(partition: Partition, end: int) -> list[Segment]:
@@ -243,11 +246,31 @@ def segments_below(partition: Partition, end: int) -> list[Segment]:
     return [one for one in partition.segments[:-1] if one.base_offset < end]
 
 
-def frames_of(segment: Segment, pace: PassPace, position: int = 0) -> Iterator[LocatedFrame]:
-    """Yield the frames of a segment from byte `position` on; `pace` is called with their sizes."""
-    for frame in segment.frames(position, READ_BYTES):
-        pace(frame.header.length)
-        yield frame
+def frames_of(
+    partition: Partition, segment: Segment, pace: PassPace, position: int = 0
+) -> Iterator[LocatedFrame]:
+    """Yield the frames of a segment from byte `position` on; `pace` is called with their sizes.
+
+    Raises SegmentLeft, CorruptLog.
+    """
+    with _explained(partition, segment):
+        for frame in segment.frames(position, READ_BYTES):
+            pace(frame.header.length)
+            yield frame
+
+
+@contextlib.contextmanager
+def _explained(partition: Partition, segment: Segment) -> Iterator[None]:
+    """Translate the absence of a segment's file, which is read in the block.
+
+    Retention removes the files of a segment that has left the log, however far a pass has come.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        if any(one is segment for one in partition.segments):
+            raise CorruptLog(f"{segment.path}: the segment is gone; {REPAIR}") from error
+        raise SegmentLeft(segment.path) from error
 
 
 def _has_records(header: FrameHeader) -> bool:

@@ -18,6 +18,10 @@ class PassPace(Protocol):
     def __call__(self, nbytes: int) -> None: ...
 
 
+class SegmentLeft(Exception):
+    """Retention, or a deletion of records, has removed a segment that the pass was to read."""
+
+
 @dataclass
 class PassResult:
     """The result of a pass; during the pass, its progress."""
@@ -29,7 +33,9 @@ class PassResult:
     end: int = 0
     """First dirty offset after the pass."""
     whole: bool = True
-    """True if the pass reached the first uncleanable offset; False if memory ended it earlier."""
+    """True if the pass reached the first uncleanable offset.
+
+    False if memory ended it earlier, or a segment left the log meanwhile."""
     map_use: float = 0.0
     """Used part of the offset map, 0 to 1."""
     spilled_bytes: int = 0
