@@ -51,6 +51,9 @@ def move(
 ) -> MoveReport:
     """Copy topics with all committed records, and the committed offsets of groups, to another log.
 
+    The groups of apps are groups like others here: the state and the declarations that belong to
+    their offsets are moved only if they are selected. `strandline.framework.moving.move` adds them.
+
     The source is not changed. Groups must have no members, and no process may write to these topics
     in either log. After success, and after any crash, the move may be repeated: it continues where
     it stopped.

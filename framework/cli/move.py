@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import Annotated, Any, Self
 
 import typer
 
 from strandline import changelog
-from strandline.changelog import moving
-from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import InvalidRequest
 from strandline.changelog.location import check, is_url
-from strandline.changelog.moving import MovedLog, MoveReport, Selection
-from strandline.changelog.moving.reading import committed_in
+from strandline.changelog.moving import MovedLog, MoveReport
 from strandline.changelog.records import TopicPartition
+from strandline.framework import moving
 from strandline.framework.cli import logs, output
-from strandline.framework.cli.conversions import Forms
 from strandline.framework.cli.loading import load_app, location
 from strandline.framework.cli.offline import ReadingBar
 from strandline.framework.cli.options import JsonOption
-from strandline.framework.declarations import check_app_name
-from strandline.framework.positions import translated
-from strandline.statestore.lost_topics import check_recorded
-from strandline.statestore.ownership import InternalTopics
-from strandline.statestore.recorded import SUFFIX, declarations_topic
-
-if TYPE_CHECKING:
-    from strandline.framework.app import App
 
 SourceArgument = Annotated[
     str, typer.Argument(metavar="FROM", help="The log to move from: a folder, or a URL.")
@@ -74,11 +63,12 @@ def move(
     """
     named = [name for text in topics or () for name in text.split(",") if name]
     with _opened(source, target) as (here, there):
-        selection = _selection(here, named, app)
-        _check_not_lost(here, selection)
+        loaded = load_app(app) if app is not None and ":" in app else None
+        declared = () if loaded is None else loaded.declared.all_topics.values()
+        name = app if loaded is None else loaded.name
         work = moving.verify_only if verify_only else moving.move
         with _Bars() as bars:
-            report = work(here, there, selection, progress=bars)
+            report = work(here, there, topics=named, app=name, declared=declared, progress=bars)
     if json:
         output.document(_as_json(report))
     else:
@@ -101,52 +91,6 @@ def _same(source: str, target: str) -> bool:
     if is_url(source) or is_url(target):
         return source == target
     return Path(source).resolve() == Path(target).resolve()
-
-
-def _selection(source: MovedLog, topics: list[str], app: str | None) -> Selection:
-    """Return the requested selection. Raise InvalidRequest if the source has nothing of the app."""
-    loaded = load_app(app) if app is not None and ":" in app else None
-    conversions = Forms([] if loaded is None else loaded.declared.all_topics.values())
-    if app is None:
-        chosen = {*topics, *_declarations_of(source, topics)}
-        return Selection(chosen or None, metadata=translated, conversions=conversions)
-    name, wanted = _wanted_by(source, app, loaded)
-    found = [info.name for info in source.topics() if info.name in wanted]
-    if not found:
-        known = ", ".join(source.broker.groups()) or "none"
-        raise InvalidRequest(f"app {name!r} has left nothing in {source.name}; groups: {known}")
-    return Selection({*found, *topics}, [name], translated, conversions)
-
-
-def _declarations_of(source: MovedLog, topics: Collection[str]) -> list[str]:
-    """Return the recorded declarations of the apps whose offsets in these topics are moved.
-
-    With the offsets alone an app would continue in the target, with empty stores. The declarations
-    name the state that belongs to the offsets, so that it is refused until its state is there.
-    """
-    present = {info.name for info in source.topics()}
-    apps = [group for group in source.groups() if declarations_topic(group) in present]
-    moved = committed_in(source.broker, apps, topics, SystemClock())
-    return [declarations_topic(app) for app in moved]
-
-
-def _wanted_by(source: MovedLog, app: str, loaded: App | None) -> tuple[str, set[str]]:
-    """Return the app's name and its topics, as known from its offsets and declarations."""
-    name = app if loaded is None else loaded.name
-    check_app_name(name)
-    read = {tp.topic for tp in source.broker.committed(name)}
-    wanted = read | set(InternalTopics(source.broker, SystemClock()).of(name))
-    if loaded is not None:
-        wanted |= set(loaded.declared.all_topics)
-    return name, wanted
-
-
-def _check_not_lost(source: MovedLog, selection: Selection) -> None:
-    """Raise InternalTopicLost if an app to be moved has lost state: the target would not show it."""
-    for info in source.topics():
-        app = info.name.removesuffix(SUFFIX)
-        if app != info.name and (selection.topics is None or info.name in selection.topics):
-            check_recorded(app, source.broker, SystemClock())
 
 
 class _Bars:

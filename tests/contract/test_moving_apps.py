@@ -15,7 +15,7 @@ import pytest
 import strandline as sl
 from strandline import changelog
 from strandline.changelog.moving import MovedLog, MoveReport, Selection, move
-from strandline.framework.cli.conversions import Forms
+from strandline.framework.conversions import Forms
 from strandline.framework.positions import translated
 from tests.cli.conftest import Command, folder, strandline
 
