@@ -187,7 +187,9 @@ class Feeder:
         except OffsetOutOfRange:
             for tp, ends in self._broker.offsets(list(group)).items():
                 for source in group[tp]:
-                    source.check_topic(ends.topic_id)  # raises an error that says more
+                    # Each raises an error that says more.
+                    source.check_topic(ends.topic_id)
+                    source.check_present(ends.log_start)
             raise
 
     def _pause(self, seconds: float) -> None:

@@ -97,6 +97,16 @@ class Input:
         if "" not in (topic_id, self.topic_id) and topic_id != self.topic_id:
             raise self._replaced()
 
+    def check_present(self, log_start: int) -> None:
+        """Raise OffsetOutOfRange if the next records have left the log before they were read."""
+        if self.ahead < log_start:
+            raise OffsetOutOfRange(
+                f"{self.partition}: records from offset {self.ahead} on were deleted before they "
+                f"were handled, by retention or by a call; the first one that is left has offset "
+                f"{log_start}. Start the app again: it continues there. Records are kept longer "
+                "with a larger retention.ms or retention.bytes of the topic"
+            )
+
     def _replaced(self) -> OffsetOutOfRange:
         return OffsetOutOfRange(
             f"{self.partition}: offset {self.ahead} {REPLACED}. Start the app again: it reads "
