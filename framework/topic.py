@@ -258,7 +258,12 @@ def send_stored(topic: Topic[Any, Any], columns: pa.RecordBatch) -> None:
 
 
 def send_rows(
-    topic: Topic[Any, Any], data: pa.Table, keys: pa.Array | None = None, *, to_all: bool = False
+    topic: Topic[Any, Any],
+    data: pa.Table,
+    keys: pa.Array | None = None,
+    *,
+    to_all: bool = False,
+    around: int | None = None,
 ) -> None:
     """Send the rows of a table, as `Topic.send_batch` does.
 
@@ -267,9 +272,12 @@ def send_rows(
         data: Columns of the value, and `timestamp`.
         keys: Keys in the form of the log; None takes them from a column of the table.
         to_all: True to send each row to every partition, and not to that of its key.
+        around: Time in ms to which the times of the rows are related (see `to_ms`). None, the
+            default, is that of the record being handled.
     """
     box = topic._box()
-    topic._send_table(box, data, box.context.record.timestamp, keys, to_all=to_all)
+    now = box.context.record.timestamp if around is None else around
+    topic._send_table(box, data, now, keys, to_all=to_all)
 
 
 def undo_of_sends(topic: Topic[Any, Any]) -> Callable[[], None]:

@@ -118,11 +118,12 @@ class InternalTopic:
         self.topic.stream_columns = tuple(sorted(self._columns))
         self.topic.sources = _topics_before(node)
 
-    def send(self, rows: pl.DataFrame) -> None:
+    def send(self, rows: pl.DataFrame, around: int | None = None) -> None:
         """Send rows, each to the partition of its key.
 
         Args:
             rows: Columns of the rows, time and watermark.
+            around: Time in ms to which their times are related, as `send_rows` takes it.
 
         Raises:
             InvalidRecord: A row has no key.
@@ -131,7 +132,7 @@ class InternalTopic:
 
         keys = self._keys.encoded(rows)
         unmarked = with_series(rows, nulls(SOURCE, pl.String(), len(rows)))
-        send_rows(self.topic, self._table(unmarked), keys)
+        send_rows(self.topic, self._table(unmarked), keys, around=around)
 
     def send_mark(self, source: str, watermark: int | None, time: int) -> None:
         """Tell each partition how far a source has come; None says that it is idle."""
@@ -143,7 +144,8 @@ class InternalTopic:
         ).with_columns(
             pl.lit(source).alias(SOURCE),
             pl.lit(watermark, pl.Int64).alias(WATERMARK),
-            pl.lit(max(0, time), pl.Int64).alias(TIME),
+            # A datetime: no user gave the time, so it cannot be seconds by mistake.
+            pl.lit(max(0, time), pl.Int64).cast(pl.Datetime("ms")).alias(TIME),
         )
         send_rows(self.topic, self._table(mark), pa.nulls(1, pa.binary()), to_all=True)
 
@@ -186,14 +188,24 @@ def divided(frame: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     return rest.filter(~is_mark), rest.filter(is_mark)
 
 
-def write(node: OutputNode, rows: pl.DataFrame) -> None:
-    """Send rows to the topic of an output. Raises InvalidRecord."""
+def write(node: OutputNode, rows: pl.DataFrame, around: int | None = None) -> None:
+    """Send rows to the topic of an output.
+
+    Args:
+        node: The output.
+        rows: Columns of the rows, and their time.
+        around: Time in ms to which their times are related, as `send_rows` takes it.
+
+    Raises:
+        InvalidRecord: A row has no key, or another time than records may have.
+    """
     topic, fields = node.topic, node.fields
     columns = arrow_columns(rows, [*fields.values()])
     table = pa.table(columns, names=[*fields])
     if topic.timestamp_column is None:
         table = table.append_column(TIME, rows[TIME].to_arrow()) if TIME not in fields else table
-    send_rows(topic, table, None if topic.key_column else _keys(topic, node.key, rows))
+    keys = None if topic.key_column else _keys(topic, node.key, rows)
+    send_rows(topic, table, keys, around=around)
 
 
 def _keys(topic: Topic[Any, Any], columns: tuple[str, ...], rows: pl.DataFrame) -> pa.Array:

@@ -34,7 +34,7 @@ from strandline.framework.streams.executor import Ends, Executor
 from strandline.framework.streams.nodes import Emit
 from strandline.framework.streams.operators.group_keys import PANE
 from strandline.framework.streams.operators.operator import StageOperator
-from strandline.framework.streams.schemas import INTERNAL, ROW, WATERMARK
+from strandline.framework.streams.schemas import INTERNAL, ROW, TIME, WATERMARK
 from strandline.framework.streams.stage_plan import StagePlan, source_name, writer_name
 from strandline.framework.streams.stage_rows import SOURCE, InternalTopic, TopicRows, divided, write
 from strandline.framework.streams.stage_time import StageTime
@@ -221,15 +221,20 @@ class StageTask(BatchHandler):
         if numbers:
             send_stored(topic, stored_rows(self._batch, pa.array(numbers)))
 
-    def _write(self, ends: Ends) -> None:
-        """Send the rows that reach the ends of the stage."""
+    def _write(self, ends: Ends, around: int | None = None) -> None:
+        """Send the rows that reach the ends of the stage.
+
+        Args:
+            ends: Rows by end.
+            around: Time in ms to which their times are related, as `send_rows` takes it.
+        """
         for sink, rows in ends.items():
             if isinstance(sink, Repartition):
-                self._send(sink, rows)
+                self._send(sink, rows, around)
             elif isinstance(sink, OutputNode):
-                write(sink, rows)
+                write(sink, rows, around)
 
-    def _send(self, sink: Repartition, rows: pl.DataFrame) -> None:
+    def _send(self, sink: Repartition, rows: pl.DataFrame, around: int | None) -> None:
         """Send the rows to an internal topic that are not late for all operators after it.
 
         Late rows are noted here, because only here are the records known that they come from.
@@ -240,7 +245,7 @@ class StageTask(BatchHandler):
             self._note_late(rows.filter(late))
         kept = rows.filter(~reduce(and_, found)) if some else rows
         if not kept.is_empty():
-            self.plan.internal[sink].send(kept)
+            self.plan.internal[sink].send(kept, around)
 
     def _emit(self, name: str, results: pl.DataFrame | None, emit: Emit | None) -> None:
         if results is None or results.is_empty():
@@ -248,8 +253,10 @@ class StageTask(BatchHandler):
         context = current_task()
         # Fewer records would have as many results, so their time says nothing about the batch.
         begun, context.step.begun = context.step.begun, None
+        # The record being handled may be much later than a window that it closes.
+        around: Any = results[TIME].min()
         try:
-            self._write(self._executor.emit(name, results, emit))
+            self._write(self._executor.emit(name, results, emit), around)
         finally:
             context.step.begun = begun
 

@@ -48,6 +48,23 @@ def test_a_record_of_the_last_year_has_a_result(time: int, size: str) -> None:
     assert row.value["window_start"] <= dt.datetime.fromtimestamp(time / 1000, dt.UTC)
 
 
+@pytest.mark.parametrize("by", ["key", "value"])
+@pytest.mark.parametrize("days", [0, 20_000])
+@pytest.mark.filterwarnings("error")
+def test_windows_of_old_records_are_closed_by_later_ones_and_by_the_end(by: str, days: int) -> None:
+    """As numbers, their times look like seconds: no user has given these."""
+    app = sl.App("hourly")
+    clicks = app.topic("clicks", value=int)
+    rows = app.stream(clicks, idle=None).group_by(by).window(sl.tumbling("1h"))
+    counts = rows.agg(n=sl.count(), name="counts").to("counts-of-hours")
+    old = dt.datetime(1970, 1, 9, tzinfo=dt.UTC)
+    times = [old, old + dt.timedelta(hours=2), old + dt.timedelta(hours=3, days=days)]
+    with testing.TestDriver(app, now_ms=NOW) as driver:
+        driver.run([("a", 1, at) for at in times], until="end")
+        found = [record.value["window_start"] for record in driver.output(counts)]
+    assert found == times
+
+
 def test_the_first_and_the_last_time_are_those_of_years() -> None:
     at = [dt.datetime(year, 1, 1, tzinfo=dt.UTC).timestamp() for year in (1003, 8999)]
     assert tuple(int(second) * 1000 for second in at) == (FIRST_TIME_MS, LAST_TIME_MS + 1)

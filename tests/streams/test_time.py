@@ -263,6 +263,19 @@ def test_an_idle_input_that_was_closed_by_the_clock_stays_idle() -> None:
         assert counts(driver, out) == [2, 10, 10]
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_source_without_a_watermark_gives_no_warning_about_times() -> None:
+    app = sl.App("app")
+    topics = [
+        app.topic(name, value=Event, key="user", timestamp="at") for name in ("left", "right")
+    ]
+    out = by_kind(app.stream(*topics, close_idle="9s", idle=None))
+    with TestDriver(app, now_ms=MANY_WEEKS) as driver:
+        driver.run([(topics[0], Event("ann", "x", 1, MANY_WEEKS))])
+        tick(driver, 30)
+        assert counts(driver, out) == [1]
+
+
 def test_windows_are_not_closed_by_the_clock_while_records_come() -> None:
     app, stream = app_of(close_idle="9s", idle=None)
     out = by_kind(stream, "1h")
