@@ -263,6 +263,22 @@ def test_an_idle_input_that_was_closed_by_the_clock_stays_idle() -> None:
         assert counts(driver, out) == [2, 10, 10]
 
 
+@pytest.mark.parametrize("by", ["user", "kind"])
+def test_a_record_after_windows_were_closed_has_its_sliding_window(by: str) -> None:
+    app, stream = app_of(close_idle="9s", idle=None)
+    windows = stream.group_by(by).window(sl.sliding(HOUR, grace=5))
+    out = windows.agg(n=sl.count(), name="agg").to("out")
+    with TestDriver(app, now_ms=BASE) as driver:
+        driver.run([event(0, 0), event(0, 40)])
+        tick(driver, 20)
+        assert sorted(counts(driver, out)) == [1, 2]
+        driver.run([event(0, 50)]).end().run([event(0, 60)]).end()
+        assert sorted(counts(driver, out)) == [1, 2, 3, 4]
+        driver.run([event(0, 59)])  # after its own window and that of 60
+        driver.run([event(0, HOUR + 70)]).end()
+        assert sorted(counts(driver, out)) == [1, 1, 2, 3, 4]
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_source_without_a_watermark_gives_no_warning_about_times() -> None:
     app = sl.App("app")

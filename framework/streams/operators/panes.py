@@ -261,6 +261,20 @@ class SlidingOperator(OverlappingOperator[SlidingWindow]):
     The records of one time are a pane; `sliding_parts` says for which windows it counts.
     """
 
+    def closed_at(self) -> int | None:
+        """Return the watermark at which the window of the last record is closed; None without one.
+
+        Panes are kept after that for the windows of later records, which must not be closed before
+        these records have come: they would have no window of their own, and not be late either.
+        """
+        done = self._last_closed(self.watermark)
+        for (pane, since, *_), _ in self._state.columns.reverse():
+            if done is not None and pane <= done:
+                return None
+            if since == pane:  # other records were late for their own windows
+                return int(pane) + 1 + self._window.grace_ms
+        return None
+
     def updates(self) -> pl.DataFrame | None:
         """Return the results of the windows with a pane that changed since the last commit."""
         import polars as pl
@@ -293,9 +307,6 @@ class SlidingOperator(OverlappingOperator[SlidingWindow]):
     def _with_panes(self, frame: pl.DataFrame, marks: pl.Series) -> pl.DataFrame:
         since = self._window.since(frame[TIME], marks)
         return with_series(frame, frame[TIME].alias(PANE), since.alias(SINCE))
-
-    def _closed_after(self, pane: int) -> int:
-        return pane + self._window.size_ms + 1 + self._window.grace_ms
 
 
 LOOKUP_ENTRIES = 1.0
