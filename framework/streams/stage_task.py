@@ -195,6 +195,9 @@ class StageTask(BatchHandler):
                 self.time.set_idle(source)
             else:
                 self.time.reached(source, watermark)
+        if not rows.is_empty():  # their marks may come after the next look for idle sources
+            writers = (s for s in self.time.sources if self.plan.is_writer(s, batch.topic))
+            self.time.note_rows(writers)
         rows = rows.drop(SOURCE)
         if ROW not in reader.node.schema:
             return rows

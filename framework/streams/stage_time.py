@@ -83,6 +83,10 @@ class StageTime:
             marks.restored(marks.value, {source: NO_WATERMARK})
         marks.advance(source, watermark)
 
+    def note_rows(self, sources: Iterable[str]) -> None:
+        """Note that there were rows of one of these sources, which does not say how far it is."""
+        self._active |= dict.fromkeys(sources, True)
+
     def raise_to(self, watermark: int, sources: Iterable[str]) -> None:
         """Raise sources to a watermark, because the windows before it are to be closed.
 

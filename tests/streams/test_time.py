@@ -263,6 +263,21 @@ def test_an_idle_input_that_was_closed_by_the_clock_stays_idle() -> None:
         assert counts(driver, out) == [2, 10, 10]
 
 
+def test_a_silence_before_a_record_does_not_count_for_the_clock_after_an_internal_topic() -> None:
+    app = sl.App("app")
+    topics = [
+        app.topic(name, value=Event, key="user", timestamp="at") for name in ("left", "right")
+    ]
+    out = by_kind(app.stream(*topics, close_idle="9s", idle=None))
+    with TestDriver(app, now_ms=BASE) as driver:
+        tick(driver, 20)
+        driver.run([(topics[0], event(0, 0))])
+        tick(driver, 8)
+        assert counts(driver, out) == []
+        tick(driver, 12)
+        assert counts(driver, out) == [1]
+
+
 @pytest.mark.parametrize("by", ["user", "kind"])
 def test_a_record_after_windows_were_closed_has_its_sliding_window(by: str) -> None:
     app, stream = app_of(close_idle="9s", idle=None)
