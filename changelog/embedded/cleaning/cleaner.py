@@ -72,9 +72,8 @@ class _Cleaning:
             cleaned = self._clean()
         except SegmentLeft:
             cleaned = False
-        if (
-            not cleaned
-        ):  # retention removed a segment; the next pass begins with those that are left
+        if not cleaned:
+            # The next pass begins with the segments that retention has left.
             result.end, result.whole = result.start, False
         return result
 
