@@ -208,7 +208,9 @@ class Explode(ExpressionNode):
         import polars as pl
 
         # Polars makes a row of null for an empty list.
-        return frame.filter(pl.col(self.column).list.len() > 0).explode(self.column)
+        return frame.filter(pl.col(self.column).list.len() > 0).explode(
+            self.column, empty_as_null=False
+        )
 
     def columns_needed(self, needed: set[str]) -> set[str]:
         """Return the needed columns and the list, which decides how many rows there are."""

@@ -56,4 +56,4 @@ def _items(lists: pl.Series) -> pl.DataFrame:
     import polars as pl
 
     table = pl.DataFrame([lists.alias(ITEM)]).with_row_index(LIST)
-    return table.filter(pl.col(ITEM).list.len() > 0).explode(ITEM)
+    return table.filter(pl.col(ITEM).list.len() > 0).explode(ITEM, empty_as_null=False)

@@ -27,6 +27,12 @@ COLUMNS = {
     "text": pa.array(["a", "bb", "ccc", None, "eeeee"]),
     "bytes": pa.array([b"a", b"bb", b"ccc", None, b"eeeee"]),
     "list": pa.array([[1], [2, 3], None, [4]]),
+    "large texts": pa.array([["a"], ["bb", None], None, []], pa.large_list(pa.string())),
+    "large bytes": pa.array([[b"a"], [b"bb", None], None], pa.large_list(pa.large_binary())),
+    "large structs": pa.array(
+        [[{"x": "a"}], None, [{"x": "bbb"}, {"x": None}]],
+        pa.large_list(pa.struct([("x", pa.large_string())])),
+    ),
     "pair": pa.array([[1, 2], [3, 4], None, [5, 6]], PAIR),
     "list of pairs": pa.array([[[1, 2], None], None, [[3, 4]], [None]], pa.list_(PAIR)),
     "struct": pa.array([{"pair": [1, 2]}, None, {"pair": None}], pa.struct([("pair", PAIR)])),

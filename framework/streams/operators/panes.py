@@ -232,7 +232,7 @@ class HoppingOperator(OverlappingOperator[HoppingWindow]):
             groups = windows.select(self._node.keys).unique()
             return self._state.scan(int(first), int(last) + size, groups)
         offsets = pl.int_ranges(0, size, step, dtype=pl.Int64)
-        panes = windows.with_columns(offsets.alias(_OFFSET)).explode(_OFFSET)
+        panes = windows.with_columns(offsets.alias(_OFFSET)).explode(_OFFSET, empty_as_null=False)
         panes = panes.select(pl.col(PANE) + pl.col(_OFFSET), *self._node.keys).unique()
         since = self._window.windows_of_panes(panes[PANE])
         looked_up = panes[since["row"]].with_columns(since["start"].alias(SINCE))
