@@ -126,7 +126,7 @@ def _running(raw: pl.DataFrame, got: pl.DataFrame) -> list[Check]:
 
 def _folds(raw: pl.DataFrame, got: pl.DataFrame) -> list[Check]:
     """Compare all running values; both frames are sorted by carrier, and ordered within each."""
-    both = pl.concat([raw, got.rename(lambda name: f"{name}_got")], how="horizontal")
+    both = raw.hstack(got.rename(lambda name: f"{name}_got"))
     checks = []
     for figure in FIGURES:
         same = pl.col(figure).eq_missing(pl.col(f"{figure}_got"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -162,7 +163,7 @@ class ColumnBatch:
             grouped = _ordered(rows, order).group_by(keys).agg(first, *needed.values())
             grouped = _by_first_row(grouped, len(rows))
             found.append(grouped if order is None else grouped.drop(keys))
-        return pl.concat(found, how="horizontal")
+        return reduce(pl.DataFrame.hstack, found)
 
     def _effective(self, order: _Order) -> _Order:
         """Return the order in which rows must be aggregated: None if they arrived in it."""

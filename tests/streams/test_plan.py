@@ -212,7 +212,9 @@ def test_compared_columns_are_used() -> None:
 def test_columns_of_expressions_are_computed_before_the_internal_topic() -> None:
     app, stream = flight_stream()
     figures = stream.group_by(sl.col("origin").str.slice(0, 1).alias("letter")).agg(
-        worst=sl.max(sl.col("delay") * 60), best=sl.top("carrier", 2, by=-sl.col("speed")), name="x"
+        worst=sl.max(sl.col("delay") * 60),
+        best=sl.top("carrier", 2, by=sl.col("speed") * -1),
+        name="x",
     )
     assert figures.columns == ["letter", "worst", "best", "timestamp"]
     stored = repartitions(app)["air-x-repartition"]
