@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable
 from decimal import Decimal
 from operator import attrgetter
@@ -13,7 +12,7 @@ import pyarrow as pa
 
 from strandline.changelog.depth import MAX_DEPTH
 from strandline.changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
-from strandline.framework.formats.schema import RowType, hints_of, is_typed
+from strandline.framework.formats.schema import RowType, hints_of, is_typed, item_type
 
 
 class TypeMirror:
@@ -95,7 +94,7 @@ def _hint(kind: pa.DataType) -> Any:
         return list[_hint(kind.value_type) | None]  # type: ignore[misc]
     if pa.types.is_decimal128(kind):
         return Annotated[Decimal, kind]
-    return next(hint for is_one, hint in _HINTS if is_one(kind))
+    return item_type(kind)
 
 
 def has_plain_names(kind: Any) -> bool:
@@ -115,20 +114,21 @@ def _check_type(kind: pa.DataType, name: str, owner: str, form: str) -> None:
     for index in range(kind.num_fields):
         _check_type(kind.field(index).type, name, owner, form)
     known = pa.types.is_struct(kind) or pa.types.is_list(kind) or pa.types.is_decimal128(kind)
-    if not known and not any(is_one(kind) for is_one, _ in _HINTS):
+    if not known and not any(is_one(kind) for is_one in _FORMED):
         raise InvalidConfig(
             f"field {name!r} of {owner} is {kind}, which has no form in {form}; use a number, decimal128,"
             " text, bool, bytes, datetime, date, a list or struct of these, or another serde"
         )
 
 
-_HINTS: list[tuple[Callable[[pa.DataType], bool], Any]] = [
-    (pa.types.is_boolean, bool),
-    (pa.types.is_integer, int),
-    (pa.types.is_floating, float),
-    (pa.types.is_string, str),
-    (pa.types.is_large_string, str),
-    (pa.types.is_binary, bytes),
-    (pa.types.is_timestamp, dt.datetime),
-    (pa.types.is_date, dt.date),
-]
+_FORMED = (
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_binary,
+    pa.types.is_timestamp,
+    pa.types.is_date,
+)
+"""Types without parts that have a form, besides decimals."""

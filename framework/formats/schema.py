@@ -279,9 +279,18 @@ def _field_type(hint: Any) -> FieldType:
     raise TypeError(f"no Arrow type stands for {getattr(hint, '__name__', hint)}")
 
 
+def item_type(arrow: pa.DataType) -> type | None:
+    """Return the Python type of the items of an Arrow type; None if no field can declare it.
+
+    >>> item_type(pa.int16()), item_type(pa.map_(pa.string(), pa.int64()))
+    (<class 'int'>, None)
+    """
+    return next((kind for is_one, kind in _ITEMS if is_one(arrow)), None)
+
+
 def _annotated_type(declared: Any, arrow: pa.DataType) -> FieldType:
     """Return the field type of `Annotated[declared, arrow]`. Raise TypeError if they differ."""
-    items = next((kind for is_one, kind in _ITEMS if is_one(arrow)), None)
+    items = item_type(arrow)
     if items is not (typing.get_origin(declared) or declared):
         named = "no type that can be declared" if items is None else items.__name__
         raise TypeError(f"the values of {arrow} are {named}, and the field is {declared}")
