@@ -74,11 +74,13 @@ def receive(source: socket.socket, most: int, deadline: Deadline | None) -> byte
 
 
 def send_all(target: socket.socket, data: bytes, deadline: Deadline) -> None:
-    """Send all of `data`. Raise OSError."""
+    """Send all of `data`. Raise OSError; otherwise the socket's own timeout is as before."""
+    own = target.gettimeout()
     view = memoryview(data)
     while view:
         within(target, deadline)
         view = view[target.send(view[:AT_ONCE_BYTES]) :]
+    target.settimeout(own)
 
 
 class Admission:

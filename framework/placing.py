@@ -89,7 +89,7 @@ def home(key: object, partitions: int) -> int | None:
 
 def _is_empty(store: AnyStore) -> bool:
     try:
-        page = store.reader().page(KeyRange(), 1)
+        page = store.reader.page(KeyRange(), 1)
     except StrandlineError:
         return False  # a task that reads the store gets the same error
     return page is not None and not page.entries and page.rest is None

@@ -120,18 +120,14 @@ class Changelogged:
         self._loose: list[ChangelogBatch] = []
         self._loose_bytes = 0
         self._thin_at = THIN_BYTES
-        self._position: StorePosition | None = engine.position()
+        self.position: StorePosition | None = engine.position()
+        """Changelog position that this state has reached, including the changes in memory."""
         self._moving: tuple[Layer, StorePosition] | None = None
         """Layer that a checkpoint writes, and the position it reaches; kept if the write fails."""
         self._applying = threading.Lock()
         """Guards the loose batches and the position. Held only briefly."""
         self._checkpointing = threading.Lock()
         """Held during a checkpoint. It is taken before `_applying`."""
-
-    @property
-    def position(self) -> StorePosition | None:
-        """Changelog position that this state has reached, including the changes in memory."""
-        return self._position
 
     @property
     def pending_bytes(self) -> int:
@@ -161,7 +157,8 @@ class Changelogged:
 
     def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the committed values of keys as of one moment, including loose batches."""
-        self.fold()
+        if self._loose:
+            self.fold()
         if len(keys) == 1:
             return [self.get(keys[0])]
         while True:
@@ -201,7 +198,7 @@ class Changelogged:
             self.counters.changes += len(batch)
             self._loose.append(batch)
             self._loose_bytes += batch.nbytes
-            self._position = position
+            self.position = position
             if self._loose_bytes > self._thin_at:
                 self._thin()
 
@@ -214,7 +211,7 @@ class Changelogged:
     def advance(self, position: StorePosition) -> None:
         """Set the position; the changelog has no further changes for this state before it."""
         with self._applying:
-            self._position = position
+            self.position = position
 
     def checkpoint(self) -> int:
         """Move all layers to the engine in one atomic write; return the number of changes.
@@ -243,13 +240,13 @@ class Changelogged:
             try:
                 self.engine.write(keys, values, position)
             finally:
-                self._position = self.engine.position()
+                self.position = self.engine.position()
 
     def wipe(self) -> None:
         """Delete all entries and the position, in memory and in the engine."""
         self._clear()
         self.engine.wipe()
-        self._position = self._moving = None
+        self.position = self._moving = None
 
     def approximate_num_entries(self) -> int:
         """Return the approximate number of keys; changes in memory count as further keys."""
@@ -304,7 +301,7 @@ class Changelogged:
                 self._layers.hold_as(_sorted_layer(batch))
                 self._set_loose([])
             layer = self._layers.hold()
-            return None if layer is None or self._position is None else (layer, self._position)
+            return None if layer is None or self.position is None else (layer, self.position)
 
 
 def _latest(batches: Sequence[ChangelogBatch]) -> ChangelogBatch:

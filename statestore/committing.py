@@ -44,6 +44,7 @@ class CommittingStore(TypedStore[K, V]):
         "_seen_activity",
         "_share",
         "_sweeper",
+        "reader",
         "revision",
     )
 
@@ -66,6 +67,8 @@ class CommittingStore(TypedStore[K, V]):
         self._share = memory.share(1)
         self._seen_activity: tuple[StorePosition | None, int] = (None, 0)
         self._in_use_until = 0.0
+        self.reader = CommittedReader(committed, types.values)
+        """Reader of the committed state, which other threads can use."""
         self.revision = 0
         """Number of steps whose changes were added by `absorb`."""
 
@@ -254,10 +257,6 @@ class CommittingStore(TypedStore[K, V]):
     def position(self) -> StorePosition | None:
         """Changelog position that the committed state has reached; None before a restore."""
         return self._committed.position
-
-    def reader(self) -> CommittedReader:
-        """Return a reader of the committed state that other threads can use."""
-        return CommittedReader(self._committed, self._values)
 
     def restore(
         self,

@@ -278,7 +278,7 @@ def look_up(layers: Iterable[Layer], key: bytes) -> bytes | None:
         value = layer.data.get(key, MISSING)
         if value is not MISSING:
             return value
-        if layer.ranges and key in layer.ranges:
+        if layer.ranges is not NO_RANGES and key in layer.ranges:
             return None
     return MISSING
 

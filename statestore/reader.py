@@ -92,6 +92,7 @@ class CommittedReader:
         self._values = values
         self._gate: UseGate = committed.gate
 
+    @property
     def position(self) -> StorePosition | None:
         """Return the changelog position up to which a read that begins now sees everything."""
         return self._committed.position

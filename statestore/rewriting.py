@@ -168,7 +168,7 @@ def _chunks(work: _Rewriting, store: AnyStore, after: bytes | None) -> Iterator[
     keys: list[bytes] = []
     values: list[bytes] = []
     size = 0
-    for key, data in store.reader().stored(after):
+    for key, data in store.reader.stored(after):
         if len(keys) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
             yield keys, values, keys[-1]
             keys, values, size = [], [], 0

@@ -19,7 +19,7 @@ A scan shows the store as of the call that started it, including earlier changes
 record. Changes made during the scan are allowed, and do not appear in it.
 
 A store is used by the thread of its task. `checkpoint` may run on another thread, and the object
-that `reader` returns works on any.
+`reader` works on any.
 """
 
 from __future__ import annotations

@@ -92,6 +92,6 @@ def _reason_in_all(
     store = open_store(replace(spec, engine="memory"), clock=clock, expiry=fit.expiry)
     try:
         store.restore(broker, tp, wait=READERS_WAIT_S)
-        return next(filter(None, (fit.reason(*entry) for entry in store.reader().stored())), None)
+        return next(filter(None, (fit.reason(*entry) for entry in store.reader.stored())), None)
     finally:
         store.close()

@@ -174,6 +174,8 @@ class ValueCodec:
 
     def body(self, data: bytes) -> bytes | None:
         """Return the bytes of the value itself, without its expiry; None if it has expired."""
+        if not self._has_expiry:
+            return data
         body, expires = split(data, self.expiry)
         return None if expires and expires <= self.now() else body
 

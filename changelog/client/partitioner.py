@@ -181,24 +181,19 @@ _FEW_KEYS = 16
 
 def _hash(key: bytes) -> int:
     """Return the hash of a key, unsigned."""
-    return _finish(_mixed(_SEED ^ len(key), key), key[len(key) & ~3 :])
+    state = _mixed(_SEED ^ len(key), key)
+    if len(key) & 3:
+        state = (state ^ int.from_bytes(key[len(key) & ~3 :], "little")) * _M & _WORD
+    state = (state ^ state >> 13) * _M & _WORD
+    return state ^ state >> 15
 
 
 def _mixed(state: int, words: bytes) -> int:
     """Return `state` after mixing in the whole four-byte words of a key."""
     for word in struct.unpack_from(f"<{len(words) >> 2}I", words):
         word = word * _M & _WORD
-        word = (word ^ word >> 24) * _M & _WORD
-        state = state * _M & _WORD ^ word
+        state = (state * _M ^ (word ^ word >> 24) * _M) & _WORD
     return state
-
-
-def _finish(state: int, tail: bytes) -> int:
-    """Return the hash, given the state after the whole words, and the last 0 to 3 bytes."""
-    if tail:
-        state = (state ^ int.from_bytes(tail, "little")) * _M & _WORD
-    state = (state ^ state >> 13) * _M & _WORD
-    return state ^ state >> 15
 
 
 def _buffers(keys: pa.BinaryArray) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:

@@ -62,6 +62,8 @@ class TaskManager:
     ) -> None:
         self.instances: list[TaskInstance] = []
         """Running instances: their stores are restored."""
+        self._by_place: dict[tuple[str, int], TaskInstance] = {}
+        """The same, by the name of the task and the partition; other threads read it too."""
         self.committed: dict[TopicPartition, CommittedOffset] = {}
         """Offsets of the running instances' inputs as of the last commit."""
         self.input_partitions: Partitions = input_partitions(context)
@@ -177,8 +179,15 @@ class TaskManager:
             release_all(parts)
             raise
         self.committed.update(committed)
-        # A new list replaces the old one, because other threads may be iterating over that.
         self.instances = sorted([*self.instances, *arrived], key=self._order)
+        self._by_place |= {_place_of(instance): instance for instance in arrived}
+
+    def running(self, task: str, partition: int) -> TaskInstance | None:
+        """Return the running instance of a task for a partition; None if there is none.
+
+        Thread-safe.
+        """
+        return self._by_place.get((task, partition))
 
     def _order(self, instance: TaskInstance) -> tuple[int, int]:
         return self._tasks.index(instance.spec), instance.partition
@@ -192,6 +201,7 @@ class TaskManager:
         self.checkpoint(leaving)
         for instance in leaving:
             self.instances.remove(instance)
+            del self._by_place[_place_of(instance)]
             instance.close(self.loop)
         for tp in partitions:
             self.committed.pop(tp, None)
@@ -239,6 +249,7 @@ class TaskManager:
     def _end_all(self, end: Callable[[TaskInstance], None]) -> None:
         self._openings.abandon()
         instances, self.instances = self.instances, []
+        self._by_place.clear()
         self.committed.clear()
         for instance in instances:
             end(instance)
@@ -267,6 +278,10 @@ class TaskManager:
         waiting = (waiting_of(committed.get(source.partition)) for source in parts.inputs)
         others = self._context.declared.tasks.keys() - {parts.spec.name}
         return any(not others.issuperset(of_partition.windows) for of_partition in waiting)
+
+
+def _place_of(instance: TaskInstance) -> tuple[str, int]:
+    return instance.spec.name, instance.partition
 
 
 def inputs_of(instance: TaskInstance) -> Partitions:

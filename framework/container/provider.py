@@ -55,16 +55,25 @@ class StoreProvider:
         self,
         app: str,
         tasks: Sequence[TaskSpec],
-        instances: Callable[[], Sequence[TaskInstance]],
+        running: Callable[[str, int], TaskInstance | None],
         is_certain: Callable[[], bool],
     ) -> None:
+        """Answer for the stores of these tasks.
+
+        Args:
+            app: Name of the app, for errors.
+            tasks: Tasks of the app.
+            running: Returns the running instance of a task, by the task's name and the number of
+                the partition; None if this worker has none. Called on any thread.
+            is_certain: Returns True if no other worker can own the partitions of this one.
+        """
         self._app = app
         self._stores = {
             store.name: _StoreOfTask(task, store, index)
             for task in tasks
             for index, store in enumerate(task.stores)
         }
-        self._instances = instances
+        self._running = running
         self._is_certain = is_certain
 
     def answer(self, request: Request) -> Answer:
@@ -131,11 +140,11 @@ class StoreProvider:
 
         None if this worker does not serve the partition, or has not reached `at_least`.
         """
-        for instance in list(self._instances()):
-            if instance.partition == number and instance.spec is store.task:
-                reader = instance.stores[store.position].reader()
-                return reader if _reaches(reader.position(), at_least) else None
-        return None
+        instance = self._running(store.task.name, number)
+        if instance is None:
+            return None
+        reader = instance.stores[store.position].reader
+        return reader if _reaches(reader.position, at_least) else None
 
 
 def _get_some(

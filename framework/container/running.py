@@ -224,9 +224,7 @@ def worker_on(
     )
     session = WorkerSession(context, _taking_back(declarations, join))
     if queries is not None:
-        provider = StoreProvider(
-            declared.app, context.tasks, lambda: tasks.instances, session.is_certain
-        )
+        provider = StoreProvider(declared.app, context.tasks, tasks.running, session.is_certain)
         queries.start(provider.answer)
     return Worker(context, tasks, session)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from strandline.framework.parts import Entry
 from strandline.framework.querying.folded import ReplayedSource
@@ -15,8 +15,9 @@ from strandline.statestore.engine import StorePosition
 from strandline.statestore.reader import PAGE_ENTRIES, KeyRange
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
-Question = Callable[[StoreDescription | None, Source], T]
+Question = Callable[Concatenate[StoreDescription | None, Source, P], T]
 """Reads from a source, given the store's description if a worker has ever sent it."""
 
 FIRST_PAGE_ENTRIES = 64
@@ -67,13 +68,16 @@ class CommittedSource:
         """Return the recorded declaration of the store; None if there is none."""
         return self._replayed.recorded()
 
-    def ask(self, question: Question[T]) -> T:
-        """Run `question` on the workers, or on the changelogs if no worker answers."""
-        description, source = self._current()
+    def ask(self, question: Question[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `question` on the workers, or on the changelogs if no worker answers.
+
+        It gets the other arguments after the description and the source.
+        """
+        description, source = self._known or self._current()
         try:
-            return question(description, source)
+            return question(description, source, *args, **kwargs)
         except NoWorkerAnswers:
-            return question(description, self._replayed)
+            return question(description, self._replayed, *args, **kwargs)
 
     def read(
         self, partitions: Collection[int], keys: Sequence[bytes]
@@ -114,11 +118,10 @@ class CommittedSource:
         return self.ask(lambda _description, source: source.count(partitions))
 
     def _current(self) -> tuple[StoreDescription | None, Source]:
-        if self._known is None:
-            try:
-                description = self._fleet.describe(self._store)
-            except NoWorkerAnswers:
-                return None, self._replayed
-            source = WorkerSource(self._fleet, self._store, description.inputs)
-            self._known = description, source
+        try:
+            description = self._fleet.describe(self._store)
+        except NoWorkerAnswers:
+            return None, self._replayed
+        source = WorkerSource(self._fleet, self._store, description.inputs)
+        self._known = description, source
         return self._known

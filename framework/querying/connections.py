@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -25,7 +26,7 @@ from strandline.framework.querying.messages import (
     QueryMessage,
     QueryWelcome,
     Request,
-    decode,
+    decoder,
     encode,
     read_frame,
 )
@@ -39,13 +40,12 @@ MAX_IDLE_CONNECTIONS = 32
 class WorkerConnection:
     """One connection to a worker, with a timeout for each call. Not thread-safe."""
 
-    __slots__ = ("_is_bounded", "_timeout", "socket")
+    __slots__ = ("_timeout", "socket")
 
     def __init__(self, connected: socket.socket, timeout: float) -> None:
         self.socket = connected
-        self._timeout = timeout
-        self._is_bounded = False
-        """True if the kernel enforces the timeout."""
+        self._timeout = 0.0
+        """Last timeout that `limit` has set."""
         self.socket.settimeout(timeout)
 
     def limit(self, timeout: float) -> None:
@@ -54,14 +54,11 @@ class WorkerConnection:
         Then a call is one system call; with a timeout of Python's it is two, because it waits by
         `poll` first. A timeout that is close to the last one is not set again.
         """
-        is_close = 0.8 * timeout <= self._timeout <= timeout + SLACK_S
-        if not is_close or not self._is_bounded:
-            self._timeout = timeout
-            self._is_bounded = bounded(self.socket, timeout, timeout)
-            if not self._is_bounded and self.socket.gettimeout() != timeout:
-                self.socket.settimeout(timeout)
-        elif self.socket.gettimeout() is not None:  # a long message was sent or received
-            self.socket.settimeout(None)
+        if 0.8 * timeout <= self._timeout <= timeout + SLACK_S:
+            return
+        self._timeout = timeout
+        if not bounded(self.socket, timeout, timeout):
+            self.socket.settimeout(timeout)
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
@@ -200,10 +197,10 @@ def _exchange(
         sent = connection.socket.send(data)
         if sent < len(data):
             send_all(connection.socket, data[sent:], Deadline(timeout))
-        frame = read_frame(connection.socket, MAX_ANSWER_BYTES, idle_s=timeout)
+        frame = read_frame(connection.socket, MAX_ANSWER_BYTES)
         if frame is None:
             raise OwnerUnavailable(f"the worker at {url} closed the connection")
-        return decode(frame, _or_failure(kind))
+        return _answer_decoder(kind)(frame)
     except (TimeoutError, BlockingIOError) as error:  # Python's timeout, or the kernel's
         connection.close()
         raise RequestTimedOut(f"no answer from the worker at {url} in {timeout:.1f} s") from error
@@ -216,8 +213,8 @@ def _exchange(
 
 
 @cache
-def _or_failure(kind: Any) -> Any:
-    return kind | QueryFailure
+def _answer_decoder(kind: Any) -> Callable[[bytes | bytearray], Any]:
+    return decoder(kind | QueryFailure)
 
 
 def _answer_or_raise(answer: Any) -> Any:

@@ -98,12 +98,12 @@ class StoreCodec:
     def key(self, key: Any) -> bytes:
         """Return the bytes of a key. Raises InvalidRecord."""
         try:
-            codec = self.codec(key)
+            codec = self.keys or codec_of(key)
             return codec.encode(codec.admit(key))
         except (InvalidRecord, InvalidConfig) as error:
             raise InvalidRecord(f"store {self.name!r}: {error}") from error
 
-    @property
+    @cached_property
     def may_be_placed(self) -> bool:
         """True if the partitioner may have chosen the partition of a key by the key itself."""
         return self.keys is None or not self.keys.is_foreign

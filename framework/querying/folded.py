@@ -88,7 +88,7 @@ class ReplayedSource:
     def position(self, partition: int) -> StorePosition | None:
         with self._lock:
             self._catch_up([partition])
-            return self._readers[partition].position()
+            return self._readers[partition].position
 
     def continued(
         self, partition: int, found: Mapping[bytes, bytes], at: StorePosition | None
@@ -156,7 +156,7 @@ class ReplayedSource:
         )
         self._expiry = expiry
         self._parts = [open_store(spec, now=self._now, expiry=expiry) for _ in self._partitions]
-        self._readers = [part.reader() for part in self._parts]
+        self._readers = [part.reader for part in self._parts]
 
 
 def long_ago() -> int:

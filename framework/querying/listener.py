@@ -51,7 +51,7 @@ from strandline.framework.querying.messages import (
     QueryMessage,
     QueryWelcome,
     Request,
-    decode,
+    decoder,
     encode,
     read_frame,
 )
@@ -218,7 +218,7 @@ class Listener:
             received = read_frame(client, MAX_HELLO_BYTES, deadline)
             if received is None:
                 return False
-            version = decode(received, QueryHello).version
+            version = decoder(QueryHello)(received).version
             if version != WIRE_VERSION:
                 raise InvalidRequest(
                     f"the client speaks version {version} of queries, the worker version "
@@ -245,10 +245,10 @@ class Listener:
 
     def _serve_all(self, client: socket.socket) -> None:
         """Answer requests one after another until the connection must be closed."""
-        plain = bounded(client, IDLE_SECONDS, SEND_SECONDS)
+        if not bounded(client, IDLE_SECONDS, SEND_SECONDS):
+            client.settimeout(IDLE_SECONDS)
         while self._serve_one(client):
-            if plain and client.gettimeout() is not None:
-                client.settimeout(None)
+            pass
 
     def _serve_one(self, client: socket.socket) -> bool:
         """Answer the next request; return False if the connection must be closed."""
@@ -259,7 +259,7 @@ class Listener:
             taken.append(size)
 
         try:
-            frame = read_frame(client, MAX_REQUEST_BYTES, idle_s=IDLE_SECONDS, taking=take)
+            frame = read_frame(client, MAX_REQUEST_BYTES, taking=take)
             if frame is not None:
                 self._reply(client, frame)
             return frame is not None
@@ -305,7 +305,7 @@ class Listener:
 
     def _answered(self, frame: bytes | bytearray) -> Answer | QueryFailure:
         try:
-            return self._answer(decode(frame, Request))
+            return self._answer(_decode_request(frame))
         except Exception as error:
             if not isinstance(error, StrandlineError):
                 text = printable(traceback.format_exc())
@@ -337,6 +337,7 @@ def _not_yet(request: Request) -> Answer:
 
 
 _CLOCK = SystemClock()
+_decode_request = decoder(Request)
 _BUSY = RequestTimedOut(
     f"the worker (process {os.getpid()}) has more queries than it may answer at once; try again"
 )

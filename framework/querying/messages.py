@@ -181,17 +181,25 @@ def encode(message: QueryMessage) -> bytes:
     return len(body).to_bytes(HEAD_BYTES, "big") + body
 
 
-def decode(body: bytes | bytearray, kinds: Any) -> Any:
-    """Return the message of one of the types `kinds` in `body`. Raises InvalidRequest.
+@cache
+def decoder(kinds: Any) -> Callable[[bytes | bytearray], Any]:
+    """Return a function that decodes a message of one of the types `kinds` from its body.
 
-    >>> decode(encode(QueryWelcome(1))[4:], QueryWelcome).version
+    The function raises InvalidRequest.
+
+    >>> decoder(QueryWelcome)(encode(QueryWelcome(1))[4:]).version
     1
     """
-    try:
-        check_msgpack(body)
-        return _decoder(kinds).decode(body)
-    except UNREADABLE as error:
-        raise InvalidRequest(f"cannot read a message of a query: {error}") from error
+    unchecked = unchecked_msgpack_decoder(kinds).decode
+
+    def decode(body: bytes | bytearray) -> Any:
+        try:
+            check_msgpack(body)
+            return unchecked(body)
+        except UNREADABLE as error:
+            raise InvalidRequest(f"cannot read a message of a query: {error}") from error
+
+    return decode
 
 
 def read_frame(
@@ -199,7 +207,6 @@ def read_frame(
     limit: int,
     deadline: Deadline | None = None,
     *,
-    idle_s: float | None = None,
     taking: Callable[[int], None] = lambda _: None,
 ) -> bytes | bytearray | None:
     """Return the body of the next frame; None if the other side has closed the connection.
@@ -208,29 +215,39 @@ def read_frame(
         source: The connection.
         limit: Maximum number of bytes of the body.
         deadline: Deadline for the whole frame, extended for the bytes that have arrived, by the
-            time that they take at MIN_BYTES_PER_S; None for no deadline. An announced size gains
-            no time.
-        idle_s: Seconds to wait for the first byte. If given, the deadline begins with that byte.
+            time that they take at MIN_BYTES_PER_S. An announced size gains no time. Without a
+            deadline, the first byte is awaited as long as the connection's own timeout allows, and
+            the deadline begins with that byte, in REQUEST_SECONDS.
         taking: Called with the body's size before memory is allocated for it.
 
     Raises:
         InvalidRequest: The body is too large, or another frame follows it.
         OSError: The connection has failed; TimeoutError if the deadline has passed.
     """
-    if idle_s is not None:
-        if source.gettimeout() not in (None, idle_s):
-            source.settimeout(idle_s)  # without a timeout, the kernel enforces it (`bounded`)
-        first = source.recv(AT_ONCE_BYTES)
-        if (
-            HEAD_BYTES
-            <= len(first)
-            == HEAD_BYTES + int.from_bytes(first[:HEAD_BYTES], "big")
-            <= HEAD_BYTES + limit
-        ):
-            return first[HEAD_BYTES:]  # the usual case: the whole frame arrives at once
-        deadline = Deadline(REQUEST_SECONDS)
-    else:
-        first = receive(source, AT_ONCE_BYTES, deadline)  # usually the whole frame
+    if deadline is not None:
+        return _frame(source, receive(source, AT_ONCE_BYTES, deadline), limit, deadline, taking)
+    first = source.recv(AT_ONCE_BYTES)
+    if (
+        HEAD_BYTES
+        <= len(first)
+        == HEAD_BYTES + int.from_bytes(first[:HEAD_BYTES], "big")
+        <= HEAD_BYTES + limit
+    ):
+        return first[HEAD_BYTES:]  # the usual case: the whole frame arrives at once
+    own = source.gettimeout()
+    frame = _frame(source, first, limit, Deadline(REQUEST_SECONDS), taking)
+    source.settimeout(own)
+    return frame
+
+
+def _frame(
+    source: socket.socket,
+    first: bytes,
+    limit: int,
+    deadline: Deadline,
+    taking: Callable[[int], None],
+) -> bytes | bytearray | None:
+    """Return the body of the frame that begins with `first`; None as `read_frame`."""
     while 0 < len(first) < HEAD_BYTES:
         more = receive(source, AT_ONCE_BYTES, deadline)
         first = first + more if more else b""
@@ -247,9 +264,7 @@ def read_frame(
     return _whole(source, first[HEAD_BYTES:], size, deadline)
 
 
-def _whole(
-    source: socket.socket, first: bytes, size: int, deadline: Deadline | None
-) -> bytearray | None:
+def _whole(source: socket.socket, first: bytes, size: int, deadline: Deadline) -> bytearray | None:
     """Return `size` bytes that begin with `first`; None if the other side has closed."""
     body = bytearray(first)
     while len(body) < size:
@@ -257,14 +272,8 @@ def _whole(
         if not more:
             return None
         body += more
-        if deadline is not None:
-            deadline.extend(len(more) / MIN_BYTES_PER_S)
+        deadline.extend(len(more) / MIN_BYTES_PER_S)
     return body
-
-
-@cache
-def _decoder(kinds: Any) -> msgspec.msgpack.Decoder[Any]:
-    return unchecked_msgpack_decoder(kinds)
 
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -35,16 +35,16 @@ class Placement:
 
     def home(self, key: object) -> int | None:
         """Return the only partition that can have a key; None if each of them can."""
-        return home(key, self._partitions) if self._is_placed() else None
-
-    def _is_placed(self) -> bool:
         now = self._clock.monotonic()
         if now >= self._until:
-            with self._lock:  # one thread reads the log, others wait for its answer
-                if now >= self._until:
-                    self._placed = self._read()
-                    self._until = now + PLACED_SECONDS
-        return self._placed
+            self._look_up(now)
+        return home(key, self._partitions) if self._placed else None
+
+    def _look_up(self, now: float) -> None:
+        with self._lock:  # one thread reads the log, others wait for its answer
+            if now >= self._until:
+                self._placed = self._read()
+                self._until = now + PLACED_SECONDS
 
     def _read(self) -> bool:
         try:

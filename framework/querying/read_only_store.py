@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from strandline.changelog.errors import InvalidConfig, InvalidRecord, InvalidRequest, Retriable
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 V = TypeVar("V")
 D = TypeVar("D")
-T = TypeVar("T")
 
 Time = datetime | int | None
 """Start of a window: a datetime, ms since the epoch, or None for no limit."""
@@ -104,7 +102,7 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
             KeyInSeveralPartitions: Several partitions have values that cannot be merged.
             InvalidRecord: `key` or its value has another type than declared or given.
         """
-        return self._ask(lambda form, source: self._get(form, source, key, default, None))
+        return self._committed.ask(self._get, key, default, None)
 
     def __getitem__(self, key: K) -> V:
         """Return the value of a key, or the store's default if the key has no value.
@@ -112,14 +110,14 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
         Raises:
             KeyError: The key has no value and the store has no default.
         """
-        value = self._ask(lambda form, source: self._get(form, source, key, UNSET, UNSET))
+        value = self._committed.ask(self._get, key, UNSET, UNSET)
         if value is UNSET:
             raise KeyError(key)
         return value  # type: ignore[no-any-return]
 
     def __contains__(self, key: K) -> bool:
         """Return True if the key has a value; a default of the store does not count."""
-        return self._ask(lambda form, source: self._find(form, source, key)) is not None
+        return self._committed.ask(self._has, key)
 
     def get_many(self, keys: Iterable[K]) -> dict[K, V]:
         """Return the values of several keys, which takes fewer requests than `get` for each.
@@ -138,7 +136,7 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
         found: dict[K, V] = {}
         for start in range(0, len(wanted), MAX_KEYS_PER_REQUEST):
             some = wanted[start : start + MAX_KEYS_PER_REQUEST]
-            found |= self._ask(partial(self._get_some, keys=some))
+            found |= self._committed.ask(self._get_some, some)
         return found
 
     def range(
@@ -160,7 +158,7 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
             InvalidRecord: A key or value has another type than declared or given.
             InvalidRequest: A bound is given, and the keys are written as JSON.
         """
-        form = self._ask(lambda form, _source: form)
+        form = self._current_form()
         first = FIRST_KEY if lower is None else form.codec(lower).bound(lower)
         last = None if upper is None else form.codec(upper).bound(upper)
         return self._scan(KeyRange(first, last, reverse))
@@ -180,7 +178,7 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
             InvalidRecord: A key or value has another type than declared or given.
             InvalidRequest: The keys are written as JSON, which have no order.
         """
-        form = self._ask(lambda form, _source: form)
+        form = self._current_form()
         return self._scan(KeyRange(*form.codec(prefix).prefix(prefix), reverse))
 
     def all(self, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
@@ -342,13 +340,24 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
             return None
         return GroupQuery(form_of(self.name, as_recorded(recorded), UNSET, UNSET), groups)
 
-    def _get(self, form: StoreCodec, source: Source, key: Any, default: Any, otherwise: Any) -> Any:
+    def _get(
+        self,
+        description: StoreDescription | None,
+        source: Source,
+        key: Any,
+        default: Any,
+        otherwise: Any,
+    ) -> Any:
+        form = self._known or self._form(description)
         data = self._find(form, source, key)
         if data is not None:
             return form.value_of(data)
         if default is not UNSET:
             return default
         return otherwise if form.default is UNSET else form.default
+
+    def _has(self, description: StoreDescription | None, source: Source, key: Any) -> bool:
+        return self._find(self._form(description), source, key) is not None
 
     def _find(self, form: StoreCodec, source: Source, key: Any) -> bytes | None:
         """Return the stored bytes of a key, merged over partitions; None if it has no value."""
@@ -357,7 +366,10 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
         found = {number: value for number, [value] in values.items() if value is not None}
         return form.parts.whole(name, found) if found else None
 
-    def _get_some(self, form: StoreCodec, source: Source, keys: list[K]) -> dict[K, V]:
+    def _get_some(
+        self, description: StoreDescription | None, source: Source, keys: list[K]
+    ) -> dict[K, V]:
+        form = self._form(description)
         names: dict[K, bytes] = {}
         for key in keys:
             name = form.key(key)
@@ -383,15 +395,13 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
         return self._partitions if home is None else (home,)
 
     def _scan(self, bounds: KeyRange) -> Iterator[tuple[K, V]]:
-        form = self._ask(lambda form, _source: form)
+        form = self._current_form()
         streams = [self._committed.stream(number, bounds) for number in self._partitions]
         found = form.parts.scan(streams, reverse=bounds.reverse)
         return ((form.key_of(key), form.value_of(data)) for key, data in found)
 
-    def _ask(self, question: Callable[[StoreCodec, Source], T]) -> T:
-        return self._committed.ask(
-            lambda description, source: question(self._form(description), source)
-        )
+    def _current_form(self) -> StoreCodec:
+        return self._committed.ask(lambda description, _source: self._form(description))
 
     def _form(self, description: StoreDescription | None) -> StoreCodec:
         if description is None:

@@ -97,25 +97,23 @@ class Fleet:
         self._connections = connections
         self._clock = clock
         self._deadline = deadline
-        self._holders: Mapping[TopicPartition, str] = {}
+        self._holders: Mapping[tuple[str, int], str] = {}
+        """URL of the worker of each input partition."""
         self._urls: Sequence[str] = ()
         self._names: dict[str, str] = {}
         """Names of the workers for errors, by URL."""
 
     def describe(self, store: str) -> StoreDescription:
         """Return the description of a store. Raises NoWorkerAnswers, RequestTimedOut."""
-
-        def ask_any(call: QueryCall) -> StoreDescription | None:
+        attempts = Attempts(self._connections, self._clock, self._deadline)
+        while True:
             for url in self._urls:
                 with contextlib.suppress(*NO_ANSWER_ERRORS):  # any worker can describe a store
-                    description: StoreDescription = call(url, Describe(store), StoreDescription)
+                    description: StoreDescription = attempts.ask(
+                        url, Describe(store), StoreDescription
+                    )
                     return description
-            return None
-
-        described: StoreDescription = self._until_done(
-            ask_any, lambda: f"description of store {self.app}/{store}"
-        )
-        return described
+            self._prepare_next(attempts, lambda: f"description of store {self.app}/{store}")
 
     def changelog_ends(
         self, store: str, partitions: Collection[int]
@@ -143,49 +141,32 @@ class Fleet:
         Raises NoWorkerAnswers, RequestTimedOut, and the errors of the workers.
         """
         left = sorted(partitions)
-
-        def ask_workers(call: QueryCall) -> bool | None:
+        attempts = Attempts(self._connections, self._clock, self._deadline)
+        while True:
             for url, numbers in self._by_holder(left, inputs).items():
                 try:
-                    answered = ask(call, url, numbers)
+                    answered = ask(attempts.ask, url, numbers)
                 except NO_ANSWER_ERRORS:
                     continue
-                left[:] = [number for number in left if number not in answered]
-            return None if left else True
+                left = [number for number in left if number not in answered]
+            if not left:
+                return
+            self._prepare_next(attempts, partial(self._unanswered, store, left, inputs))
 
-        self._until_done(ask_workers, lambda: self._unanswered(store, left, inputs))
+    def _prepare_next(self, attempts: Attempts, what: Callable[[], str]) -> None:
+        """Wait, and look up which workers own the partitions now.
 
-    def _until_done(self, attempt: Callable[[QueryCall], Any], what: Callable[[], str]) -> Any:
-        """Call `attempt` until its result is not None, and return that.
-
-        The partitions' workers are looked up again before each attempt but the first. Workers that
-        do not answer are recorded for the error of a timeout.
+        There is no wait if no worker was known. Raises NoWorkerAnswers, and RequestTimedOut, which
+        says with `what` for which question there is no answer.
         """
-        until = self._clock.monotonic() + self._deadline
-        pause = FIRST_PAUSE_S
-        silent: dict[str, Retriable] = {}
-
-        def ask(url: str, request: Request, answer: Any) -> Any:
-            left = max(FIRST_PAUSE_S, until - self._clock.monotonic())
-            try:
-                result = self._connections.ask(url, request, answer, min(left, ATTEMPT_SECONDS))
-            except NO_ANSWER_ERRORS as error:
-                silent[url] = error
-                raise
-            silent.pop(url, None)
-            return result
-
-        while True:
-            if self._urls and (found := attempt(ask)) is not None:
-                return found
-            if self._clock.monotonic() >= until:
-                raise RequestTimedOut(
-                    f"no worker has answered within {self._deadline:g} s: {what()}; {self._why(silent)}"
-                )
-            if self._urls:
-                threading.Event().wait(pause)
-                pause = min(2 * pause, MAX_PAUSE_S)
-            self._look_up()
+        if attempts.is_over():
+            raise RequestTimedOut(
+                f"no worker has answered within {self._deadline:g} s: {what()}; "
+                f"{self._why(attempts.silent)}"
+            )
+        if self._urls:
+            attempts.wait()
+        self._look_up()
 
     def _why(self, silent: Mapping[str, Retriable]) -> str:
         there = [url for url in silent if url in self._urls]
@@ -198,7 +179,7 @@ class Fleet:
         )
 
     def _look_up(self) -> None:
-        holders: dict[TopicPartition, str] = {}
+        holders: dict[tuple[str, int], str] = {}
         urls: list[str] = []
         for member in self._broker.describe_group(self.app).members:
             url = next(filter(self._connections.reaches, member.servers), None)
@@ -213,21 +194,55 @@ class Fleet:
     def _by_holder(self, left: Sequence[int], inputs: Collection[str]) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
         for number in left:
-            url = self._holder(number, inputs)
-            if url is not None:
-                found.setdefault(url, []).append(number)
+            for topic in inputs:
+                url = self._holders.get((topic, number))
+                if url is not None:
+                    found.setdefault(url, []).append(number)
+                    break
         return found
 
-    def _holder(self, number: int, inputs: Collection[str]) -> str | None:
-        for topic in inputs:
-            url = self._holders.get(TopicPartition(topic, number))
-            if url is not None:
-                return url
-        return None
-
     def _unanswered(self, store: str, left: Sequence[int], inputs: Collection[str]) -> str:
-        names = [f"{n} ({self._holder(n, inputs) or 'no worker has it'})" for n in left]
+        holders = {n: url for url, some in self._by_holder(left, inputs).items() for n in some}
+        names = [f"{n} ({holders.get(n, 'no worker has it')})" for n in left]
         return f"store {self.app}/{store}, partition {', '.join(names)}"
+
+
+class Attempts:
+    """The attempts of one query to get an answer from workers, until its deadline."""
+
+    __slots__ = ("_clock", "_connections", "_pause_s", "_until", "silent")
+
+    def __init__(self, connections: Connections, clock: Clock, deadline: float) -> None:
+        self._connections = connections
+        self._clock = clock
+        self._until = clock.monotonic() + deadline
+        self._pause_s = FIRST_PAUSE_S
+        self.silent: dict[str, Retriable] = {}
+        """Error of each worker that has not answered its last request, by URL."""
+
+    def ask(self, url: str, request: Request, answer: Any) -> Any:
+        """Return the answer of type `answer` of the worker at `url`.
+
+        Raises OwnerUnavailable, RequestTimedOut, and the worker's errors.
+        """
+        left = max(FIRST_PAUSE_S, self._until - self._clock.monotonic())
+        try:
+            result = self._connections.ask(url, request, answer, min(left, ATTEMPT_SECONDS))
+        except NO_ANSWER_ERRORS as error:
+            self.silent[url] = error
+            raise
+        if self.silent:
+            self.silent.pop(url, None)
+        return result
+
+    def is_over(self) -> bool:
+        """Return True after the deadline."""
+        return self._clock.monotonic() >= self._until
+
+    def wait(self) -> None:
+        """Wait before the next attempt, each time longer."""
+        threading.Event().wait(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
 
 
 class WorkerSource:
@@ -275,10 +290,12 @@ class WorkerSource:
         whole = len(keys)
         if got.full or len(request.keys) < whole:
             return self._read_on(call, request, got, keys)
+        found: dict[int, list[bytes | None]] = {}
         for part in got.parts:
             self._note_position(part.partition, part.at)
-        whole_parts = (part for part in got.parts if len(part.values) == whole)
-        return {part.partition: part.values for part in whole_parts if part.partition in some}
+            if len(part.values) == whole and part.partition in some:
+                found[part.partition] = part.values
+        return found
 
     def _read_on(
         self,

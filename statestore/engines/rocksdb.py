@@ -135,7 +135,10 @@ class RocksEngine:
         return self._position is None
 
     def get(self, key: bytes) -> bytes | None:
-        return None if self._is_absent() else self._guarded("read", self._db.get, key)
+        if self._db is None and self._is_absent():
+            return None
+        found: bytes | None = self._guarded("read", self._db.get, key)
+        return found
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         if self._is_absent():

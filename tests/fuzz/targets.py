@@ -316,7 +316,7 @@ QUERY_KINDS = (
 def read_query(data: bytes) -> None:
     """Decode a query message of the kind given by the first byte."""
     if data:
-        said = queries.decode(data[1:], QUERY_KINDS[data[0] % len(QUERY_KINDS)])
+        said = queries.decoder(QUERY_KINDS[data[0] % len(QUERY_KINDS)])(data[1:])
         if isinstance(said, queries.StoreDescription):
             form_of("app/store", said, UNSET, UNSET)
 

@@ -55,7 +55,7 @@ from strandline.framework.querying.messages import (
     Request,
     Scanned,
     ScanRange,
-    decode,
+    decoder,
     encode,
     read_frame,
 )
@@ -95,7 +95,7 @@ def dial(endpoint: QueryEndpoint) -> socket.socket:
 def received(connection: socket.socket) -> object:
     """Return the worker's message; None if it has closed the connection."""
     frame = read_frame(connection, MAX_REQUEST_BYTES)
-    return None if frame is None else decode(frame, QueryWelcome | KeyCounts | QueryFailure)
+    return None if frame is None else decoder(QueryWelcome | KeyCounts | QueryFailure)(frame)
 
 
 # Answers ---------------------------------------------------------------------------------------
@@ -114,11 +114,13 @@ def provider() -> StoreProvider:
     totals.committed(5, 0)
 
     class Instance:
-        partition = 2
+        pass
 
     instance = Instance()
     instance.spec, instance.stores = spec, stores  # type: ignore[attr-defined]
-    provider = StoreProvider("shop", [spec], lambda: [instance], lambda: certain[0])  # type: ignore[list-item]
+    provider = StoreProvider(
+        "shop", [spec], lambda _, n: instance if n == 2 else None, lambda: certain[0]
+    )  # type: ignore[arg-type, return-value]
     certain = [True]
     provider.certain = certain  # type: ignore[attr-defined]
     return provider
@@ -587,12 +589,10 @@ def test_a_long_answer_comes_in_pages(size: int) -> None:
     spec = made.app.declared.tasks["tally"]
 
     class Instance:
-        def __init__(self, partition: int) -> None:
-            self.partition, self.spec = partition, spec
-            self.stores = [store] * len(spec.stores)
+        stores = [store] * len(spec.stores)
 
-    instances: Any = [Instance(0), Instance(1)]
-    provider = StoreProvider("shop", [spec], lambda: instances, lambda: True)
+    instances: Any = {0: Instance(), 1: Instance()}
+    provider = StoreProvider("shop", [spec], lambda _, n: instances.get(n), lambda: True)
     answers: list[int] = []
 
     class Here(Connections):
@@ -625,12 +625,10 @@ def test_small_values_do_not_make_a_worker_read_large_ones_at_once() -> None:
     spec = shop("/nowhere").app.declared.tasks["tally"]
 
     class Instance:
-        partition = 0
         stores = [store] * len(spec.stores)
 
-    Instance.spec = spec  # type: ignore[attr-defined]
-    instances: Any = [Instance()]
-    provider = StoreProvider("shop", [spec], lambda: instances, lambda: True)
+    instances: Any = {0: Instance()}
+    provider = StoreProvider("shop", [spec], lambda _, n: instances.get(n), lambda: True)
     missing, large = (key_codec(str).encode(key) for key in ("missing", "large"))
     got = provider.answer(GetKeys("raw", [0], [missing] * 100 + [large] * 1_000, {}))
     assert isinstance(got, FoundKeys)
@@ -655,7 +653,7 @@ def test_a_claimed_size_gains_a_worker_no_time(monkeypatch: pytest.MonkeyPatch) 
     threading.Thread(target=drip, daemon=True).start()
     before = time.monotonic()
     with near, pytest.raises(TimeoutError):
-        read_frame(near, MAX_ANSWER_BYTES, idle_s=10.0)
+        read_frame(near, MAX_ANSWER_BYTES)
     assert time.monotonic() - before < 8
 
 

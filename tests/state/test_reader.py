@@ -63,7 +63,7 @@ def entries(reader: CommittedReader, bounds: KeyRange, limit: int = PAGE_ENTRIES
 
 
 def test_only_committed_values_are_read(store: PartitionStore[str, int]) -> None:
-    reader = store.reader()
+    reader = store.reader
     commit(store, {"a": 1, "b": 2})
     store["a"], store["c"] = 7, 7
     names = [key_codec(str).encode(key) for key in "abc"]
@@ -82,7 +82,7 @@ def test_only_committed_values_are_read(store: PartitionStore[str, int]) -> None
 def test_a_scan_in_pages_gives_each_entry_once_in_order(
     store: PartitionStore[str, int], reverse: bool
 ) -> None:
-    reader = store.reader()
+    reader = store.reader
     commit(store, {key: n for n, key in enumerate(KEYS)})
     store.checkpoint()
     commit(store, {key: n for n, key in enumerate(KEYS) if n % 3 == 0} | {KEYS[1]: None})
@@ -96,7 +96,7 @@ def test_expired_values_are_not_read_and_a_page_skips_a_bounded_number_of_them()
     clock = ManualClock(1_000_000)
     spec: StoreSpec[str, int] = StoreSpec("n", value=int, ttl_ms=1_000, engine="memory")
     store = open_store(spec, clock=clock)
-    reader = store.reader()
+    reader = store.reader
     commit(store, dict.fromkeys(KEYS, 1))
     clock.advance(1_001)
     store.put("z", 2)
@@ -113,7 +113,7 @@ def test_expired_values_are_not_read_and_a_page_skips_a_bounded_number_of_them()
 
 
 def test_a_closed_store_cannot_be_read(store: PartitionStore[str, int]) -> None:
-    reader = store.reader()
+    reader = store.reader
     commit(store, {"a": 1})
     store.close()
     assert reader.get_many(NAMES) is None
@@ -130,7 +130,7 @@ def test_closing_waits_for_a_read_and_makes_it_end_early(
     closing = threading.Thread(target=store.close)
     closing.start()
     eventually(lambda: gate.is_shut, what="the gate shut")
-    page = store.reader()._page(KeyRange(), PAGE_ENTRIES)  # as a reader that is still inside
+    page = store.reader._page(KeyRange(), PAGE_ENTRIES)  # as a reader that is still inside
     assert page.entries == [(NAMES[0], b"\x01")]
     assert page.rest == KeyRange().after_key(NAMES[0])
     assert closing.is_alive()
@@ -189,7 +189,7 @@ def test_under_load_every_read_is_one_commit_and_none_goes_back(
     store: PartitionStore[str, int], switching: None
 ) -> None:
     """Each commit n sets all keys to n. Checkpoints run on another thread."""
-    reader = store.reader()
+    reader = store.reader
     commit(store, dict.fromkeys(KEYS, 0))
     stop = threading.Event()
     wrong: list[str] = []

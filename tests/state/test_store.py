@@ -619,7 +619,7 @@ def test_concurrent_readers_see_all_cached_values_of_the_task() -> None:
     store = open_store(spec, counters=counters)
     store["a"] = 1
     commit(store)
-    reader = store.reader()
+    reader = store.reader
     names = [key_codec(str).encode(key) for key in ("a", "b")]
     found = [reader.get_many(some) for some in (names, names[:1])]
     assert [None if one is None else len(one.values) for one in found] == [2, 1]

@@ -390,7 +390,7 @@ def test_the_last_closed_window_is_applied_before_panes_are_deleted(window: Any)
     seen: list[Any] = []
 
     def look() -> None:
-        [closed] = parts["agg-closed"].reader().get_many([key_codec(str).encode("last")]).values
+        [closed] = parts["agg-closed"].reader.get_many([key_codec(str).encode("last")]).values
         seen.append(closed)
 
     apply = type(parts["agg"]).committed
