@@ -71,9 +71,9 @@ class Blows:
         slot = self.chance.choice(self.field.running())
         process = self.field.process(slot)
         with contextlib.suppress(TimeoutError):  # the report counts how often it worked
-            wait_for(lambda: process.has_stores or not process.is_running, 20, "a worker's stores")
+            wait_for(lambda: process.has_stores or not process.is_running, 60, "a worker's stores")
             process.send_usr1()
-            wait_for(lambda: not process.is_running, 5, "its next commit")
+            wait_for(lambda: not process.is_running, 30, "its next commit")
             self.report.killed_in_a_commit += 1
         process.kill()
         self.field.start(slot)

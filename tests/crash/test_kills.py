@@ -18,13 +18,17 @@ import pytest
 
 from strandline.changelog.embedded.checking.findings import Severity
 from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.layout import STATE
 from strandline.changelog.local_storage import LocalStorage
 from strandline.statestore.checking.stores import check_stores
+from strandline.statestore.engines.rocksdb import DATABASE
 from tests.crash.victim import Process, live
 
 SHORT, LONG = 0.4, 2.5
 """Longest lives in seconds, opening and restore included. Half of the lives are short."""
 FIRST_WORDS = 50
+STORES = 6
+"""Number of partitions of all stores, that of the timers included."""
 BOUND = 60.0
 LIVES = 10
 """Number of lives in one folder before it is judged."""
@@ -38,8 +42,11 @@ def processes() -> ForkServerContext:
     return context
 
 
-def kill_one(processes: ForkServerContext, folder: Path, chance: Random, *, words: int = 0) -> None:
-    """Start a process, and kill it some time later, or after it has sent `words` words."""
+def kill_one(processes: ForkServerContext, folder: Path, chance: Random, *, is_first: bool) -> None:
+    """Start a process, and kill it some time later.
+
+    The first one is killed after it has sent FIRST_WORDS words and has written all stores.
+    """
     begun = processes.Event()
     victim = processes.Process(
         target=live,
@@ -50,8 +57,8 @@ def kill_one(processes: ForkServerContext, folder: Path, chance: Random, *, word
     victim.start()
     try:
         assert begun.wait(BOUND)
-        if words:
-            _wait_for_words(folder, victim, words)
+        if is_first:
+            _wait_for_stores(folder, victim)
         victim.join(chance.random() * chance.choice((SHORT, LONG)))
         assert victim.is_alive(), f"it ended by itself: {victim.exitcode}"
     finally:
@@ -59,12 +66,17 @@ def kill_one(processes: ForkServerContext, folder: Path, chance: Random, *, word
         victim.join(BOUND)
 
 
-def _wait_for_words(folder: Path, victim: BaseProcess, words: int) -> None:
+def _wait_for_stores(folder: Path, victim: BaseProcess) -> None:
     deadline = time.monotonic() + BOUND
-    while len(acknowledged(folder)) < words:
-        assert time.monotonic() < deadline, "it sends nothing"
+    while len(acknowledged(folder)) < FIRST_WORDS or num_written(folder) < STORES:
+        assert time.monotonic() < deadline, "it sends nothing, or does not write its stores"
         victim.join(0.01)
         assert victim.is_alive(), f"it ended by itself: {victim.exitcode}"
+
+
+def num_written(folder: Path) -> int:
+    """Return the number of stores that have a database."""
+    return sum(1 for _ in (folder / "log" / STATE).rglob(f"{DATABASE}/CURRENT"))
 
 
 def acknowledged(folder: Path) -> set[int]:
@@ -89,7 +101,7 @@ def judge(folder: Path) -> int:
     check_stores(folder / "log", checked)
     found = [f for f in checked.report.findings if f.severity > Severity.NOTE]
     assert found == []
-    assert checked.report.stores == 6
+    assert checked.report.stores == STORES
     return len(sent)
 
 
@@ -99,7 +111,7 @@ def kills(processes: ForkServerContext, root: Path, rounds: int) -> Iterator[int
         folder, chance = root / str(number), Random(number)
         folder.mkdir()
         for life in range(LIVES):
-            kill_one(processes, folder, chance, words=0 if life else FIRST_WORDS)
+            kill_one(processes, folder, chance, is_first=not life)
         yield judge(folder)
 
 

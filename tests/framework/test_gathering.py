@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import strandline as sl
 from strandline.changelog.client.producer import Producer
+from strandline.framework.container import batch_instance, instance
 from strandline.framework.container.feeder import MAX_EARLY_S, MAX_LINGER_S, Feeder
 from strandline.framework.testing import TestDriver
 
@@ -47,6 +49,9 @@ class Trickle:
 
         monkeypatch.setattr(worker, "commit", noted)
         monkeypatch.setattr(Feeder, "_sleep", staticmethod(self._pause))
+        handling = SimpleNamespace(perf_counter=self.driver.clock.monotonic)
+        for module in (instance, batch_instance):
+            monkeypatch.setattr(module, "time", handling)
 
     @property
     def now_ms(self) -> int:
