@@ -30,6 +30,7 @@ from strandline.framework.offload.iceberg_lineage import SNAPSHOT, last_progress
 from strandline.framework.offload.periods import PERIOD_COLUMNS
 from strandline.framework.offload.plan import ANOTHER_FOLDER, check_extends
 from strandline.framework.offload.progress import KEY, Progress
+from strandline.framework.offload.rows import ICEBERG_PARTITION, PARTITION
 from strandline.framework.offload.table_limits import check_parquet, check_times, first_line
 from strandline.framework.offload.target import DataFile, PartitionBy
 from strandline.framework.table_types import spark_type
@@ -42,6 +43,14 @@ INSTALL = 'pip install "strandline[lake]"'
 OWNER = "strandline.topic_id"
 """Property of a table: the topic that is loaded into it."""
 RETRIES = "commit.retry.num-retries"
+METADATA_COLUMNS = frozenset(
+    {
+        *("_file", "_pos", "_deleted", "_spec_id", "_partition"),
+        *("_row_id", "_last_updated_sequence_number"),  # since version 3 of the format
+    }
+)
+"""Columns that readers add to each table (Iceberg's class MetadataColumns). Spark and Trino refuse to
+read a column of a table that has one of these names."""
 _SAME_PERIODS: dict[PartitionBy, tuple[str, ...]] = {
     "none": (),
     "day": ("year", "month", "day"),
@@ -172,7 +181,7 @@ class IcebergTarget:
     # Columns --------------------------------------------------------------------------
 
     def columns(self, wanted: pa.Schema) -> pa.Schema:
-        typed = pa.schema([_in_iceberg(field) for field in wanted])
+        typed = pa.schema([_in_iceberg(field) for field in self._named(wanted)])
         check_parquet(typed)
         known = self._staged(typed)
         if self._table is not None:
@@ -181,6 +190,26 @@ class IcebergTarget:
             self._check_spec(self._table)
         self._columns = known
         return known
+
+    def _named(self, wanted: pa.Schema) -> pa.Schema:
+        """Return the columns under their names in the table. Raise SchemaMismatch.
+
+        A table of an earlier version has the partition under another name, unless it was renamed.
+        """
+        there = [] if self._table is None else [field.name for field in self._table.schema().fields]
+        at = wanted.get_field_index(PARTITION)
+        if at >= 0 and PARTITION not in there:
+            own = [name for name in wanted.names if name.lower() == ICEBERG_PARTITION]
+            wanted = wanted.set(at, wanted.field(at).with_name(ICEBERG_PARTITION))
+        else:
+            own = []
+        own += sorted(METADATA_COLUMNS.intersection(wanted.names).difference(there))
+        if own:
+            raise SchemaMismatch(
+                f"topic {self._folder.claim.topic!r} has the column {own[0]!r}, which a load or a reader of "
+                "Iceberg adds to the table; leave the column out, or load it as Parquet or Delta Lake"
+            )
+        return wanted
 
     def _check_spec(self, table: Table) -> None:
         """Raise InvalidConfig for a partition of another program that a file may have two values of.

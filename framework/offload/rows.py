@@ -21,6 +21,11 @@ from strandline.framework.offload.periods import PERIOD_COLUMNS
 from strandline.framework.table_types import INSTANT, fit, place_of, times_of
 from strandline.framework.topic_declaration import TopicDeclaration
 
+PARTITION = "_partition"
+"""Name of the column with the partitions of a typed topic's records."""
+ICEBERG_PARTITION = "_topic_partition"
+"""Its name in Iceberg tables, because `_partition` is a column that their readers add."""
+
 Column = Callable[[Batch], pa.Array]
 """Function that returns one column of a batch, or a struct of several."""
 
@@ -56,6 +61,8 @@ class RowForm:
         if self.fields is not None:
             arrays += self.fields(batch).flatten()
         made = dict(zip(self.schema.names, arrays, strict=True))
+        if self.fields is not None:
+            made.setdefault(ICEBERG_PARTITION, made[PARTITION])
         fitted = [fit(made[field.name], field, place_of(batch)) for field in target]
         return pa.RecordBatch.from_arrays(fitted, schema=target)
 
@@ -89,7 +96,7 @@ def _typed_form(
     topic: str, key: Column, key_type: pa.DataType, value: Column, fields: pa.StructType
 ) -> RowForm:
     columns = {
-        "_partition": (_partition, pa.int32()),
+        PARTITION: (_partition, pa.int32()),
         "_offset": (_offsets, pa.int64()),
         "_timestamp": (times_of, INSTANT),
         "_key": (key, key_type),

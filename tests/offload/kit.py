@@ -12,6 +12,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
@@ -57,6 +58,8 @@ def places(table: pa.Table) -> list[tuple[int, int]]:
     """Return partition and offset of each row, sorted."""
     typed = "_offset" in table.column_names
     names = ("_partition", "_offset") if typed else ("partition", "offset")
+    if "_topic_partition" in table.column_names:
+        names = ("_topic_partition", "_offset")
     return sorted(zip(*(table[name].to_pylist() for name in names), strict=True))
 
 
@@ -140,3 +143,18 @@ def data_files(path: Path) -> set[str]:
 def utc(ms: int) -> dt.datetime:
     """Return a moment as readers see it."""
     return dt.datetime.fromtimestamp(ms / 1000, dt.UTC)
+
+
+def content(to: Path) -> dict[Path, bytes]:
+    """Return every file of a folder, except for the lock and SQLite's own."""
+    kept = {"lock", "catalog.db"}
+    return {f: f.read_bytes() for f in to.rglob("*") if f.is_file() and f.name not in kept}
+
+
+@contextmanager
+def refused(to: Path, error: type[Exception], match: str) -> Iterator[None]:
+    """Expect an error that leaves the folder as it was."""
+    before = content(to)
+    with pytest.raises(error, match=match):
+        yield
+    assert content(to) == before

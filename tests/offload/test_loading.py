@@ -53,15 +53,16 @@ def test_a_typed_topic_gives_its_columns_and_the_place_of_each_record(
     report = sl.offload("t", to, log=log, format=form)
     assert (report.topic, report.rows, report.commits, report.gaps) == ("t", 11, 1, ())
     found = stored(form, to)
+    partition = "_topic_partition" if form == "iceberg" else "_partition"
     assert found.column_names == [
-        *("_partition", "_offset", "_timestamp", "_key", "_tombstone", "_headers"),
+        *(partition, "_offset", "_timestamp", "_key", "_tombstone", "_headers"),
         *SALE.names,
     ]
     assert places(found) == committed(log, "t")
     rows = {row["user"]: row for row in found.to_pylist()}
     rows[3]["_headers"] = rows[3]["_headers"] or None  # PyIceberg reads a null list as an empty one
     assert rows[3] == {
-        "_partition": 1,
+        partition: 1,
         "_offset": 1,
         "_timestamp": utc(START_MS + 3_000),
         "_key": None,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +36,13 @@ from tests.offload.kit import (
     SALE,
     append,
     committed,
+    content,
     create,
     delta,
     iceberg_table,
     manifests,
     places,
+    refused,
     sales,
     stored,
 )
@@ -56,21 +57,6 @@ def loaded(log: Log, to: Path, form: Format) -> Log:
     append(log, "t", sales(0, 10), 2)
     sl.offload("t", to, log=log, format=form)
     return log
-
-
-def content(to: Path) -> dict[Path, bytes]:
-    """Return every file of a folder, except for the lock and SQLite's own."""
-    kept = {"lock", "catalog.db"}
-    return {f: f.read_bytes() for f in to.rglob("*") if f.is_file() and f.name not in kept}
-
-
-@contextmanager
-def refused(to: Path, error: type[Exception], match: str) -> Iterator[None]:
-    """Expect an error that leaves the folder as it was."""
-    before = content(to)
-    with pytest.raises(error, match=match):
-        yield
-    assert content(to) == before
 
 
 @each_format
@@ -515,7 +501,7 @@ def test_an_iceberg_table_that_another_program_has_partitioned_is_refused(
 
 @pytest.mark.parametrize(
     ("column", "transform", "by"),
-    [("_partition", "identity", "none"), ("_timestamp", "month", "day")],
+    [("_topic_partition", "identity", "none"), ("_timestamp", "month", "day")],
 )
 def test_an_iceberg_partition_that_is_the_same_in_each_file_stays(
     log: Log, to: Path, column: str, transform: str, by: PartitionBy
