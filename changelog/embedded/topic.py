@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
 import msgspec
@@ -179,6 +179,11 @@ class TopicCatalog:
                 f"{CATALOG} does not list the topic in {forgotten[0]}, which has records: it is of another "
                 f"log or from an earlier time; put back this log's own if you can; {REPAIR}"
             )
+        if closed is None and (lost := lost_topics(storage, metas)):
+            raise CorruptLog(
+                f"{topic_folder(lost[0].topic_id)} is missing, the folder of topic "
+                f"{lost[0].name!r}, and its records with it; put it back if you can; {REPAIR}"
+            )
         for topic_id in storage.list_dir(TOPICS):
             # A crash interrupted the creation of this topic, or its deletion.
             if topic_id not in known and is_topic_id(topic_id):
@@ -334,6 +339,20 @@ def forgotten_topics(storage: Storage, known: set[str]) -> list[str]:
         for topic_id in storage.list_dir(TOPICS)
         if topic_id not in known and is_topic_id(topic_id) and _has_records(storage, topic_id)
     ]
+
+
+def lost_topics(storage: Storage, metas: Iterable[TopicMeta]) -> list[TopicMeta]:
+    """Return the topics of a catalog whose folder is missing.
+
+    No crash leaves one: a topic's folder is durable before the catalog lists the topic, and is
+    removed when the catalog no longer does. Such a topic may have had records, and must not begin
+    again at offset 0. (After an orderly close the sizes of its partitions show whether it had any.)
+
+    Args:
+        storage: The log folder.
+        metas: The topics in the catalog.
+    """
+    return [meta for meta in metas if not storage.exists(topic_folder(meta.topic_id))]
 
 
 def _has_records(storage: Storage, topic_id: str) -> bool:

@@ -14,7 +14,7 @@ import pytest
 
 from strandline.changelog.directory import Directory
 from strandline.changelog.embedded.checking.folder import check_log
-from strandline.changelog.errors import FolderLost, StorageFailed
+from strandline.changelog.errors import CorruptLog, FolderLost, StorageFailed
 from strandline.changelog.local_storage import LocalStorage
 from strandline.statestore.engine import StorePosition
 from tests.log.kit import Client, World
@@ -121,6 +121,23 @@ def test_an_owner_stays_stopped_when_its_folder_is_put_back(world: World, folder
         world.owner.create_topic("new")
     world.owner.close()
     assert [topic.name for topic in world.open().topics() if not topic.internal] == ["t"]
+
+
+def test_topics_that_were_moved_away_do_not_begin_again_at_offset_0(
+    world: World, folder: Path
+) -> None:
+    Client(world).append(b"a", b"b")
+    topics_moved(folder)
+    world.owner.tick()
+    world.owner.close()
+    for _ in range(2):  # a refused opening makes no folder that the next one takes for the topic's
+        with pytest.raises(CorruptLog, match=r"is missing, .* put it back .*strandline repair"):
+            World(LocalStorage(folder))
+    assert not (folder / "topics").exists()
+    (folder / "aside").rename(folder / "topics")
+    again = World(LocalStorage(folder))
+    assert again.values() == [b"a", b"b"]
+    again.owner.close()
 
 
 SECOND = """

@@ -366,6 +366,23 @@ def test_a_partition_without_any_files_is_missed_after_an_orderly_close() -> Non
     assert Client(world).append(b"new").base_offset > 1
 
 
+def test_a_topic_without_its_folder_after_an_unclean_stop_is_named_as_lost() -> None:
+    world = World()
+    world.owner.create_topic("t", 2)
+    world.owner.create_topic("other")
+    Client(world).append(b"a")
+    for path in paths(world, ""):
+        del files(world)[path]
+    del files(world)[topic_copy(world.owner.topic("t").topic_id)]
+    with pytest.raises(CorruptLog, match=r"the folder of topic 't', .*strandline repair"):
+        world.crash()
+    made = repair(world)
+    assert made.losses == [
+        f"t-{number}: the records from offset 0 to the end of the log" for number in (0, 1)
+    ]
+    assert Client(world).append(b"new").base_offset > 1
+
+
 @pytest.mark.parametrize("left", [0, 1])
 def test_a_closed_segment_cut_between_two_frames_gets_an_index_of_its_own(left: int) -> None:
     world = a_log()

@@ -28,7 +28,7 @@ from strandline.changelog.embedded.manifest import STILL_OPEN, Manifest
 from strandline.changelog.embedded.recovery import holds_records
 from strandline.changelog.embedded.scanning import NO_LIMIT, WholeFrame
 from strandline.changelog.embedded.segment import NO_INDEX_BYTES, Segment, SparseIndex
-from strandline.changelog.embedded.topic import TopicMeta
+from strandline.changelog.embedded.topic import TopicMeta, lost_topics
 from strandline.changelog.errors import CorruptLog, FutureFormat, cause
 from strandline.changelog.history import LOST, REBUILT, Epochs, epoch_of, is_cut_short
 from strandline.changelog.layout import MANIFEST, segment_of, snapshot_offset
@@ -75,7 +75,7 @@ def _fresh(meta: TopicMeta, number: int) -> Manifest:
 
 def _manifest(context: CheckContext, scanned: ScannedPartition) -> Manifest:
     """Load the manifest of a partition, or rebuild it from the segment files."""
-    active_size = (context.closed or {}).get(scanned.folder, 0)
+    active_size = _least_active_size(context, scanned)
     try:
         manifest = Manifest.load(context.storage, scanned.folder)
         problem = _inconsistency(manifest, scanned)
@@ -100,6 +100,17 @@ def _manifest(context: CheckContext, scanned: ScannedPartition) -> Manifest:
         "may reappear",
     )
     return rebuilt_manifest(context.storage, scanned.meta, scanned.number, active_size)
+
+
+def _least_active_size(context: CheckContext, scanned: ScannedPartition) -> int:
+    """Return the number of bytes that the active segment had at least.
+
+    Without a clean shutdown a missing folder of a topic counts as one with records in each
+    partition, because no crash leaves a topic without a folder.
+    """
+    if context.closed is not None:
+        return context.closed.get(scanned.folder, 0)
+    return 1 if lost_topics(context.storage, [scanned.meta]) else 0
 
 
 def _inconsistency(manifest: Manifest, scanned: ScannedPartition) -> str | None:

@@ -46,7 +46,8 @@ def rebuilt_manifest(
         storage: The log folder.
         meta: The topic of the partition.
         number: The number of the partition.
-        active_size: Bytes of the active segment recorded by a clean shutdown; 0 if unknown.
+        active_size: Least bytes of the active segment: those recorded by a clean shutdown, or 1 if
+            it must have existed; 0 if unknown.
     """
     folder = partition_folder(meta.topic_id, number)
     files = storage.list_dir(folder)
