@@ -140,6 +140,19 @@ def test_a_group_of_zeros_of_both_signs_has_one_result(type_: pa.DataType) -> No
     assert once.to_polars().height == 1
 
 
+def test_both_times_of_an_hour_that_clocks_repeat_are_kept() -> None:
+    """Python calls two local times equal that differ in `fold` only."""
+    app = sl.App("app")
+    schema = pa.schema([("k", pa.timestamp("us", "Europe/Paris"))])
+    stream = app.stream(app.topic("rows", value=schema, key=str, partitions=1))
+    once = stream.drop_duplicates(on="k", within="1h", name="once").to("once")
+    summer, winter = (dt.datetime(2020, 10, 25, hour, 30, tzinfo=dt.UTC) for hour in (0, 1))
+    driver = TestDriver(app, now_ms=BASE)
+    driver.run([("a", {"k": time}, BASE) for time in (summer, winter, summer, winter)])
+    kept = [record.value["k"].astimezone(dt.UTC) for record in driver.output(once)]
+    assert kept == [summer, winter]
+
+
 @pytest.mark.parametrize("dtype", [pa.timestamp("us"), pa.timestamp("ns", "UTC")])
 def test_a_time_that_is_no_moment_in_microseconds_is_refused_as_a_key(dtype: Any) -> None:
     app = sl.App("app")

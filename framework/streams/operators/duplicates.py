@@ -85,7 +85,8 @@ class DuplicatesOperator(StageOperator):
         flags = is_new.to_list()
         times_of: dict[tuple[Any, ...], list[int]] = {}
         unsettled = (is_new & ~is_alone).arg_true()
-        keys = rows.select(on)[unsettled].rows()
+        # To Python both times of an hour that a clock repeats are equal; their numbers are not.
+        keys = rows.select(pl.col(on).to_physical())[unsettled].rows()
         for at, key, time in zip(unsettled, keys, times[unsettled], strict=True):
             kept_before = times_of.setdefault(key, [])
             flags[at] = all(abs(time - other) >= within for other in kept_before)
