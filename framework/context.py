@@ -169,8 +169,8 @@ def set_timer(name: Any, at: int | dt.datetime, *, clock: ClockName = "stream") 
     stream time fires before the first record whose timestamp is at or after `at`.
 
     Args:
-        name: Argument of the `on_timer` call; any value that can be the key of a store. A timer of
-            the same name and clock is replaced.
+        name: Argument of the `on_timer` call; any value that MessagePack can hold. A date arrives
+            as its text. A timer of the same name and clock is replaced.
         at: Time to fire at: milliseconds since the epoch, or a datetime.
         clock: "stream", the default, is the largest timestamp that the partition has seen, so that
             a replay gives the same results. "wall" is the wall clock.
