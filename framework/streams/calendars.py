@@ -1,9 +1,10 @@
 """Windows of days, weeks, months and years by the calendar of a zone.
 
 A window begins at midnight in its zone (later by an offset), so days are of 23 to 25 hours where
-clocks change. A midnight that clocks skip is replaced by the moment at which they skip it, and of
-one that they show twice the earlier counts. Rows are assigned to windows by comparing times with
-the windows' beginnings, so each time is in exactly one window whatever the clocks do.
+clocks change. A midnight that clocks skip is replaced by the moment at which they skip it (with an
+offset, by the time on the clock before: 2:30 becomes 3:30), and of one that they show twice the
+earlier counts. Rows are assigned to windows by comparing times with the windows' beginnings, so
+each time is in exactly one window whatever the clocks do.
 """
 
 from __future__ import annotations

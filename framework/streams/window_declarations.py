@@ -37,7 +37,8 @@ def tumbling(
         grace: Time after its end for which a window accepts records that are out of order.
         tz: Zone, as "Europe/Paris"; by default "UTC" for months and years, and none for others.
         offset: Time by which windows begin later, as "6h" for days from 6 to 6 o'clock. By default
-            0; it must be less than `size`.
+            0; it must be less than `size`. With `tz` it is a time on the clock: in an hour that
+            clocks skip, 2:30 becomes 3:30; in one that they show twice, the first time counts.
 
     Returns:
         The definition, for `window` of a stream.

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -177,6 +178,20 @@ def test_a_row_that_is_late_for_one_of_two_aggregations_counts_for_the_other() -
         assert (counts(driver, short), counts(driver, long)) == ([1, 1], [2, 1])
         assert [record.value for record in driver.output(late)] == [event(0, 3)]
         assert late_rows(driver) == 1
+
+
+def test_a_late_record_without_a_group_goes_to_the_late_topic() -> None:
+    app = sl.App("app")
+    schema = pa.schema([("k", pa.string())])
+    topic = app.topic("rows", value=schema, key=str, partitions=1)
+    late = app.topic("late", value=schema, key=str, partitions=1)
+    stream = app.stream(topic, late=late, idle=None).group_by("k").window(sl.tumbling(10))
+    out = stream.agg(n=sl.count(), name="agg").to("out")
+    rows = [("x", {"k": k}, BASE + at) for k, at in (("a", 100), (None, 3))]
+    with TestDriver(app, now_ms=BASE) as driver:
+        driver.run(rows).end()
+        assert [record.value["k"] for record in driver.output(late)] == [None]
+        assert counts(driver, out) == [1]
 
 
 @pytest.mark.parametrize("by", ["user", "kind"])

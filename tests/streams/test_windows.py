@@ -213,6 +213,16 @@ def test_an_offset_moves_the_beginning_of_days_on_the_clock() -> None:
     assert fiscal.assign(column([ms("2024-01-05T23:59")])).item() == ms("2023-01-06T00:00")
 
 
+def test_a_day_that_begins_in_an_hour_that_clocks_change_begins_as_documented() -> None:
+    window = sl.tumbling("1d", tz="Europe/Paris", offset="150m")
+    for day, begins in (
+        ("2025-03-30", "2025-03-30T03:30:00+02:00"),  # from 2 to 3 o'clock no clock shows a time
+        ("2025-10-26", "2025-10-26T02:30:00+02:00"),  # the first of two such times
+    ):
+        [start] = window.assign(column([ms(f"{day}T20:00", "Europe/Paris")]))
+        assert local(start, "Europe/Paris").isoformat() == begins
+
+
 # Lateness ------------------------------------------------------------------------------------
 
 
