@@ -105,7 +105,7 @@ POISON: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
         ARRAYS,
     ),
     "a greeting": (flight.check_version, ARRAYS),
-    "a query": (lambda data: queries.decode(data, queries.Request), b"\x93\xa3Get" + ARRAYS),
+    "a query": (queries.decoder(queries.Request), b"\x93\xa3Get" + ARRAYS),
 }
 
 FIELD = b'{"x": ' + LISTS + b"}"
