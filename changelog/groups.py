@@ -39,6 +39,11 @@ MAX_SUBSCRIBED_TOPICS = 10_000
 """Maximum number of topic names in a subscription, separately in `topics` and `together`."""
 MAX_MEMBERS = 1_000
 """Maximum number of members of a group."""
+MAX_GROUP_NAMES = 200_000
+"""Maximum number of names in the subscriptions of all members of a group (`names_in`).
+
+Each assignment reads all of them, so this bounds its time: about two seconds.
+"""
 MAX_SERVERS = 100
 """Maximum number of query URLs of a member."""
 MAX_SERVER_CHARACTERS = 2_000
@@ -123,6 +128,16 @@ class GroupInfo(NamedTuple):
     """Number of the current assignment; it grows with each rebalance."""
     assignor: str
     members: Sequence[MemberInfo]
+
+
+def names_in(subscription: Subscription) -> int:
+    """Return the number of names of topics and tasks in a subscription.
+
+    >>> names_in(Subscription(["a", "b"], together=[["a", "b"]], tasks=[["count", "a"]]))
+    6
+    """
+    lists = (subscription.topics, *subscription.together, *(subscription.tasks or ()))
+    return sum(map(len, lists))
 
 
 def check_tasks(group: str, mine: Subscription, others: Iterable[tuple[str, Subscription]]) -> None:

@@ -4,7 +4,9 @@ bounded."""
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
@@ -131,3 +133,71 @@ def test_the_number_of_members_of_a_group_is_bounded(monkeypatch: pytest.MonkeyP
     with pytest.raises(InvalidConfig, match="takes no more"):
         groups.join("g", Subscription(["t"]))
     assert len(groups.info("g").members) == 3
+
+
+def test_the_names_of_all_members_of_a_group_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each assignment reads the names of all members, not only those of the one that joins."""
+    monkeypatch.setattr("strandline.changelog.embedded.groups.group.MAX_GROUP_NAMES", 10)
+    groups = GroupCoordinator(SystemClock(), lambda _: 0)
+    wide = Subscription([f"t{n}" for n in range(5)], instance="static")
+    groups.join("g", wide)
+    groups.join("g", Subscription(["a", "b"], together=[["a", "b"]]))
+    for refused in (
+        Subscription(["c", "d"]),
+        Subscription(["c"], together=[["c"]]),
+        Subscription(["c"], tasks=[["task"]]),
+    ):
+        with pytest.raises(InvalidConfig, match="at most 10; use several groups"):
+            groups.join("g", refused)
+    groups.join("g", wide)  # replaces the static member, whose names no longer count
+    groups.join("g", Subscription(["c"]))
+    groups.join("other", wide)
+    assert [len(groups.info(name).members) for name in ("g", "other")] == [3, 1]
+
+
+def test_an_assignment_that_takes_long_delays_no_other_group() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def count(topic: str) -> int:
+        if topic == "slow":
+            begun.set()
+            go_on.wait(60)
+        return 1
+
+    groups = GroupCoordinator(SystemClock(), count)
+    other = groups.join("other", Subscription(["t"]))
+    slow = threading.Thread(target=groups.join, args=("g", Subscription(["slow"])))
+    slow.start()
+    answers: list[object] = []
+
+    def call() -> None:
+        answers.append(groups.beat(other, 1, 0, [], 0.0).partitions)
+        answers.append(len(groups.info("other").members))
+        groups.leave(other)
+        answers.append("other" in groups.names())
+
+    try:
+        assert begun.wait(60)
+        calls = threading.Thread(target=call, daemon=True)
+        calls.start()
+        calls.join(10)
+        assert answers == [[TopicPartition("t", 0)], 1, False]
+    finally:
+        go_on.set()
+        slow.join()
+    assert list(groups.names()) == ["g"]
+
+
+def test_a_member_that_joins_while_its_group_is_forgotten_is_kept() -> None:
+    groups = GroupCoordinator(SystemClock(), lambda _: 1)
+
+    def join_and_leave() -> None:
+        for _ in range(200):
+            member = groups.join("g", Subscription(["t"]))
+            assert member.member_id in {one.member_id for one in groups.info("g").members}
+            groups.leave(member)
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(join_and_leave) for _ in range(4)]:
+            done.result()
+    assert list(groups.names()) == []

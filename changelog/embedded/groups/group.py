@@ -9,7 +9,7 @@ A partition is assigned to its target member once no other member owns it. An as
 `assignments` until the member has reported that it saw a later one, because until then it may act
 upon it. Therefore no two members ever own the same partition, even if messages are lost or late.
 
-Not thread-safe: `GroupCoordinator` admits one thread at a time.
+Not thread-safe: `GroupCoordinator` admits one thread at a time to each group.
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ from itertools import count
 from strandline.changelog.copartition import CopartitionGroups
 from strandline.changelog.embedded.groups.assignors import ASSIGNORS, spread_copies
 from strandline.changelog.errors import InvalidConfig, MemberFenced
-from strandline.changelog.groups import Assignment, GroupInfo, MemberInfo, Subscription, check_tasks
+from strandline.changelog.groups import (
+    MAX_GROUP_NAMES,
+    Assignment,
+    GroupInfo,
+    MemberInfo,
+    Subscription,
+    check_tasks,
+    names_in,
+)
 from strandline.changelog.records import TopicPartition
 
 Partitions = frozenset[TopicPartition]
@@ -104,11 +112,13 @@ class Group:
     def join(self, member_id: str, subscription: Subscription, now: float) -> int:
         """Add a member and return its slot.
 
-        Raises InvalidConfig for a different assignor, or the tasks of another program.
+        Raises InvalidConfig for a different assignor, too many names, or the tasks of another
+        program.
         """
         self._check_assignor(subscription)
         previous = self._static(subscription.instance)
         others = [member for member in self._members.values() if member is not previous]
+        self._check_names(subscription, others)
         check_tasks(self.name, subscription, [(one.name, one.subscription) for one in others])
         if previous is not None:  # a static member (KIP-345) rejoins: fence its previous instance
             del self._members[previous.member_id]
@@ -221,6 +231,17 @@ class Group:
             raise InvalidConfig(
                 f"the members of group {self.name!r} use the assignor {others.pop()}, got "
                 f"{subscription.assignor}; all members of a group must use the same one"
+            )
+
+    def _check_names(
+        self, subscription: Subscription, others: Collection[GroupMemberState]
+    ) -> None:
+        """Raise InvalidConfig if the group's members would name too much for fast assignments."""
+        names = names_in(subscription) + sum(names_in(one.subscription) for one in others)
+        if names > MAX_GROUP_NAMES:
+            raise InvalidConfig(
+                f"the {len(others) + 1} members of group {self.name!r} would list {names:,} topics, "
+                f"copartitioned topics and tasks in all, at most {MAX_GROUP_NAMES:,}; use several groups"
             )
 
     def _partition_counts(self) -> dict[str, int]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 
 from strandline.changelog.clock import Clock
@@ -40,23 +41,21 @@ class GroupCoordinator:
     def __init__(self, clock: Clock, counts: Callable[[str], int]) -> None:
         self._clock = clock
         self._counts = counts
-        self._changed = threading.Condition()
-        self._groups: dict[str, Group] = {}
+        self._lock = threading.Lock()
+        """Guards the table of groups. It is held for moments only: an assignment takes long."""
+        self._groups: dict[str, _SharedGroup] = {}
 
     def join(self, name: str, subscription: Subscription) -> GroupMember:
         """Add a new member to a group. Raises InvalidConfig."""
         _check(name, subscription)
         member_id = f"{subscription.client or 'member'}-{self._clock.new_id()}"
-        with self._changed:
-            group = self._group(name)
+        with self._changing(name) as group:
             if len(group) >= MAX_MEMBERS:
                 raise InvalidConfig(
                     f"group {name!r} has {len(group)} members and takes no more; use fewer processes, or "
                     "several groups"
                 )
             slot = group.join(member_id, subscription, self._clock.monotonic())
-            self._groups[name] = group
-            self._changed.notify_all()
         return GroupMember(name, member_id, slot)
 
     def beat(
@@ -72,72 +71,108 @@ class GroupCoordinator:
         See Broker.heartbeat.
         """
         deadline = self._clock.monotonic() + timeout
-        with self._changed:
+        shared = self._shared(member.group)
+        with shared.changed:
             now = self._clock.monotonic()
-            self._group(member.group).heartbeat(member.member_id, call, seen, owned, now)
-            self._changed.notify_all()
+            shared.group.heartbeat(member.member_id, call, seen, owned, now)
+            shared.changed.notify_all()
             while True:
-                assignment = self._group(member.group).assignment(member.member_id)
+                assignment = shared.group.assignment(member.member_id)
                 remaining = deadline - self._clock.monotonic()
                 if assignment.number > seen or remaining <= 0:
                     return assignment
-                self._changed.wait(remaining)
+                shared.changed.wait(remaining)
 
     def leave(self, member: GroupMember) -> None:
         """Remove a member; does nothing if it was removed already."""
-        with self._changed:
-            group = self._groups.get(member.group)
-            if group is not None:
-                group.leave(member.member_id)
-                self._forget_if_empty(group)
-                self._changed.notify_all()
+        with self._changing(member.group) as group:
+            group.leave(member.member_id)
 
     def check_commit(
         self, name: str, member_id: str, partitions: Collection[TopicPartition]
     ) -> None:
         """Raise MemberFenced if this member may not commit offsets of these partitions."""
-        with self._changed:
-            self._group(name).check_commit(member_id, partitions)
+        with self._reading(name) as group:
+            group.check_commit(member_id, partitions)
 
     def held(self, name: str, member_id: str) -> frozenset[TopicPartition]:
         """Return the partitions that a member owns or may take over. Raises MemberFenced."""
-        with self._changed:
-            return self._group(name).member(member_id).owned
+        with self._reading(name) as group:
+            return group.member(member_id).owned
 
     def info(self, name: str) -> GroupInfo:
         """Describe a group; an unknown group has no members."""
-        with self._changed:
-            return self._group(name).info()
+        with self._reading(name) as group:
+            return group.info()
 
     def names(self) -> Iterable[str]:
         """Return the names of the groups that have members."""
-        with self._changed:
-            return list(self._groups)
+        with self._lock:
+            return [name for name, shared in self._groups.items() if len(shared.group)]
 
     def tick(self) -> None:
         """Remove members whose session has timed out, and rebalance where topics have changed."""
-        with self._changed:
-            for group in list(self._groups.values()):
+        with self._lock:
+            names = list(self._groups)
+        for name in names:
+            with self._changing(name) as group:
                 expired = group.expire(self._clock.monotonic())
                 if expired:
-                    fields = {"group": group.name, "members": expired}
+                    fields = {"group": name, "members": expired}
                     _log.warning(
                         "group %s: no heartbeat within the session timeout: %s",
                         *fields.values(),
                         extra=fields,
                     )
                 group.check_topics()
-                self._forget_if_empty(group)
-            self._changed.notify_all()
 
-    def _group(self, name: str) -> Group:
-        """Return a group; a new one without members if it is unknown."""
-        group = self._groups.get(name)
-        return group if group is not None else Group(name, self._counts)
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[Group]:
+        """Yield a group that no other thread changes meanwhile; an empty one if it is unknown."""
+        shared = self._shared(name)
+        with shared.changed:
+            yield shared.group
 
-    def _forget_if_empty(self, group: Group) -> None:
-        if not len(group):
-            self._groups.pop(group.name, None)
+    @contextmanager
+    def _changing(self, name: str) -> Iterator[Group]:
+        """Yield a group to change it, and notify its waiting heartbeats.
+
+        A group without members is forgotten at the end. A thread that has waited for such a group
+        gets the one that is known now, because a member of a forgotten group would be lost.
+        """
+        while True:
+            with self._lock:
+                shared = self._groups.setdefault(name, self._new(name))
+            with shared.changed:
+                if self._groups.get(name) is not shared:
+                    continue
+                try:
+                    yield shared.group
+                finally:
+                    if not len(shared.group):
+                        with self._lock:
+                            del self._groups[name]
+                    shared.changed.notify_all()
+                return
+
+    def _shared(self, name: str) -> _SharedGroup:
+        """Return a group; a new one without members, which is not kept, if it is unknown."""
+        with self._lock:
+            return self._groups.get(name) or self._new(name)
+
+    def _new(self, name: str) -> _SharedGroup:
+        return _SharedGroup(Group(name, self._counts))
+
+
+class _SharedGroup:
+    """A group, and the condition by which threads take turns with it.
+
+    Each group has its own, so a group whose assignment takes long delays no other group.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.changed = threading.Condition()
 
 
 def _check(name: str, subscription: Subscription) -> None:
