@@ -357,6 +357,7 @@ class WorkerSource:
             scanned: Scanned = call(url, request, Scanned)
             if not scanned.here:
                 return ()
+            _check_progress(bounds, scanned)
             self._note_position(partition, scanned.at)
             found.append(scanned)
             return (partition,)
@@ -413,6 +414,28 @@ class WorkerSource:
             for number, ends in now.items():
                 if ends.divergence(self._seen[number]):
                     del self._seen[number]
+
+
+def _check_progress(bounds: KeyRange, scanned: Scanned) -> None:
+    """Raise OwnerUnavailable if the rest of a scan is not a smaller part of its range.
+
+    A member of the group may answer anything. The same range again would be read for ever, without
+    an entry at which the caller could stop.
+    """
+    if scanned.rest is None:
+        return
+    lower, upper = scanned.rest
+    if bounds.reverse:
+        is_smaller = lower == bounds.lower and _is_before(upper, bounds.upper)
+    else:
+        is_smaller = lower > bounds.lower and upper == bounds.upper
+    if not is_smaller:
+        raise OwnerUnavailable("a worker answers a scan with a range that it has read already")
+
+
+def _is_before(end: bytes | None, other: bytes | None) -> bool:
+    """Return True if a range ends before another one; None is no limit."""
+    return end is not None and (other is None or end < other)
 
 
 def _keys_that_fit(keys: Sequence[bytes], start: int) -> list[bytes]:

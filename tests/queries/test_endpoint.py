@@ -62,6 +62,7 @@ from strandline.framework.querying.messages import (
 from strandline.framework.querying.workers import WorkerSource
 from strandline.statestore import open_store
 from strandline.statestore.keys import key_codec
+from strandline.statestore.reader import KeyRange
 from strandline.statestore.spec import StoreSpec
 from tests.queries.shop import Running, Total, shop
 
@@ -834,3 +835,36 @@ def test_a_worker_on_another_machine_is_queried_over_tcp(
         stranger.store("shop/totals", value=Total).get("york")
     running.stop()
     running.made.app.close()
+
+
+@pytest.mark.parametrize(
+    ("reverse", "rest"),
+    [
+        (False, (b"b", b"y")),
+        (False, (b"a", b"y")),
+        (False, (b"c", None)),
+        (True, (b"b", b"y")),
+        (True, (b"b", None)),
+        (True, (b"a", b"x")),
+    ],
+)
+def test_a_worker_cannot_make_a_scan_endless(reverse: bool, rest: tuple[bytes, Any]) -> None:
+    class Group:
+        def gather(self, store: str, inputs: Any, partitions: Any, ask: Any) -> None:
+            ask(lambda *_: Scanned(True, [], rest, ReflectedPosition("", 0)), "", [0])
+
+    source = WorkerSource(Group(), "raw", ["sales"])  # type: ignore[arg-type]
+    with pytest.raises(OwnerUnavailable, match="read already"):
+        source.page(0, KeyRange(b"b", b"y", reverse), 10)
+
+
+@pytest.mark.parametrize(("reverse", "rest"), [(False, (b"c", b"y")), (True, (b"b", b"x"))])
+def test_a_scan_goes_on_after_a_page_without_entries(
+    reverse: bool, rest: tuple[bytes, bytes]
+) -> None:
+    class Group:
+        def gather(self, store: str, inputs: Any, partitions: Any, ask: Any) -> None:
+            ask(lambda *_: Scanned(True, [], rest, ReflectedPosition("", 0)), "", [0])
+
+    source = WorkerSource(Group(), "raw", ["sales"])  # type: ignore[arg-type]
+    assert source.page(0, KeyRange(b"b", b"y", reverse), 10) == ([], KeyRange(*rest, reverse))
