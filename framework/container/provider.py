@@ -6,7 +6,9 @@ worker.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from strandline.changelog.errors import InvalidRequest
@@ -33,8 +35,11 @@ NO_POSITION = ReflectedPosition("", 0)
 KEYS_AT_ONCE = 16
 """Number of keys that are read before their values' size is checked.
 
-It is the same for each step, because small values say nothing about the next ones.
+It is the same for each step, because small values say nothing about the next ones. One request at a
+time does so (`_several`), and none of a store that is known to have a value of LARGE_BYTES.
 """
+LARGE_BYTES = PAGE_BYTES // KEYS_AT_ONCE
+"""Size in bytes of a value from which a store's values are read one at a time."""
 VALUE_OVERHEAD_BYTES = 8
 """Approximate number of bytes of a message for each value, in addition to the value's bytes."""
 
@@ -75,6 +80,10 @@ class StoreProvider:
         }
         self._running = running
         self._is_certain = is_certain
+        self._large: set[str] = set()
+        """Names of the stores in which a large value was found."""
+        self._several = threading.Lock()
+        """Held while several values are read, because all of them may be as large as a record."""
 
     def answer(self, request: Request) -> Answer:
         """Return the answer to a request.
@@ -101,7 +110,10 @@ class StoreProvider:
         room = PAGE_BYTES
         for number in dict.fromkeys(request.partitions):
             reader = self._reader(store, number, request.at_least.get(number))
-            if reader is None or (found := _get_some(reader, request.keys, room)) is None:
+            if (
+                reader is None
+                or (found := self._get_some(reader, request.store, request.keys, room)) is None
+            ):
                 continue
             values, position, size = found
             parts.append(KeyValues(number, values, _at(position)))
@@ -113,6 +125,38 @@ class StoreProvider:
         if not self._is_certain():
             return FoundKeys([])
         return FoundKeys(parts, full=room <= 0)
+
+    def _get_some(
+        self, reader: CommittedReader, store: str, keys: Sequence[bytes], room: int
+    ) -> tuple[list[bytes | None], StorePosition | None, int] | None:
+        """Return the values of the first keys, their position, and their size in a message.
+
+        None if the reader is closed. They end with the value that fills `room` bytes.
+        """
+        values: list[bytes | None] = []
+        position: StorePosition | None = None
+        size, begin = 0, 0
+        # At least one step, because a request without keys gets a position.
+        while begin == 0 or begin < len(keys):
+            step = 1 if store in self._large else KEYS_AT_ONCE
+            some = keys[begin : begin + step]
+            with self._several if len(some) > 1 else nullcontext():
+                found = reader.get_many(some)
+                if found is None:
+                    return None
+                position = position or found.position  # the first step's; later steps reflect it
+                read, found = found.values, None
+                for index, value in enumerate(read):
+                    values.append(value)
+                    length = len(value) if value else 0
+                    size += VALUE_OVERHEAD_BYTES + length
+                    if length >= LARGE_BYTES:
+                        self._large.add(store)
+                    if size >= room:
+                        del read[index + 1 :]  # before another request reads several values
+                        return values, position, size
+            begin += step
+        return values, position, size
 
     def _scan(self, store: _StoreOfTask, request: ScanRange) -> Scanned:
         reader = self._reader(store, request.partition, request.at_least)
@@ -145,31 +189,6 @@ class StoreProvider:
             return None
         reader = instance.stores[store.position].reader
         return reader if _reaches(reader.position, at_least) else None
-
-
-def _get_some(
-    reader: CommittedReader, keys: Sequence[bytes], room: int
-) -> tuple[list[bytes | None], StorePosition | None, int] | None:
-    """Return the values of the first keys, their position, and their size in a message.
-
-    None if the reader is closed. They end with the value that fills `room` bytes; KEYS_AT_ONCE
-    values are in memory at a time beyond those.
-    """
-    values: list[bytes | None] = []
-    position: StorePosition | None = None
-    size = 0
-    # At least one step, because a request without keys gets a position.
-    for begin in range(0, len(keys) or 1, KEYS_AT_ONCE):
-        found = reader.get_many(keys[begin : begin + KEYS_AT_ONCE])
-        if found is None:
-            return None
-        position = position or found.position  # the first step's; later steps reflect it too
-        for value in found.values:
-            values.append(value)
-            size += VALUE_OVERHEAD_BYTES + (len(value) if value else 0)
-            if size >= room:
-                return values, position, size
-    return values, position, size
 
 
 def _at(position: StorePosition | None) -> ReflectedPosition:

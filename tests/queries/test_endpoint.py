@@ -868,3 +868,33 @@ def test_a_scan_goes_on_after_a_page_without_entries(
 
     source = WorkerSource(Group(), "raw", ["sales"])  # type: ignore[arg-type]
     assert source.page(0, KeyRange(b"b", b"y", reverse), 10) == ([], KeyRange(*rest, reverse))
+
+
+def test_a_store_with_a_large_value_is_read_one_value_at_a_time() -> None:
+    """Otherwise a request of 100 bytes takes memory for many values, and answers with one."""
+    store = open_store(StoreSpec("raw", key=str, value=bytes, engine="memory"))
+    store["large"] = b"x" * (1 << 20)
+    store.drain()
+    store.committed(5)
+    spec = shop("/nowhere").app.declared.tasks["tally"]
+    steps: list[int] = []
+
+    class Reader:
+        position = store.reader.position
+
+        def get_many(self, keys: Any) -> Any:
+            steps.append(len(keys))
+            return store.reader.get_many(keys)
+
+    class Instance:
+        stores = [type("Counting", (), {"reader": Reader()})()] * len(spec.stores)
+
+    instances: Any = {0: Instance()}
+    provider = StoreProvider("shop", [spec], lambda _, n: instances.get(n), lambda: True)
+    missing, large = (key_codec(str).encode(key) for key in ("missing", "large"))
+    provider.answer(GetKeys("raw", [0], [large] * 100, {}))
+    assert steps == [16]
+    steps.clear()
+    provider.answer(GetKeys("raw", [0], [missing, missing, large, large], {}))
+    assert steps == [1, 1, 1]
+    assert not provider._several.locked()
