@@ -44,6 +44,10 @@ VALUE_OVERHEAD_BYTES = 8
 """Approximate number of bytes of a message for each value, in addition to the value's bytes."""
 
 
+_ALONE = nullcontext()
+"""Stands for `_several` where one value is read, for which requests do not wait for each other."""
+
+
 class _StoreOfTask(NamedTuple):
     """A store and the task that has it."""
 
@@ -140,7 +144,7 @@ class StoreProvider:
         while begin == 0 or begin < len(keys):
             step = 1 if store in self._large else KEYS_AT_ONCE
             some = keys[begin : begin + step]
-            with self._several if len(some) > 1 else nullcontext():
+            with self._several if len(some) > 1 else _ALONE:
                 found = reader.get_many(some)
                 if found is None:
                     return None
