@@ -39,7 +39,7 @@ CONTROL_FRAMES = 1_000
 CONTROL_FRAMES_PER_S = 100
 """Sustained number of pings and settings that a client may send per second."""
 MAX_REMOTE_APPEND_BYTES = 120 << 20
-"""Maximum bytes of one append call over TCP, compressed and decompressed.
+"""Maximum bytes of one append call over TCP, as it is sent.
 
 By default a batch has at most 100 MiB.
 """
