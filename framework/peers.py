@@ -66,10 +66,9 @@ def within(connection: socket.socket, deadline: Deadline) -> None:
         connection.settimeout(left)
 
 
-def receive(source: socket.socket, most: int, deadline: Deadline | None) -> bytes:
+def receive(source: socket.socket, most: int, deadline: Deadline) -> bytes:
     """Return some bytes, at most `most`; none if the peer has closed. Raise OSError."""
-    if deadline is not None:
-        within(source, deadline)
+    within(source, deadline)
     return source.recv(min(most, AT_ONCE_BYTES))
 
 

@@ -43,7 +43,6 @@ LARGE_BYTES = PAGE_BYTES // KEYS_AT_ONCE
 VALUE_OVERHEAD_BYTES = 8
 """Approximate number of bytes of a message for each value, in addition to the value's bytes."""
 
-
 _ALONE = nullcontext()
 """Stands for `_several` where one value is read, for which requests do not wait for each other."""
 

@@ -197,16 +197,15 @@ class IcebergTarget:
         A table of an earlier version has the partition under another name, unless it was renamed.
         """
         there = [] if self._table is None else [field.name for field in self._table.schema().fields]
+        taken: list[str] = []
         at = wanted.get_field_index(PARTITION)
         if at >= 0 and PARTITION not in there:
-            own = [name for name in wanted.names if name.lower() == ICEBERG_PARTITION]
+            taken += [name for name in wanted.names if name.lower() == ICEBERG_PARTITION]
             wanted = wanted.set(at, wanted.field(at).with_name(ICEBERG_PARTITION))
-        else:
-            own = []
-        own += sorted(METADATA_COLUMNS.intersection(wanted.names).difference(there))
-        if own:
+        taken += sorted(METADATA_COLUMNS.intersection(wanted.names).difference(there))
+        if taken:
             raise SchemaMismatch(
-                f"topic {self._folder.claim.topic!r} has the column {own[0]!r}, which a load or a reader of "
+                f"topic {self._folder.claim.topic!r} has the column {taken[0]!r}, which a load or a reader of "
                 "Iceberg adds to the table; leave the column out, or load it as Parquet or Delta Lake"
             )
         return wanted
