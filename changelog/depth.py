@@ -19,6 +19,8 @@ import numpy as np
 
 MAX_DEPTH = 200
 """Maximum number of nested containers (arrays, maps, objects, records)."""
+_PIECE_BYTES = 1 << 20
+"""Size in bytes above which a message is looked at in pieces."""
 
 
 def check_json(data: bytes | bytearray | memoryview | str) -> None:
@@ -59,8 +61,11 @@ def check_msgpack(data: bytes | bytearray | memoryview) -> None:
     """
     if len(data) <= MAX_DEPTH:
         return
+    if len(data) > _PIECE_BYTES:
+        _check_large(data)
+        return
     packed = bytes(data)
-    if len(packed) - len(packed.translate(None, _OPENERS)) > MAX_DEPTH:
+    if _openers(packed) > MAX_DEPTH:
         _walk(packed)
 
 
@@ -85,7 +90,23 @@ def _inner(value: Any) -> list[Any]:
     return [item for item in items if isinstance(item, dict | list | tuple)]
 
 
-def _walk(data: bytes) -> None:
+def _check_large(data: bytes | bytearray | memoryview) -> None:
+    """Check a message that is too large to be copied as a whole."""
+    view = memoryview(data).cast("B")  # bytes of an Arrow buffer are signed
+    openers = 0
+    for start in range(0, len(view), _PIECE_BYTES):
+        openers += _openers(bytes(view[start : start + _PIECE_BYTES]))
+        if openers > MAX_DEPTH:
+            _walk(view)
+            return
+
+
+def _openers(packed: bytes) -> int:
+    """Return the number of bytes that could begin a container."""
+    return len(packed) - len(packed.translate(None, _OPENERS))
+
+
+def _walk(data: bytes | memoryview) -> None:
     """Check one value token by token. A truncated value is left to the decoder to reject."""
     at, end = 0, len(data)
     left: list[int] = []  # number of remaining items of each open container
@@ -113,16 +134,17 @@ def _walk(data: bytes) -> None:
             return
 
 
-def _floats(data: bytes, at: int, items: int) -> int:
+def _floats(data: bytes | memoryview, at: int, items: int) -> int:
     """Return the bytes of a container's items if all are floats of one width; else 0.
 
     Skipping them at once makes long vectors fast to check.
     """
-    first = data[at : at + 1]
+    first = bytes(data[at : at + 1])
     if first not in (b"\xca", b"\xcb"):
         return 0
     size = _FIXED[first[0]]
-    return items * size if data[at : at + items * size : size] == first * items else 0
+    marks = bytes(data[at : at + items * size : size])
+    return items * size if marks == first * items else 0
 
 
 def _tables() -> tuple[list[int], list[int]]:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from strandline.changelog.errors import InvalidRecord, InvalidRequest, RecordTooLarge
+from strandline.changelog.flight.limits import MAX_REMOTE_APPEND_BYTES
 from strandline.changelog.flight.messages import (
     MAX_APPEND_BYTES,
     AppendHeader,
@@ -94,14 +95,25 @@ def read_small_append(sent: SmallAppend) -> list[Append]:
 
 
 def claimed_by(sent: SmallAppend) -> int:
-    """Return the number of bytes that a client's batches claim to have when decompressed.
+    """Return the number of bytes that the batches of a client claim to have when decompressed.
 
-    Raises InvalidRecord.
+    Raises InvalidRecord, or RecordTooLarge if they are more than MAX_REMOTE_APPEND_BYTES.
     """
     try:
-        return sum(claimed_bytes(pa.py_buffer(message)) for _, message in sent.batches)
+        size = sum(claimed_bytes(pa.py_buffer(message)) for _, message in sent.batches)
     except pa.ArrowException as error:
         raise InvalidRecord(f"cannot read a batch of the call: {error}") from error
+    check_remote_append(size)
+    return size
+
+
+def check_remote_append(size: int) -> None:
+    """Raise RecordTooLarge if the batches of a call over TCP have too many bytes."""
+    if size > MAX_REMOTE_APPEND_BYTES:
+        raise RecordTooLarge(
+            f"an append call over TCP has {size:,} bytes, the limit is {MAX_REMOTE_APPEND_BYTES:,}; send "
+            "its batches in several calls"
+        )
 
 
 def fetched_rows(fetched: Mapping[TopicPartition, Fetched]) -> Iterator[StreamMessage]:

@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 
 from pyarrow import flight
 
-from strandline.changelog.errors import OwnerUnavailable, RecordTooLarge
+from strandline.changelog.errors import OwnerUnavailable
 from strandline.changelog.flight.batches import (
     ROW_SCHEMA,
     append_rows,
+    check_remote_append,
     read_fetched,
     rows_of,
     small_append,
@@ -38,7 +39,7 @@ from strandline.changelog.flight.grants import (
     producers_of,
     subjects_of,
 )
-from strandline.changelog.flight.limits import LARGE_APPEND_BYTES, MAX_REMOTE_APPEND_BYTES
+from strandline.changelog.flight.limits import LARGE_APPEND_BYTES
 from strandline.changelog.flight.messages import (
     APPEND,
     LOCATE,
@@ -166,11 +167,7 @@ class FlightConnection:
 
     def _append_over_tcp(self, appends: Sequence[Append], size: int) -> bytes:
         """Send batches over TCP in one message, because the server reads no streams of clients."""
-        if size > MAX_REMOTE_APPEND_BYTES:
-            raise RecordTooLarge(
-                f"an append call over TCP has {size:,} bytes, the limit is {MAX_REMOTE_APPEND_BYTES:,}; send "
-                "its batches in several calls"
-            )
+        check_remote_append(size)
 
         def send() -> bytes:
             action = flight.Action(REMOTE_APPEND, encode(small_append(appends)))

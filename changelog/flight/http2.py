@@ -19,7 +19,9 @@ from strandline.changelog.flight.clients import Client
 from strandline.changelog.flight.limits import (
     CONTROL_FRAMES,
     CONTROL_FRAMES_PER_S,
+    COPIES_OF_A_MESSAGE,
     LINGER_S,
+    MAX_CALL_BYTES,
     MAX_HEADERS_BYTES,
     MESSAGE_OVERHEAD_BYTES,
 )
@@ -122,8 +124,18 @@ class FlowMeter:
                     )
                 call.left = int.from_bytes(call.prefix[1:], "big")
                 call.prefix = b""
-                self._budgets.requests.take(self._client, call.left + MESSAGE_OVERHEAD_BYTES)
-                call.taken += call.left + MESSAGE_OVERHEAD_BYTES
+                self._count(call)
+
+    def _count(self, call: _Call) -> None:
+        """Count a message of which nothing has reached gRPC."""
+        if call.left > MAX_CALL_BYTES:
+            raise ConnectionCut(
+                f"the client sends a message of {call.left:,} bytes; at most {MAX_CALL_BYTES:,} are "
+                "allowed"
+            )
+        taken = COPIES_OF_A_MESSAGE * call.left + MESSAGE_OVERHEAD_BYTES
+        self._budgets.requests.take(self._client, taken)
+        call.taken += taken
 
     def _on_answer(self, kind: int, flags: int, stream: int, _length: int) -> bool:
         """Handle the header of a server's frame; the last frame of a call ends it."""

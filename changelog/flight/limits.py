@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.flight.messages import MAX_MESSAGE_BYTES
 
 MAX_REPLY_BYTES = 4_096
 """Maximum number of bytes of one reply of the server during the hello."""
@@ -39,10 +40,14 @@ CONTROL_FRAMES = 1_000
 CONTROL_FRAMES_PER_S = 100
 """Sustained number of pings and settings that a client may send per second."""
 MAX_REMOTE_APPEND_BYTES = 120 << 20
-"""Maximum bytes of one append call over TCP, as it is sent.
+"""Maximum bytes of the batches of one append call over TCP, as sent and unpacked.
 
 By default a batch has at most 100 MiB.
 """
+MAX_CALL_BYTES = MAX_REMOTE_APPEND_BYTES + MAX_MESSAGE_BYTES
+"""Maximum bytes of one message over TCP: an append with its schemas."""
+COPIES_OF_A_MESSAGE = 2
+"""Number of times that gRPC holds a message: as it arrives, and as the body of a call."""
 LARGE_APPEND_BYTES = 16 << 20
 """Size in bytes from which a client sends append calls one at a time."""
 PARTITIONS_AT_ONCE = 64
@@ -82,9 +87,9 @@ class ListenerLimits:
     """Maximum number of calls in flight of one client; each uses a thread."""
     max_calls: int = _limit(1_024, "STRANDLINE_MAX_CALLS")
     """Maximum number of calls in flight of all clients."""
-    max_request_bytes_per_client: int = _limit(256 << 20, "STRANDLINE_MAX_REQUEST_BYTES_PER_CLIENT")
-    """Maximum bytes of requests in flight of one client, including their decompressed size."""
-    max_request_bytes: int = _limit(1 << 30, "STRANDLINE_MAX_REQUEST_BYTES")
+    max_request_bytes_per_client: int = _limit(768 << 20, "STRANDLINE_MAX_REQUEST_BYTES_PER_CLIENT")
+    """Maximum bytes of requests in flight of one client, with all copies that the server makes."""
+    max_request_bytes: int = _limit(2 << 30, "STRANDLINE_MAX_REQUEST_BYTES")
     """Maximum bytes of requests in flight of all clients."""
     max_answer_bytes_per_client: int = _limit(256 << 20, "STRANDLINE_MAX_ANSWER_BYTES_PER_CLIENT")
     """Maximum bytes of records that were fetched but not sent to one client."""

@@ -52,7 +52,7 @@ from strandline.changelog.flight.fork import forbid_in_children
 from strandline.changelog.flight.goodbyes import Goodbyes, RemoteGoodbye, StreamGoodbye
 from strandline.changelog.flight.grants import Granting, presented_in
 from strandline.changelog.flight.held import HeldObjects
-from strandline.changelog.flight.limits import MAX_REMOTE_APPEND_BYTES
+from strandline.changelog.flight.limits import MAX_CALL_BYTES
 from strandline.changelog.flight.locating import Locate
 from strandline.changelog.flight.messages import (
     APPEND,
@@ -251,14 +251,8 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
                 check_version(action.body)
                 return []
             session = self._session(caller)
-            if action.type == SMALL_APPEND:
-                sent: SmallAppend = decode_request(action.body, SmallAppend)
-                return [encode(self._append_from(caller, session, sent))]
-            if action.type == REMOTE_APPEND and caller.client is not None:
-                sent = decode_request(
-                    action.body, SmallAppend, MAX_REMOTE_APPEND_BYTES + MAX_MESSAGE_BYTES
-                )
-                return [encode(self._append_from(caller, session, sent))]
+            if action.type in (SMALL_APPEND, REMOTE_APPEND):
+                return [encode(self._append_from(caller, session, action))]
             if action.type == LOCATE and self._locate is not None:
                 wanted: FetchRequest = decode_request(action.body, FetchRequest)
                 return [encode(self._poll(context, wanted, self._locate, _has_pieces))]
@@ -370,18 +364,23 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         finally:
             answer.sent()
 
-    def _append_from(
-        self, caller: Caller, session: ClientSession, sent: SmallAppend
-    ) -> AppendAnswer:
+    def _append_from(self, caller: Caller, session: ClientSession, action: Any) -> AppendAnswer:
         permit = self._permit(caller)
         if permit is None or caller.client is None:
-            return self._append(session, read_small_append(sent))
-        permit.check(sent)
+            return self._append(
+                session, read_small_append(decode_request(action.body, SmallAppend))
+            )
+        max_bytes = MAX_CALL_BYTES if action.type == REMOTE_APPEND else MAX_MESSAGE_BYTES
         requests = self._remote_clients().budgets.requests
-        with requests.taken(caller.client, claimed_by(sent)):
-            appends = read_small_append(sent)
-            permit.check_records(appends)
-            return self._append(session, appends)
+        # The front has counted what gRPC holds. Decoding copies the batches once more.
+        with requests.taken(caller.client, action.body.size):
+            sent: SmallAppend = decode_request(action.body, SmallAppend, max_bytes)
+            permit.check(sent)
+            # The batches are held twice: unpacked, and encoded for the log.
+            with requests.taken(caller.client, 2 * claimed_by(sent)):
+                appends = read_small_append(sent)
+                permit.check_records(appends)
+                return self._append(session, appends)
 
     def _append(self, session: ClientSession, appends: list[Append]) -> AppendAnswer:
         if any(append.producer is None for append in appends):

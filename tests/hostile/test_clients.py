@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,12 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.flight import batches, hello, http2
 from strandline.changelog.flight.address import parse_url
-from strandline.changelog.flight.batches import ROW_SCHEMA, StreamMessage
+from strandline.changelog.flight.batches import ROW_SCHEMA, StreamMessage, small_append
 from strandline.changelog.flight.budgets import Budgets, ClientBudget
 from strandline.changelog.flight.clients import Client, Principal
 from strandline.changelog.flight.connection import FlightConnection
 from strandline.changelog.flight.hello import UNKNOWN_TOKEN
-from strandline.changelog.flight.limits import ListenerLimits
+from strandline.changelog.flight.limits import MAX_CALL_BYTES, ListenerLimits
 from strandline.changelog.flight.messages import (
     REMOTE_APPEND,
     FetchRequest,
@@ -39,7 +39,7 @@ from strandline.changelog.flight.messages import (
     StreamHeader,
     encode,
 )
-from strandline.changelog.flight.requests import DescribeGroup, InitProducer
+from strandline.changelog.flight.requests import CreateTopic, DescribeGroup, InitProducer
 from strandline.changelog.flight.serve import ServedLog, serve
 from strandline.changelog.flight.splice import ConnectionCut
 from strandline.changelog.groups import Subscription
@@ -53,6 +53,7 @@ from tests.log.kit import columns
 
 TOKEN = "sixteen-or-more-characters"
 MIB = 1 << 20
+LARGE = {"max.message.bytes": str(128 * MIB)}
 Eventually = Callable[..., Any]
 
 
@@ -233,7 +234,7 @@ def time() -> Time:
 
 @pytest.fixture
 def budgets() -> Budgets:
-    return Budgets(ListenerLimits(max_calls_per_client=4, max_request_bytes_per_client=10_000))
+    return Budgets(ListenerLimits(max_calls_per_client=4, max_request_bytes_per_client=20_000))
 
 
 @pytest.fixture
@@ -272,12 +273,22 @@ def test_a_call_that_has_ended_counts_no_more(meter: http2.FlowMeter, kind: int)
 
 def test_frames_and_messages_may_arrive_in_any_pieces(meter: http2.FlowMeter) -> None:
     content = call(1, message(300) + bytes(300) + message(200) + bytes(100))
-    content += frame(http2.DATA, 0, 1, bytes(100) + message(9_000)[:3])
-    content += frame(http2.DATA, 0, 1, message(9_000)[3:])
+    content += frame(http2.DATA, 0, 1, bytes(100) + message(9_200)[:3])
+    content += frame(http2.DATA, 0, 1, message(9_200)[3:])
     for at in range(len(content) - 1):
         sends(meter, content[at : at + 1])
     with pytest.raises(ConnectionCut, match="bytes of requests"):
         sends(meter, content[-1:])
+
+
+def test_a_message_larger_than_any_call_is_cut_off(time: Time) -> None:
+    budgets = Budgets(ListenerLimits(max_request_bytes_per_client=1 << 40))
+    for size in (MAX_CALL_BYTES, MAX_CALL_BYTES + 1):
+        meter = http2.FlowMeter(client(), budgets, time)
+        meter.from_client(memoryview(http2.PREFACE + frame(http2.SETTINGS, 0, 0)))
+        large = size > MAX_CALL_BYTES
+        with pytest.raises(ConnectionCut, match="at most") if large else contextlib.nullcontext():
+            sends(meter, call(1, message(size)))
 
 
 def test_calls_are_counted(meter: http2.FlowMeter) -> None:
@@ -296,7 +307,7 @@ def test_calls_that_are_reset_count_for_a_while(meter: http2.FlowMeter, time: Ti
         sends(meter, call(9))
     time.now += 11
     sends(meter, frame(http2.SETTINGS, http2.ACK, 0), call(11))
-    assert meter._budgets.requests.room(meter._client) == 10_000
+    assert meter._budgets.requests.room(meter._client) == 20_000
 
 
 def test_messages_marked_as_compressed_are_cut_off(meter: http2.FlowMeter) -> None:
@@ -358,27 +369,61 @@ def check_served(served: ServedLog) -> None:
         assert [len(found) for found in consumer.poll(timeout=30)] == [1]
 
 
-def bomb(size: int) -> tuple[bytes, pa.Schema]:
-    """Return a batch of one value that is small only in compressed form."""
-    records = batch(1).slice(0, 0)
-    value = pa.array([b"\0" * size], pa.binary())
-    now, key = pa.array([SystemClock().now_ms()]), pa.array([b"k"], pa.binary())
-    columns = [now, key, value, *(pa.nulls(1, f.type) for f in list(records.schema)[3:])]
-    return compressed(pa.RecordBatch.from_arrays(columns, schema=records.schema)), records.schema
+def bomb(sizes: Sequence[int]) -> tuple[bytes, pa.Schema]:
+    """Return a batch of values that is small only in compressed form."""
+    records = columns([b"\0" * size for size in sizes])
+    return compressed(records), records.schema
 
 
 def test_batches_count_with_their_unpacked_size(tmp_path: Path) -> None:
     with serving(tmp_path, max_request_bytes_per_client=64 * MIB) as served:
         stranger = stranger_to(served)
         producer = stranger.connection.ask(InitProducer(None, 10_000))
-        packed, schema = bomb(40 * MIB)
+        packed, schema = bomb([40 * MIB])
         assert len(packed) < 20_000
-        sent = SmallAppend([schema], [(header(producer), packed)] * 2)
+        sent = SmallAppend([schema], [(header(producer), packed)])
         for kind in (REMOTE_APPEND, "SmallAppend"):
             with pytest.raises(QuotaExceeded, match="bytes of requests"):
                 stranger.act(kind, encode(sent), [producer])
         stranger.connection.close()
         check_served(served)
+
+
+def test_batches_that_unpack_to_more_than_an_append_call_are_refused(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        stranger = stranger_to(served)
+        producer = stranger.connection.ask(InitProducer(None, 10_000))
+        packed, schema = bomb([61 * MIB])
+        sent = SmallAppend([schema], [(header(producer), packed)] * 2)
+        for kind in (REMOTE_APPEND, "SmallAppend"):
+            with pytest.raises(RecordTooLarge, match="over TCP"):
+                stranger.act(kind, encode(sent), [producer])
+        stranger.connection.close()
+        check_served(served)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["as it is", "compressed"])
+@pytest.mark.parametrize("count", [1, 1_000])
+def test_an_append_takes_no_more_memory_than_is_counted(
+    process: subprocess.Popen[str], count: int, *, packed: bool
+) -> None:
+    url = f"strandline://127.0.0.1:{int(read(process))}?token={TOKEN}"
+    stranger = Stranger(parse_url(url))
+    stranger.connection.ask(CreateTopic("t", 1, LARGE, None, internal=False))
+    producer = stranger.connection.ask(InitProducer(None, 10_000))
+    sizes = [80 * MIB // count] * count
+    if packed:
+        message, schema = bomb(sizes)
+        body = encode(SmallAppend([schema], [(header(producer), message)]))
+    else:
+        records = columns([b"\0" * size for size in sizes])
+        body = encode(small_append([Append("t", 0, records, producer, 0)]))
+    before = taken(process)
+    stranger.act(REMOTE_APPEND, body, [producer])
+    during = taken(process)
+    counted = 3 * len(body) + 2 * sum(sizes)
+    assert during["peak_kib"] - before["peak_kib"] <= (counted + 24 * MIB) >> 10
+    stranger.connection.close()
 
 
 @contextlib.contextmanager

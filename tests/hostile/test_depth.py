@@ -42,6 +42,7 @@ from strandline.framework.testing import TestDriver
 from strandline.statestore.aggregates import recorded
 from strandline.statestore.engine import StorePosition
 from strandline.statestore.serdes import MessagePack, TypedMessagePack
+from tests.hostile.bombs import measured
 
 STACK_BYTES = 256 << 10
 """Bytes of a thread's stack. gRPC's threads have 512 KiB on macOS."""
@@ -238,6 +239,18 @@ def test_depth_after_many_floats_is_found() -> None:
     for data in (b"\x92" + floats + ARRAYS, b"\xdc\x03\xe9" + floats[3:] + ARRAYS):
         with pytest.raises(RecursionError):
             check_msgpack(data)
+
+
+def test_a_large_message_is_checked_without_a_copy() -> None:
+    flat = msgspec.msgpack.encode([b"\x91" * (8 << 20), [1.5] * 1_000])
+    deep = b"\x92" + msgspec.msgpack.encode(bytes(8 << 20)) + ARRAYS
+    # The bytes of an Arrow buffer are signed.
+    for kind in (bytes, lambda data: memoryview(pa.py_buffer(data)), memoryview):
+        with measured() as taken:
+            check_msgpack(kind(flat))  # type: ignore[operator]
+            with pytest.raises(RecursionError):
+                check_msgpack(kind(deep))  # type: ignore[operator]
+        assert taken.python < 3 << 20
 
 
 @pytest.mark.parametrize("on_error", ["skip", "dead_letter"])

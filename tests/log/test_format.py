@@ -87,6 +87,17 @@ def test_batches_of_any_size_read_back_as_they_were_written(
     assert frame.decode(header, payload, pa.binary(), "test").to_pydict() == batch.to_pydict()
 
 
+def test_a_few_large_records_are_stored_as_arrow_and_compressed() -> None:
+    large = columns([bytes(frame.ROWS_MAX_BYTES)] * 2)
+    header, parts = frame.frame_parts(frame.encode(large, compression="zstd"), base_offset=0)
+    assert header.kind == FrameKind.ARROW
+    assert sum(len(part) for part in parts) < 2_000
+    few = columns([b"v"] * 100_000).slice(5, 3)
+    header, parts = frame.frame_parts(frame.encode(few, compression="zstd"), base_offset=0)
+    assert header.kind == FrameKind.ROWS
+    assert sum(len(part) for part in parts) < 300
+
+
 @pytest.mark.parametrize("count", [1, 31, 32])
 @pytest.mark.parametrize("shape", ["plain", "headers", "sparse", "typed"])
 def test_records_read_one_by_one_are_those_of_the_batch(count: int, shape: str) -> None:
