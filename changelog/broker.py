@@ -378,8 +378,11 @@ class Broker(Protocol):
         """
         ...
 
-    def leave_group(self, member: GroupMember) -> None:
-        """Leave the group and release all owned partitions. Repeated calls have no effect."""
+    def leave_group(self, *members: GroupMember) -> None:
+        """Leave the groups and release all owned partitions. Repeated calls have no effect.
+
+        Members that leave a group together cause one new assignment.
+        """
         ...
 
     def close(self) -> None:

@@ -411,9 +411,9 @@ class Owner:
             member, call, seen, holds, timeout if self._log.ticking else 0.0
         )
 
-    def leave_group(self, member: GroupMember) -> None:
+    def leave_group(self, *members: GroupMember) -> None:
         self._log.check_open()
-        self._log.groups.leave(member)
+        self._log.groups.leave(members)
 
     def metrics(self) -> list[MetricReading]:
         """Return counters since the opening, and gauges of the present state."""

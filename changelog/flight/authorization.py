@@ -174,8 +174,14 @@ def _group(holder: AuthorizedToken, message: r.FetchOffsets | r.DescribeGroup) -
     holder.need("group", message.group)
 
 
-def _member(holder: AuthorizedToken, message: r.Heartbeat | r.LeaveGroup) -> None:
+def _heartbeat(holder: AuthorizedToken, message: r.Heartbeat) -> None:
     holder.need("group", message.member.group)
+
+
+def _leave_group(holder: AuthorizedToken, message: r.LeaveGroup) -> None:
+    for group in {member.group for member in message.members}:
+        holder.need("group", group)
+    holder.need_any("group")  # also for no member
 
 
 def _hold_pin(holder: AuthorizedToken, message: r.HoldPin) -> None:
@@ -215,8 +221,8 @@ NEEDED: Mapping[type[Any], Need] = {
     r.ListGroups: _no_right,
     r.DescribeGroup: _group,
     r.JoinGroup: _join_group,
-    r.Heartbeat: _member,
-    r.LeaveGroup: _member,
+    r.Heartbeat: _heartbeat,
+    r.LeaveGroup: _leave_group,
     r.DescribeConfig: _admin,
     r.AlterConfig: _admin,
 }

@@ -86,7 +86,7 @@ _SUBJECTS: Mapping[type[Any], Callable[[Any], Iterable[Subject]]] = {
     EndTransaction: lambda r: [r.producer],
     CommitOffsets: _named,
     Heartbeat: lambda r: [_member(r.member)],
-    LeaveGroup: lambda r: [_member(r.member)],
+    LeaveGroup: lambda r: map(_member, r.members),
 }
 
 

@@ -117,7 +117,8 @@ class HeldObjects:
                     key = answer.group, answer.member_id
                     of.add_member(key, _size_of(request.subscription))
                 case LeaveGroup():
-                    of.remove_member((request.member.group, request.member.member_id))
+                    for member in request.members:
+                        of.remove_member((member.group, member.member_id))
                 case HoldPin(name, _, timeout_ms):
                     # The log releases the holder's pins that begin elsewhere.
                     for other in [p for p in of.pins if p.holder == name.holder]:

@@ -256,10 +256,10 @@ class Heartbeat(Request[Assignment], frozen=True):
 
 
 class LeaveGroup(Request[None], frozen=True):
-    member: GroupMember
+    members: Annotated[list[GroupMember], BOUNDED]
 
     def run(self, broker: Broker) -> None:
-        broker.leave_group(self.member)
+        broker.leave_group(*self.members)
 
 
 class DescribeConfig(Request[dict[str, str]], frozen=True):
@@ -429,5 +429,5 @@ class RequestBroker:
         beat = Heartbeat(member, call, seen, list(holds), timeout)
         return self._ask(beat, extra_s=timeout)
 
-    def leave_group(self, member: GroupMember) -> None:
-        self._ask(LeaveGroup(member))
+    def leave_group(self, *members: GroupMember) -> None:
+        self._ask(LeaveGroup(list(members)))

@@ -96,6 +96,8 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+RUNNING_S = 30.0
+"""Maximum seconds that closing waits for calls whose Python code runs."""
 POLL_SLICE_S = 0.2
 """Seconds after which a waiting fetch checks if its client is still connected."""
 
@@ -168,7 +170,11 @@ class FlightEndpoint:
         self._service.goodbyes.say_to_all(self._clock)
 
     def close(self, grace: float = 3.0) -> None:
-        """Refuse new calls and wait up to `grace` seconds for the calls in progress."""
+        """Refuse new calls and wait up to `grace` seconds for the calls in progress.
+
+        It waits longer for calls that run Python code, because an interpreter that ends meanwhile
+        aborts the process. They depend on no client.
+        """
         with self._closing:
             if self._closed:
                 return
@@ -176,10 +182,34 @@ class FlightEndpoint:
         self._service.goodbyes.say_to_all(self._clock)
         self._end.set()
         self._shutdown.join(grace)
+        if self._shutdown.is_alive() and self._service.running.wait(RUNNING_S):
+            self._shutdown.join(grace)
         if self._shutdown.is_alive():
             _log.warning("closed the endpoint while some clients still had calls under way")
             # The destructor would wait like the shutdown does, so the server is never destroyed.
             leave_alone(self._service)
+
+
+class _RunningCalls:
+    """Calls whose Python code runs, and that wait for no client. Each enters and exits it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._count += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._count -= 1
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until there is none; return False if some are left after `seconds`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._count, seconds)
 
 
 def _shut_down_after(end: threading.Event, service: _Service) -> None:
@@ -204,6 +234,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         self._sessions = sessions
         self._clock = clock
         self.goodbyes = Goodbyes()
+        self.running = _RunningCalls()
         self._held = HeldObjects(broker, clock)
         self._targets = StagingTargets(broker)
 
@@ -242,10 +273,11 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
 
     def _end(self, session: ClientSession) -> None:
         self.goodbyes.forget(session.id)
-        self._sessions.end(session)
+        with self.running:
+            self._sessions.end(session)
 
     def do_action(self, context: Any, action: Any) -> Iterable[bytes]:
-        with _failures_sent():
+        with _failures_sent(), self.running:
             caller = _caller(context)
             if action.type == HELLO:
                 check_version(action.body)
@@ -345,7 +377,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
                     session.joined(member)
             return member
         if isinstance(request, LeaveGroup):
-            session.left(request.member)
+            session.left(request.members)
         return request.run(self._broker)
 
     def _fetch_stream(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
@@ -63,10 +63,10 @@ class ClientSession:
         with self._changed:
             self._members.add(member)
 
-    def left(self, member: GroupMember) -> None:
-        """Record that the member has left its group."""
+    def left(self, members: Iterable[GroupMember]) -> None:
+        """Record that the members have left their groups."""
         with self._changed:
-            self._members.discard(member)
+            self._members.difference_update(members)
 
     def end(self, broker: Broker) -> list[ProducerIdentity]:
         """End the session and return the producers whose transactions were aborted.
@@ -83,9 +83,9 @@ class ClientSession:
             # The transaction may have timed out or its producer been fenced in the meantime.
             with contextlib.suppress(StrandlineError):
                 broker.end_transaction(producer, commit=False)
-        for member in members:
-            with contextlib.suppress(StrandlineError):
-                broker.leave_group(member)
+        # Together, because an assignment takes long if a group has many members and names.
+        with contextlib.suppress(StrandlineError):
+            broker.leave_group(*members)
         return left
 
 

@@ -286,9 +286,10 @@ class KafkaBroker:
         self._connection.check_open()
         return self._members.beat(member, call, seen, holds, timeout)
 
-    def leave_group(self, member: GroupMember) -> None:
+    def leave_group(self, *members: GroupMember) -> None:
         self._connection.check_process()
-        self._members.leave(member)
+        for member in members:
+            self._members.leave(member)
 
     def close(self) -> None:
         if not self._connection.closed and not self._connection.is_foreign:

@@ -370,7 +370,7 @@ def request_seeds() -> list[bytes]:
         "DescribeGroup": ["g"],
         "JoinGroup": ["g", {"topics": ["t"], "assignor": "range", "instance": None}],
         "Heartbeat": [["g", "m"], 1, 0, [tp], 0.5],
-        "LeaveGroup": [["g", "m"]],
+        "LeaveGroup": [[["g", "m"]]],
         "DescribeConfig": [],
         "AlterConfig": [{"log.retention.ms": None, "log.roll.ms": "5"}],
     }

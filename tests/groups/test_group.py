@@ -85,7 +85,7 @@ class World:
 
     def leave(self, who: int) -> None:
         if who in self.clients:
-            self.group.leave(self.clients[who].member_id)
+            self.group.leave([self.clients[who].member_id])
             self.gone.append(self.clients.pop(who))
 
     def wait(self, seconds: float) -> None:
@@ -205,14 +205,14 @@ def test_only_the_owner_of_a_partition_may_commit_its_offset() -> None:
         group.check_commit("a", [tp, TopicPartition("t", 9)])
     with pytest.raises(MemberFenced, match="commit with the consumer that subscribed"):
         group.check_commit("", [tp])
-    group.leave("a")
+    group.leave(["a"])
     group.check_commit("", [tp])
 
 
 def test_a_member_gets_the_lowest_free_slot() -> None:
     group = Group("g", {"t": 4}.get)  # type: ignore[arg-type]
     assert [group.join(name, Subscription(("t",)), now=0.0) for name in "abc"] == [0, 1, 2]
-    group.leave("b")
+    group.leave(["b"])
     assert group.join("d", Subscription(("t",)), now=0.0) == 1
     static = Subscription(("t",), instance="s")
     assert group.join("e1", static, now=0.0) == group.join("e2", static, now=0.0) == 3

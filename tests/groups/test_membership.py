@@ -27,7 +27,7 @@ class Coordinator:
     def join_group(self, group: str, subscription: Subscription) -> GroupMember:
         return GroupMember(group, "m")
 
-    def leave_group(self, member: GroupMember) -> None:
+    def leave_group(self, *members: GroupMember) -> None:
         pass
 
     def assign(self, *partitions: TopicPartition) -> None:

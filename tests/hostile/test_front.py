@@ -30,6 +30,7 @@ from strandline.changelog.flight.limits import ListenerLimits, limits_from
 from strandline.changelog.flight.messages import WIRE_VERSION, SessionHello, encode
 from strandline.changelog.flight.rights import Rights
 from strandline.changelog.flight.serve import ServedLog, serve
+from strandline.changelog.groups import Subscription
 from strandline.changelog.local_storage import LocalStorage
 
 TOKEN = "sixteen-or-more-characters"
@@ -450,6 +451,30 @@ for _ in sys.stdin:
 served.close()
 """
 
+SLOW_END = """
+import sys, threading, time
+from strandline.changelog.embedded.groups.groups import GroupCoordinator
+from strandline.changelog.flight.serve import serve
+from strandline.changelog.flight.server import FlightEndpoint
+
+left, leaving = GroupCoordinator.leave, threading.Event()
+
+def leave(self, members):
+    leaving.set()
+    end = time.monotonic() + 2
+    while time.monotonic() < end:
+        pass
+    left(self, members)
+
+GroupCoordinator.leave = leave
+FlightEndpoint.close.__defaults__ = (0.1,)
+served = serve(sys.argv[1], listen="127.0.0.1:0", token="sixteen-or-more-characters")
+print(served.url.rpartition(":")[2], flush=True)
+assert leaving.wait(60)
+served.close()
+"""
+"""A server that closes while a member leaves, which takes longer than calls in progress get."""
+
 PATH = b"/arrow.flight.protocol.FlightService/DoAction"
 HEADERS = (
     b"\x83\x86\x41\x01a"  # POST, http, an authority
@@ -622,3 +647,21 @@ def test_tls_that_stops_in_its_handshake_is_closed_at_the_deadline(pems: Path) -
     with changelog.open(f"{served.url}?token={TOKEN}&ca={pems}/ca.pem") as log:
         assert log.topics() == []
     served.close()
+
+
+def test_a_server_that_closes_during_a_long_call_ends_in_order(
+    tmp_path: Path, repository: Path
+) -> None:
+    """An interpreter that ends while a thread of gRPC runs Python code aborts the process."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW_END, str(tmp_path / "log")],
+        cwd=repository,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as started:
+        url = f"strandline://127.0.0.1:{int(read(started))}?token=sixteen-or-more-characters"
+        with changelog.open(url) as log:
+            log.create_topic("t")
+            log.broker.join_group("g", Subscription(["t"]))
+        assert started.wait(60) == 0, started.stderr and started.stderr.read()

@@ -15,10 +15,21 @@ import pytest
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.embedded.groups.assignors import sticky
 from strandline.changelog.embedded.groups.groups import GroupCoordinator
+from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.flight.sessions import ClientSession
 from strandline.changelog.groups import MAX_SUBSCRIBED_TOPICS, Assignor, Subscription, check_tasks
 from strandline.changelog.records import TopicPartition
 from tests.compared import Name
+
+
+class Time(SystemClock):
+    """A clock that is set by hand."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
 
 
 class Number(int):
@@ -173,7 +184,7 @@ def test_an_assignment_that_takes_long_delays_no_other_group() -> None:
     def call() -> None:
         answers.append(groups.beat(other, 1, 0, [], 0.0).partitions)
         answers.append(len(groups.info("other").members))
-        groups.leave(other)
+        groups.leave([other])
         answers.append("other" in groups.names())
 
     try:
@@ -195,9 +206,54 @@ def test_a_member_that_joins_while_its_group_is_forgotten_is_kept() -> None:
         for _ in range(200):
             member = groups.join("g", Subscription(["t"]))
             assert member.member_id in {one.member_id for one in groups.info("g").members}
-            groups.leave(member)
+            groups.leave([member])
 
     with ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(join_and_leave) for _ in range(4)]:
             done.result()
     assert list(groups.names()) == []
+
+
+def test_members_that_leave_together_cause_one_assignment() -> None:
+    assignments = 0
+
+    def count(topic: str) -> int:
+        nonlocal assignments
+        assignments += 1
+        return 6
+
+    now = Time()
+    groups = GroupCoordinator(now, count)
+    members = [groups.join("g", Subscription(["t"], session_timeout_ms=10_000)) for _ in range(6)]
+    assignments = 0
+    groups.leave(members[:3])
+    assert assignments == 1
+    groups.leave(members[:3])
+    assert assignments == 1
+    now.now += 9
+    groups.beat(members[3], 1, 0, [], 0.0)
+    assignments = 0
+    now.now += 2
+    groups.tick()  # two sessions have timed out
+    assert assignments == 2, "one for them, and a look at the topics"
+    assert [one.member_id for one in groups.info("g").members] == [members[3].member_id]
+
+
+def test_members_of_several_groups_leave_together() -> None:
+    groups = GroupCoordinator(SystemClock(), lambda _: 1)
+    left = [groups.join(name, Subscription(["t"])) for name in ("a", "b", "a")]
+    kept = groups.join("b", Subscription(["t"]))
+    groups.leave(left)
+    assert list(groups.names()) == ["b"]
+    assert [one.member_id for one in groups.info("b").members] == [kept.member_id]
+
+
+def test_the_members_of_a_session_that_ends_leave_together(owner: Owner) -> None:
+    session = ClientSession("s")
+    for _ in range(3):
+        session.joined(owner.join_group("g", Subscription(["t"])))
+    kept = owner.join_group("g", Subscription(["t"]))
+    before = owner.heartbeat(kept, 1, 0, []).number
+    session.end(owner)
+    assert owner.heartbeat(kept, 2, before, []).number == before + 1
+    assert [one.member_id for one in owner.describe_group("g").members] == [kept.member_id]

@@ -35,7 +35,7 @@ def test_a_member_with_a_copy_gets_the_partition_first() -> None:
         group.join(name, Subscription(("t",), standby_replicas=1), now=0.0)
     copies = {name: group.member(name).standbys for name in "bc"}
     gone = group.member("a").target
-    group.leave("a")
+    group.leave(["a"])
     for name in "bc":
         assert copies[name] & gone <= group.member(name).target
 

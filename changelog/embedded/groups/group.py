@@ -132,9 +132,10 @@ class Group:
         self._rebalance()
         return slot
 
-    def leave(self, member_id: str) -> None:
-        """Remove a member and revoke its partitions; may be called repeatedly."""
-        if self._members.pop(member_id, None) is not None:
+    def leave(self, member_ids: Collection[str]) -> None:
+        """Remove members and revoke their partitions; may be called repeatedly."""
+        left = [self._members.pop(member_id, None) for member_id in member_ids]
+        if any(left):
             self._rebalance()
 
     def heartbeat(
@@ -158,8 +159,7 @@ class Group:
     def expire(self, now: float) -> list[str]:
         """Remove the members whose session has timed out; return their ids."""
         expired = [m.member_id for m in self._members.values() if m.deadline < now]
-        for member_id in expired:
-            self.leave(member_id)
+        self.leave(expired)
         return expired
 
     def check_topics(self) -> None:

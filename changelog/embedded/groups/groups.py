@@ -83,10 +83,11 @@ class GroupCoordinator:
                     return assignment
                 shared.changed.wait(remaining)
 
-    def leave(self, member: GroupMember) -> None:
-        """Remove a member; does nothing if it was removed already."""
-        with self._changing(member.group) as group:
-            group.leave(member.member_id)
+    def leave(self, members: Collection[GroupMember]) -> None:
+        """Remove members; does nothing for those that were removed already."""
+        for name in sorted({member.group for member in members}):
+            with self._changing(name) as group:
+                group.leave([one.member_id for one in members if one.group == name])
 
     def check_commit(
         self, name: str, member_id: str, partitions: Collection[TopicPartition]
