@@ -20,6 +20,7 @@ from strandline.changelog.errors import (
     MissingDependency,
     RegistryUnavailable,
     SchemaMismatch,
+    StrandlineError,
     Unauthenticated,
 )
 from strandline.changelog.hosts import split_url
@@ -31,6 +32,10 @@ MAX_ABANDONED = 4
 """Maximum number of calls of a registry that go on after their deadline."""
 MAX_ANSWER_BYTES = 16 << 20
 """Maximum number of bytes of one response of a registry. Confluent's accepts schemas of 1 MB."""
+MAX_ERROR_CHARS = 500
+"""Maximum number of characters of a response that an error shows."""
+MAX_SCHEMA_ID = (1 << 32) - 1
+"""Largest id that the header of a value can hold."""
 
 
 class RegisteredSchema(NamedTuple):
@@ -114,7 +119,7 @@ class SchemaRegistry:
 
         Raises:
             SchemaMismatch: The registry refuses the schema.
-            RegistryUnavailable: The registry does not respond.
+            RegistryUnavailable: The registry does not respond as one.
         """
         # No lock: two threads may both request an id, and receive the same one.
         known = self._ids.get((subject, schema.text))
@@ -130,24 +135,27 @@ class SchemaRegistry:
 
         Raises:
             InvalidRecord: The registry has no such id.
-            RegistryUnavailable: The registry does not respond.
+            RegistryUnavailable: The registry does not respond as one.
         """
         known = self._schemas.get(schema_id)
         if known is None:
-            found = self.ask(lambda client: client.get_schema(schema_id), f"schema id {schema_id}")
-            known = RegisteredSchema(found.schema_type or "AVRO", found.schema_str)
+            asked = f"schema id {schema_id}"
+            known = self.ask(lambda client: _schema_of(client.get_schema(schema_id)), asked)
             self._schemas[schema_id] = known
         return known
 
     def ask(self, call: Callable[[Any], T], what: str) -> T:
         """Call Confluent's client and translate its errors.
 
+        A response that no registry gives, such as a page of a proxy, is no answer: it may be right
+        later, so it must not decide what becomes of a record.
+
         Args:
             call: Function of the client.
             what: Subject of the call, for messages.
 
         Raises:
-            RegistryUnavailable: The registry does not respond.
+            RegistryUnavailable: The registry does not respond as one.
             SchemaMismatch: The registry refuses the schema.
             InvalidRecord: The schema id does not exist.
             Unauthenticated: The credentials are wrong.
@@ -162,13 +170,20 @@ class SchemaRegistry:
             raise self._refusal(error, what) from error
         except ModuleNotFoundError as error:
             raise MissingDependency(_INSTALL) from error
+        except (StrandlineError, MemoryError):
+            raise
         except Exception as error:
-            if not _is_of_transport(error):
-                raise
-            said = masked(repr(error), self._secrets)
+            self._renew(client)
+            said = masked(repr(error)[:MAX_ERROR_CHARS], self._secrets)
             raise RegistryUnavailable(
-                f"{self.url} does not answer, and {what} is not known yet: {said}"
+                f"{self.url} does not answer as a schema registry, and {what} is not known yet: {said}"
             ) from None
+
+    def _renew(self, client: Any) -> None:
+        """Use a new client, because this one keeps what it was answered."""
+        with self._lock:
+            if self._client is client:
+                self._client = None
 
     def _deadline_s(self) -> float:
         """Return the maximum seconds of a call. The client has accepted the properties before."""
@@ -182,19 +197,23 @@ class SchemaRegistry:
 
             theirs = Schema(schema.text, schema.kind)
             if self.auto_register:
-                return int(client.register_schema(subject, theirs))
-            return int(client.lookup_schema(subject, theirs).schema_id)
+                return _checked_id(client.register_schema(subject, theirs))
+            return _checked_id(client.lookup_schema(subject, theirs).schema_id)
 
         return self.ask(ask, f"the schema of {subject}")
 
     def _refusal(self, error: Any, what: str) -> Exception:
-        """Return the error for an HTTP status."""
-        status, said = (
-            error.http_status_code,
-            masked(f"{self.url} says of {what}: {error}", self._secrets),
-        )
+        """Return the error for an HTTP status.
+
+        Errors of a registry have a code that begins with the status; those of a proxy have none.
+        """
+        status, code = error.http_status_code, error.error_code
+        cut = str(error)[:MAX_ERROR_CHARS]
+        said = masked(f"{self.url} says of {what}: {cut}", self._secrets)
         if status in (401, 403):
             return Unauthenticated(f"{said}; give SchemaRegistry(…) the right credentials")
+        if status in (404, 409, 422) and not _is_of_registry(status, code):
+            return RegistryUnavailable(f"{said}; is the URL that of a registry?")
         if status == 404 and what.startswith("schema id"):
             return InvalidRecord(
                 f"{said}; it was written with another registry, or not in this form"
@@ -230,11 +249,26 @@ def chosen(
     return apps if given in (True, None) else registry_of(given)  # type: ignore[arg-type]
 
 
-def _is_of_transport(error: Exception) -> bool:
-    """Return True for an error of the HTTP library, which Confluent's client does not translate."""
-    origins = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
-    theirs = any(origin.startswith(("http", "requests", "authlib")) for origin in origins)
-    return theirs or isinstance(error, OSError) or type(error).__name__ == "OAuthTokenError"
+def _is_of_registry(status: int, code: object) -> bool:
+    """Return True for an error code of a registry, such as 40403 for an unknown schema.
+
+    409 and 422 are codes too. 404 is none: a registry has it for a path that it does not know.
+    """
+    return isinstance(code, int) and (code // 100 == status or code == status != 404)
+
+
+def _schema_of(found: Any) -> RegisteredSchema:
+    """Return the schema of a response. Raises ValueError for a response that has none."""
+    if not isinstance(found.schema_str, str) or not isinstance(found.schema_type, str | None):
+        raise ValueError(f"a schema was expected, got {found.schema_str!r}, {found.schema_type!r}")
+    return RegisteredSchema(found.schema_type or "AVRO", found.schema_str)
+
+
+def _checked_id(found: object) -> int:
+    """Return the id of a response. Raises ValueError for a response that has none."""
+    if type(found) is not int or not 0 <= found <= MAX_SCHEMA_ID:
+        raise ValueError(f"a schema id was expected, got {found!r}")
+    return found
 
 
 _INSTALL = "a schema registry needs Confluent's client: pip install 'strandline[registry]'"

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import gzip
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import strandline as sl
 from strandline.changelog.errors import RegistryUnavailable
 from strandline.framework.formats import registry
-from strandline.framework.formats.registry import SchemaRegistry
+from strandline.framework.formats.registry import RegisteredSchema, SchemaRegistry
 from tests.hostile.bombs import measured
 
 pytest.importorskip("confluent_kafka.schema_registry")
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 Serve = Callable[[Callable[[socket.socket], None]], str]
+
+
+def read_request(peer: socket.socket) -> None:
+    head = b""
+    while b"\r\n\r\n" not in head:
+        head += peer.recv(65_536)
+    head, _, body = head.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)content-length: (\d+)", head)
+    while length and len(body) < int(length[1]):
+        body += peer.recv(65_536)
 
 
 @pytest.fixture
@@ -29,7 +43,7 @@ def serve() -> Iterator[Serve]:
         def start(answer: Callable[[socket.socket], None]) -> str:
             def answered(peer: socket.socket) -> None:
                 with closing(peer), suppress(OSError):
-                    peer.recv(65536)
+                    read_request(peer)
                     answer(peer)
 
             def run() -> None:
@@ -112,3 +126,82 @@ def test_a_normal_answer_is_accepted(serve: Serve, monkeypatch: pytest.MonkeyPat
         SchemaRegistry(url).schema(1)
     monkeypatch.setattr(registry, "MAX_ANSWER_BYTES", 21)
     assert SchemaRegistry(url).schema(1).text == '"int"'
+
+
+WRONG = {
+    "a page": b"<html>Sign in</html>",
+    "another object": b"{}",
+    "a list": b"[]",
+    "nothing": b"",
+    "null": b"null",
+    "text": b"\xff\xfe",
+    "deep": b"[" * 100_000,
+    "a wrong id": b'{"id": "seven", "schema": 7}',
+    "a negative id": b'{"id": -1, "schema": null}',
+    "a large id": b'{"id": 4294967296, "schema": ["string"]}',
+    "a long number": b'{"id": ' + b"7" * 5_000 + b', "schema": false}',
+}
+"""Bodies of responses with status 200 that no registry sends."""
+RIGHT = b'{"id": 7, "schema": "\\"int\\""}'
+
+
+def answering(body: bytes, status: bytes = b"200 OK") -> Callable[[socket.socket], None]:
+    head = b"HTTP/1.1 " + status + b"\r\nConnection: close\r\n\r\n"
+    return lambda peer: peer.sendall(head + body)
+
+
+@pytest.mark.parametrize("body", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("auto_register", [True, False])
+def test_an_answer_that_no_registry_gives_is_none_and_is_not_kept(
+    serve: Serve, body: bytes, *, auto_register: bool
+) -> None:
+    """A record would be skipped or become a dead letter for what a proxy answers."""
+    answers = [answering(body)]
+    url = serve(lambda peer: answers[0](peer))
+    registered = SchemaRegistry(url, auto_register=auto_register)
+    schema = RegisteredSchema("AVRO", '"int"')
+    with pytest.raises(RegistryUnavailable, match="does not answer as a schema registry"):
+        registered.id_of("t-value", schema)
+    with pytest.raises(RegistryUnavailable, match="does not answer as a schema registry"):
+        registered.schema(7)
+    answers[0] = answering(RIGHT)
+    assert registered.id_of("t-value", schema) == 7
+    assert registered.schema(7) == schema
+
+
+def test_a_proxy_that_does_not_know_the_path_decides_about_no_record(serve: Serve) -> None:
+    registered = SchemaRegistry(serve(answering(b"<html>no</html>", b"404 Not Found")))
+    with pytest.raises(RegistryUnavailable, match="is the URL that of a registry"):
+        registered.schema(7)
+
+
+def test_a_long_error_is_shown_in_part(serve: Serve) -> None:
+    registered = SchemaRegistry(serve(answering(b"x" * 1_000_000, b"500 Oops")))
+    with pytest.raises(RegistryUnavailable) as raised:
+        registered.schema(7)
+    assert len(str(raised.value)) < 1_000
+
+
+@pytest.mark.parametrize("on_error", ["skip", "dead_letter", "fail"])
+def test_records_wait_while_a_proxy_answers_for_the_registry(
+    serve: Serve, tmp_path: Path, on_error: Any
+) -> None:
+    asked: list[int] = []
+
+    def answer(peer: socket.socket) -> None:
+        asked.append(1)
+        answering(RIGHT if len(asked) > 3 else WRONG["a page"])(peer)
+
+    registered = SchemaRegistry(serve(answer))
+    app = sl.App("app", log=tmp_path / "log", state_dir=tmp_path / "state")
+    numbers = app.topic("numbers", value=int)
+    written = app.topic("written", value=int, serde=sl.JsonSerde(registry=registered))
+
+    @app.task(numbers, on_error=on_error)
+    def write(record: sl.Record[Any, int]) -> None:
+        written.send(record.key, record.value)
+
+    numbers.append((None, number) for number in range(20))
+    app.run(until="end")
+    assert len(asked) > 3
+    assert written.to_polars()["value"].to_list() == list(range(20))

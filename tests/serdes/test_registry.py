@@ -227,19 +227,30 @@ def test_known_schemas_need_no_registry(
 
 
 @pytest.mark.parametrize(
-    ("status", "expected"),
-    [(401, "Unauthenticated"), (409, "SchemaMismatch"), (422, "SchemaMismatch")]
-    + [(500, "RegistryUnavailable"), (503, "RegistryUnavailable"), (404, "SchemaMismatch")],
+    ("status", "code", "expected"),
+    [
+        (401, 40101, "Unauthenticated"),
+        (401, -1, "Unauthenticated"),
+        (404, 40401, "SchemaMismatch"),
+        (404, 404, "RegistryUnavailable"),
+        (404, -1, "RegistryUnavailable"),
+        (409, 409, "SchemaMismatch"),
+        (409, None, "RegistryUnavailable"),
+        (422, 42201, "SchemaMismatch"),
+        (422, -1, "RegistryUnavailable"),
+        (500, 50001, "RegistryUnavailable"),
+        (503, -1, "RegistryUnavailable"),
+    ],
 )
 def test_errors_of_a_registry_become_errors_of_strandline(
-    status: int, expected: str, monkeypatch: pytest.MonkeyPatch
+    status: int, code: int | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-    registry = SchemaRegistry(f"mock://{status}")
+    registry = SchemaRegistry(f"mock://{status}-{code}")
 
     def refuse(*_: object) -> None:
-        raise SchemaRegistryError(status, status, "no")
+        raise SchemaRegistryError(status, code, "no")  # type: ignore[arg-type]
 
     monkeypatch.setattr(registry.client(), "register_schema", refuse)
     with pytest.raises(sl.StrandlineError, match="no") as raised:
