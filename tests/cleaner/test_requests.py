@@ -75,6 +75,51 @@ def test_a_request_made_during_a_pass_is_served_by_another_one(
     assert world.values() == [b"3"]
 
 
+def failing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
+    """Let the first passes fail. Returns the list of the passes that have begun."""
+    begun: list[int] = []
+
+    def clean(*given: Any, **named: Any) -> None:
+        begun.append(len(begun))
+        if len(begun) <= times:
+            raise StorageFailed("the disk fails")
+        cleaner.clean(*given, **named)
+
+    monkeypatch.setattr(schedule, "clean", clean)
+    return begun
+
+
+def test_a_request_whose_pass_fails_is_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
+) -> None:
+    begun, client = failing(monkeypatch, 2), Client(world)
+    world.owner.alter_config({"log.cleaner.backoff.ms": "1"})
+    client.append(b"1")
+    client.append(b"2")
+    world.owner.clean(["t"])
+    eventually(lambda: state_of(world.owner) == "idle")
+    assert begun == [0, 1, 2]
+    assert world.values() == [b"2"]
+
+
+def test_a_new_request_after_a_failed_one_is_not_taken_for_failed(
+    world: World, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
+) -> None:
+    begun, client = failing(monkeypatch, 1), Client(world)
+    world.owner.alter_config({"log.cleaner.backoff.ms": "3600000"})
+    client.append(b"1")
+    world.owner.clean(["t"])
+    eventually(lambda: state_of(world.owner) == "failed")
+    monkeypatch.setattr(schedule.Cleaners, "tick", lambda _self: None)
+    world.owner.clean(["t"])
+    assert state_of(world.owner) == "requested"
+    monkeypatch.undo()
+    failing(monkeypatch, 0)
+    world.owner.clean(["t"])
+    eventually(lambda: state_of(world.owner) == "idle")
+    assert begun == [0]
+
+
 def state_of(owner: Owner) -> str:
     [state] = [one.state for one in owner.cleaning() if one.topic == "t"]
     return state

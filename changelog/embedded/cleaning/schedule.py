@@ -94,6 +94,8 @@ class _CleaningProgress:
     A pass answers the requests made before it began. A request made during a pass needs another
     one, because it may be for records that the running pass does not see.
     """
+    tried: int = 0
+    """Number of requests made before the last failed pass began. It is tried again for them."""
     running: PassResult | None = None
     """Progress of the running pass; None if there is none."""
     done_bytes: int = 0
@@ -278,20 +280,20 @@ class Cleaners:
         result: PassResult,
         requests: int,
     ) -> None:
-        """Run a pass, which answers the first `requests` requests unless memory ended it early."""
+        """Run a pass, which answers the first `requests` requests if it does all its work."""
+        answered = requests
         try:
             self._clean(topic, partition, progress, result)
             progress.failures, progress.reason = 0, ""
+            answered = requests if result.whole else progress.answered
         except (UnknownTopic, InvalidTopic, OwnerUnavailable):
-            result.whole = (
-                True  # topic deleted or no longer compacted, or log closed: requests are moot
-            )
+            pass  # topic deleted or no longer compacted, or log closed: requests are moot
         except Exception as error:
             self._failed(partition, progress, error)
-            result.whole = True
+            progress.tried, answered = requests, progress.answered
         finally:
             with self._lock:
-                progress.answered = requests if result.whole else progress.answered
+                progress.answered = answered
                 progress.running = None
                 self._busy -= 1
             # Inspect again at once, because other partitions may be due.
@@ -389,7 +391,7 @@ def _state(progress: _CleaningProgress, bounds: CleanableRange) -> CleaningState
     """Return the public state of a partition's cleaning."""
     if progress.running:
         return "running"
-    if progress.requested:
+    if progress.requests > max(progress.answered, progress.tried):
         return "requested"
     if progress.failures:
         return "failed"
