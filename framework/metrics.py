@@ -2,7 +2,8 @@
 
 Metrics are read without stopping the app. A few clients are served at the same time, each on a
 thread of its own and within a total time; a further client displaces the oldest of the network that
-has the most. Closing waits for none of them.
+has the most. Closing waits for none of them. Clients that wait at the same time share one answer,
+and there is a pause after each, so no number of requests takes more than a part of one core.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 
+from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.hosts import HostPort, bracketed, network_of, parse_host_port
 from strandline.changelog.metrics import CONTENT_TYPE, MetricReading, exposition
@@ -36,6 +38,12 @@ MAX_CLIENTS_EACH = 4
 """Maximum number of clients from one network (see `network_of`) at the same time."""
 MAX_REQUEST_BYTES = 16 << 10
 """Maximum length of a request, in bytes."""
+PAUSE_FACTOR = 3
+"""Pause after the making of an answer, in multiples of the time that it took."""
+MAX_PAUSE_S = 3.0
+"""Maximum seconds of that pause."""
+BACKLOG = 1_024
+"""Maximum number of connections that wait to be accepted."""
 POLL_S = 0.1
 """Seconds after which `close` is noticed on systems where closing a socket does not end accept."""
 CLOSE_TIMEOUT_S = 2.0
@@ -54,7 +62,7 @@ class MetricsEndpoint:
         host, port = parse(address)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._listening = socket.create_server((host, port), family=family)
+            self._listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
         except OSError as error:
             raise InvalidConfig(
                 f"metrics cannot be served at {host}:{port}: {error.strerror or error}; choose an "
@@ -62,8 +70,7 @@ class MetricsEndpoint:
             ) from error
         self.url = f"http://{bracketed(host)}:{self._listening.getsockname()[1]}{PATH}"
         """URL for Prometheus."""
-        self._collect = collect
-        self._collecting = threading.Lock()
+        self._answers = _SharedAnswers(collect)
         self._clients = Newcomers(MAX_CLIENTS, MAX_CLIENTS_EACH)
         self._closed = threading.Event()
         self._listening.settimeout(POLL_S)
@@ -73,6 +80,7 @@ class MetricsEndpoint:
     def close(self) -> None:
         """Stop listening. A client that is being served is not waited for."""
         self._closed.set()
+        self._answers.close()
         self._listening.close()
         self._thread.join(CLOSE_TIMEOUT_S)
 
@@ -108,20 +116,80 @@ class MetricsEndpoint:
             with client, contextlib.suppress(OSError):
                 request = _request(client)
                 if request is not None:
-                    send_all(client, self._answer(request), Deadline(CLIENT_TIMEOUT_S))
+                    answer = self._answer(request, client)
+                    send_all(client, answer, Deadline(CLIENT_TIMEOUT_S))
         finally:
             self._clients.leave(client)
 
-    def _answer(self, request: bytes) -> bytes:
+    def _answer(self, request: bytes, client: socket.socket) -> bytes:
         method, _, rest = request.partition(b" ")
         target, _, version = rest.partition(b" ")
         if method != b"GET" or not version.startswith(b"HTTP/"):
             return _response(HTTPStatus.BAD_REQUEST, f"metrics are at GET {PATH}\n")
         if target.partition(b"?")[0] != PATH.encode():
             return _response(HTTPStatus.NOT_FOUND, f"metrics are at {PATH}\n")
+        return self._answers.next(lambda: not self._clients.is_displaced(client))
+
+
+class _Answer:
+    """An answer for all clients that want it before it is made."""
+
+    def __init__(self) -> None:
+        self.wanted = 0
+        """Number of clients that wait for it."""
+        self.content: bytes | None = None
+        """The response; None until it is made."""
+
+
+class _SharedAnswers:
+    """Thread that makes an answer when one is wanted, for all clients that wait for it."""
+
+    def __init__(self, collect: Collect, clock: Clock | None = None) -> None:
+        self._collect = collect
+        self._clock = clock or SystemClock()
+        self._changed = threading.Condition()
+        self._next = _Answer()
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="strandline-readings", daemon=True).start()
+
+    def next(self, is_wanted: Callable[[], bool]) -> bytes:
+        """Return the next answer; nothing once it is not wanted any more."""
+        with self._changed:
+            answer = self._next
+            answer.wanted += 1
+            self._changed.notify_all()
+            try:
+                while answer.content is None:
+                    if self._closed.is_set() or not is_wanted():
+                        return b""
+                    self._changed.wait(POLL_S)
+                return answer.content
+            finally:
+                answer.wanted -= 1
+
+    def close(self) -> None:
+        """End the waiting and the thread, without waiting for them."""
+        self._closed.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._next.wanted or self._closed.is_set())
+            if self._closed.is_set():
+                return
+            begun = self._clock.monotonic()
+            content = self._made()
+            took = self._clock.monotonic() - begun
+            with self._changed:
+                self._next.content, self._next = content, _Answer()
+                self._changed.notify_all()
+            self._closed.wait(min(PAUSE_FACTOR * took, MAX_PAUSE_S))
+
+    def _made(self) -> bytes:
         try:
-            with self._collecting:
-                return _response(HTTPStatus.OK, exposition(self._collect()), CONTENT_TYPE)
+            return _response(HTTPStatus.OK, exposition(self._collect()), CONTENT_TYPE)
         except Exception:
             _log.exception("the metrics could not be read")
             return _response(HTTPStatus.INTERNAL_SERVER_ERROR, "the metrics could not be read\n")

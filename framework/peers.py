@@ -149,6 +149,11 @@ class Newcomers:
             self._left.notify_all()
         return not is_displaced
 
+    def is_displaced(self, connection: socket.socket) -> bool:
+        """Return True if a connection was ended to make room."""
+        with self._left:
+            return connection in self._displaced
+
     def _crowded(self, network: str) -> str | None:
         """Return the network that must lose a connection before `network` gets one more."""
         each = Counter(self._there.values())

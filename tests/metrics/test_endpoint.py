@@ -19,6 +19,7 @@ import pytest
 
 import strandline as sl
 from strandline import changelog
+from strandline.changelog.clock import SystemClock
 from strandline.changelog.embedded import metrics as of_the_log
 from strandline.changelog.embedded.cleaning import schedule
 from strandline.changelog.flight import metrics as of_the_part
@@ -268,6 +269,85 @@ def test_readings_that_fail_are_an_error_of_the_server(caplog: pytest.LogCapture
     assert error.value.code == 500
     error.value.close()
     assert "not now" in caplog.text
+
+
+class Gated:
+    """Readings that are made only while the gate is open."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.calls = 0
+
+    def __call__(self) -> list[Any]:
+        self.calls += 1
+        assert self.open.wait(30)
+        return []
+
+
+def asking(url: str) -> socket.socket:
+    client = dial(url)
+    client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+    return client
+
+
+def waiting(endpoint: endpoints.MetricsEndpoint) -> int:
+    return endpoint._answers._next.wanted
+
+
+def test_clients_that_wait_share_one_answer(eventually: Eventually) -> None:
+    collect = Gated()
+    endpoint = endpoints.MetricsEndpoint(ANY, collect)
+    with contextlib.ExitStack() as end:
+        end.callback(endpoint.close)
+        clients = [end.enter_context(asking(endpoint.url)) for _ in range(3)]
+        eventually(lambda: waiting(endpoint) == 3, what="the requests")
+        collect.open.set()
+        assert [client.recv(1 << 16)[9:12] for client in clients] == [b"200"] * 3
+        assert collect.calls == 1
+        assert scrape(endpoint.url).families == {}, "and the next one is made anew"
+        assert collect.calls == 2
+
+
+def test_clients_that_wait_for_slow_readings_keep_no_other_out(eventually: Eventually) -> None:
+    collect = Gated()
+    endpoint = endpoints.MetricsEndpoint(ANY, collect)
+    with contextlib.ExitStack() as end:
+        end.callback(endpoint.close)
+        end.callback(collect.open.set)
+        each = endpoints.MAX_CLIENTS_EACH
+        first = end.enter_context(asking(endpoint.url))
+        eventually(lambda: waiting(endpoint) == 1, what="the first request")
+        others = [end.enter_context(asking(endpoint.url)) for _ in range(each)]
+        assert first.recv(1) == b"", "it makes room for the last one"
+        eventually(lambda: waiting(endpoint) == each, what="the last request")
+        collect.open.set()
+        assert [client.recv(1 << 16)[9:12] for client in others] == [b"200"] * each
+
+
+@pytest.mark.parametrize(("took", "pause"), [(0.5, 1.5), (60.0, 3.0)])
+def test_there_is_a_pause_after_each_answer(
+    took: float, pause: float, eventually: Eventually
+) -> None:
+    """Therefore no number of requests takes a whole core."""
+    pauses = list[float]()
+
+    class Steps(SystemClock):
+        now = 0.0
+
+        def monotonic(self) -> float:
+            self.now += took
+            return self.now
+
+    class Closed(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout or 0.0)
+            return self.is_set()
+
+    answers = endpoints._SharedAnswers(list, Steps())
+    answers._closed = Closed()
+    assert answers.next(lambda: True).startswith(b"HTTP/1.1 200")
+    eventually(lambda: pauses == [pause], what="the pause")
+    answers.close()
 
 
 # Processes -------------------------------------------------------------------------------------
