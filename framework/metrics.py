@@ -71,7 +71,7 @@ class MetricsEndpoint:
         self.url = f"http://{bracketed(host)}:{self._listening.getsockname()[1]}{PATH}"
         """URL for Prometheus."""
         self._answers = _SharedAnswers(collect)
-        self._clients = Newcomers(MAX_CLIENTS, MAX_CLIENTS_EACH)
+        self._clients = Newcomers(MAX_CLIENTS, MAX_CLIENTS_EACH, self._answers.look_again)
         self._closed = threading.Event()
         self._listening.settimeout(POLL_S)
         self._thread = threading.Thread(target=self._accept, name="strandline-metrics", daemon=True)
@@ -167,11 +167,15 @@ class _SharedAnswers:
             finally:
                 answer.wanted -= 1
 
+    def look_again(self) -> None:
+        """Make each waiting client look if its answer is still wanted."""
+        with self._changed:
+            self._changed.notify_all()
+
     def close(self) -> None:
         """End the waiting and the thread, without waiting for them."""
         self._closed.set()
-        with self._changed:
-            self._changed.notify_all()
+        self.look_again()
 
     def _run(self) -> None:
         while True:

@@ -13,6 +13,7 @@ import ssl
 import struct
 import threading
 from collections import Counter
+from collections.abc import Callable
 
 from strandline.changelog.clock import SystemClock
 
@@ -113,11 +114,18 @@ class Newcomers:
     A new peer is not refused because others hold their connections: the oldest connection of the
     network that has the most is ended instead. So a peer that holds connections competes with
     itself, and a peer that sends at once has done so before it is the oldest.
+
+    Args:
+        total: Maximum number of connections.
+        each: Maximum number of one network.
+        displaced: Called when a connection was ended to make room, for a thread of it that waits
+            for something else than its bytes.
     """
 
-    def __init__(self, total: int, each: int) -> None:
+    def __init__(self, total: int, each: int, displaced: Callable[[], None] = lambda: None) -> None:
         self.total = total
         self.each = each
+        self._notify = displaced
         self._there: dict[socket.socket, str] = {}
         """Networks of the connections, the oldest first."""
         self._displaced: set[socket.socket] = set()
@@ -150,9 +158,8 @@ class Newcomers:
         return not is_displaced
 
     def is_displaced(self, connection: socket.socket) -> bool:
-        """Return True if a connection was ended to make room."""
-        with self._left:
-            return connection in self._displaced
+        """Return True if a connection was ended to make room. Takes no lock."""
+        return connection in self._displaced
 
     def _crowded(self, network: str) -> str | None:
         """Return the network that must lose a connection before `network` gets one more."""
@@ -167,6 +174,7 @@ class Newcomers:
         if self._displaced.isdisjoint(connections):
             self._displaced.add(connections[0])
             end_connection(connections[0])
+            self._notify()
 
 
 def end_connection(connection: socket.socket) -> None:

@@ -81,7 +81,7 @@ def connect(
         The log.
 
     Raises:
-        OwnerUnavailable: No server answers in time.
+        OwnerUnavailable: No server answers in time, or none listens at the address.
         Unauthenticated: The token is missing or wrong.
         InvalidConfig: The URL is wrong.
     """

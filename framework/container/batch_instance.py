@@ -97,9 +97,9 @@ class BatchInstance(TaskInstance):
         if late:
             self.counters.late += late
             self._late_log.note(
-                f"task {self.spec.name}: {late:,} rows came after their windows were closed; "
-                "app.stream(…, late=topic) keeps the records of those that are late for the first "
-                "operator after an internal topic, or before one",
+                f"task {self.spec.name}: {late:,} rows came after their windows were closed and count "
+                "in none; a longer delay= or idle= of app.stream lets more come in time, and its late= "
+                "keeps those that are late for the first operator after an internal topic, or before one",
                 task=self.spec.name,
                 partition=self.partition,
             )

@@ -35,6 +35,8 @@ MAX_REQUEST_BYTES = 4 << 20
 """Maximum number of bytes of a request."""
 MAX_PARTITIONS = 10_000
 """Maximum number of partitions in one request."""
+MAX_NAMES = 10_000
+"""Maximum number of inputs, and of aggregates, in the description of a store."""
 MAX_ANSWER_BYTES = 1 << 30
 """Maximum number of bytes of an answer.
 
@@ -52,6 +54,7 @@ class ReflectedPosition(NamedTuple):
     incarnation: str = ""
 
 
+NAMES = msgspec.Meta(max_length=MAX_NAMES)
 Partitions = Annotated[list[int], msgspec.Meta(max_length=MAX_PARTITIONS)]
 
 
@@ -84,7 +87,7 @@ class Describe(QueryMessage, frozen=True):
 class StoreDescription(QueryMessage, frozen=True, tag="Described"):
     """Description of a store: its declaration, as far as that can be sent."""
 
-    inputs: list[str]
+    inputs: Annotated[list[str], NAMES]
     """Input topics; the worker that owns partition n of one of them serves n of the store."""
     key: Any
     """Type of the keys, see `declared.py`."""
@@ -92,7 +95,7 @@ class StoreDescription(QueryMessage, frozen=True, tag="Described"):
     """Form of the values: messagepack, bytes, typed or serde."""
     named: str
     """Name of the values' type or serde: module:name."""
-    figures: dict[str, tuple[str, str | None]] | None
+    figures: Annotated[dict[str, tuple[str, str | None]], NAMES] | None
     """Kind and column of each aggregate by name; None if the store has no aggregates."""
     default: bytes | None
     """Value of keys that were never set; None if there is no default."""

@@ -55,6 +55,7 @@ from strandline.framework.querying.messages import (
     Request,
     Scanned,
     ScanRange,
+    StoreDescription,
     decoder,
     encode,
     read_frame,
@@ -868,6 +869,23 @@ def test_a_scan_goes_on_after_a_page_without_entries(
 
     source = WorkerSource(Group(), "raw", ["sales"])  # type: ignore[arg-type]
     assert source.page(0, KeyRange(b"b", b"y", reverse), 10) == ([], KeyRange(*rest, reverse))
+
+
+@pytest.mark.parametrize("what", ["inputs", "figures"])
+def test_the_names_in_the_description_of_a_store_are_bounded(what: str) -> None:
+    """A client would decode and build any number of them."""
+    decode = messages.decoder(StoreDescription)
+    for count in (messages.MAX_NAMES, messages.MAX_NAMES + 1):
+        names = [f"n{number}" for number in range(count)]
+        figures = {name: ("sum", name) for name in names} if what == "figures" else None
+        inputs = names if what == "inputs" else ["t"]
+        sent = StoreDescription(inputs, "str", "typed", "", figures, None)
+        body = messages.encode(sent)[messages.HEAD_BYTES :]
+        if count > messages.MAX_NAMES:
+            with pytest.raises(InvalidRequest, match="10000"):
+                decode(body)
+        else:
+            assert decode(body) == sent
 
 
 def test_a_store_with_a_large_value_is_read_one_value_at_a_time() -> None:
