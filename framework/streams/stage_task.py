@@ -81,6 +81,8 @@ class StageTask(BatchHandler):
         """Latest mark sent to each internal topic; empty if it is not known any more."""
         self._last_active: dict[str, int] = {}
         """Time in ms of the wall clock at which each source was last seen active."""
+        self._woken_at: dict[str, int] = {}
+        """Time in ms of the wall clock at which sources were woken; see `StageTime.woken`."""
 
     # Calls of the task instance ----------------------------------------------------------------
 
@@ -378,8 +380,13 @@ class StageTask(BatchHandler):
             source: now - self._last_active.setdefault(source, self._begun)
             for source in time.sources
         }
+        self._woken_at = {source: self._woken_at.get(source, now) for source in time.woken}
         for source, silence in silent.items():
-            if idle_ms is not None and silence >= idle_ms and self.plan.is_topic(source):
+            if source in self._woken_at:
+                silence = now - self._woken_at[source]
+            elif not self.plan.is_topic(source):
+                continue  # the stage that writes it says when it is idle
+            if idle_ms is not None and silence >= idle_ms:
                 time.set_idle(source)
         if close_ms is not None and silent and min(silent.values()) >= close_ms:
             self._close_all()

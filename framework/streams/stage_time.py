@@ -25,7 +25,8 @@ FLOOR = ""
 ROWS = "rows "
 """Beginning of the keys of the numbers of rows of open windows, followed by the operator."""
 IDLE = "idle "
-"""Beginning of the keys that say whether a source is idle (1), followed by the source."""
+"""Beginning of the keys that say whether a source is idle (1) or woken (2), followed by it."""
+WOKEN = 2
 
 
 class StageTime:
@@ -48,6 +49,7 @@ class StageTime:
         self._active: dict[str, bool] = {}
         """True for each source that had records since the last check of idleness."""
         self._idle: set[str] = set()
+        self._woken: set[str] = set()
         self._marks: SourceWatermarks | None = None
         self._written: dict[str, int] = {}
         self._rows: dict[str, int] = {}
@@ -75,10 +77,17 @@ class StageTime:
         return running(times, before, delay_ms)
 
     def reached(self, source: str, watermark: int) -> None:
-        """Note the watermark of a source that had records."""
+        """Note the watermark of a source that had records.
+
+        If all sources were idle, the others hold the watermark back again. Their records may have
+        been written as early, and be read later: none of them is known to have nothing.
+        """
+        marks = self._loaded
+        if self.is_idle:
+            self._wake(self._idle - {source})
         self._active[source] = True
         self._idle.discard(source)
-        marks = self._loaded
+        self._woken.discard(source)
         if source not in marks.state()[1]:
             marks.restored(marks.value, {source: NO_WATERMARK})
         marks.advance(source, watermark)
@@ -103,9 +112,22 @@ class StageTime:
     def set_idle(self, source: str) -> None:
         """Let a source no longer hold the watermark back, until it has records again."""
         marks = self._loaded
+        self._woken.discard(source)
         if source not in self._idle:
             self._idle.add(source)
             marks.set_idle(source, idle=True)
+
+    def _wake(self, sources: Iterable[str]) -> None:
+        for source in sources:
+            self._woken.add(source)
+            self._loaded.set_idle(source, idle=False)
+        self._idle -= self._woken
+
+    @property
+    def woken(self) -> frozenset[str]:
+        """Sources that hold the watermark back because another one is active after a silence."""
+        self._load()
+        return frozenset(self._woken)
 
     @property
     def is_idle(self) -> bool:
@@ -127,7 +149,7 @@ class StageTime:
         self._rows = dict(rows)
         value, marks = self._loaded.state()
         now = {str(source): mark for source, mark in {**marks, FLOOR: value}.items()}
-        now |= {f"{IDLE}{source}": source in self._idle for source in map(str, marks)}
+        now |= {f"{IDLE}{source}": self._silence_of(source) for source in map(str, marks)}
         now |= {f"{ROWS}{name}": number for name, number in rows.items()}
         changed = {key: int(mark) for key, mark in now.items() if self._last(key) != mark}
         if changed:
@@ -136,6 +158,9 @@ class StageTime:
             for store in self._stores:
                 columns_of(store).put_batch(keys, marks_of_keys)
             self._written |= changed
+
+    def _silence_of(self, source: str) -> int:
+        return WOKEN if source in self._woken else int(source in self._idle)
 
     def _last(self, key: str) -> int:
         """Return what the stores have for a key, or what stands for a key that they do not have."""
@@ -156,12 +181,15 @@ class StageTime:
             floor = found.pop(FLOOR, NO_WATERMARK)
             rows = {key for key in found if key.startswith(ROWS)}
             self._rows = {key.removeprefix(ROWS): found.pop(key) for key in rows}
-            flags = {key for key in found if key.startswith(IDLE)}
-            self._idle = {key.removeprefix(IDLE) for key in flags if found.pop(key)}
+            keys = [key for key in found if key.startswith(IDLE)]
+            silent = {key.removeprefix(IDLE): found.pop(key) for key in keys}
+            self._idle = {source for source, kind in silent.items() if kind not in (0, WOKEN)}
+            self._woken = {source for source, kind in silent.items() if kind == WOKEN}
             self._marks = SourceWatermarks(self._sources)
             # A source that the stage does not read any more must not hold the watermark back.
             self._marks.restored(floor, {at: found[at] for at in self._sources if at in found})
             self._idle &= {*self._sources}
+            self._woken &= {*self._sources}
             for source in self._idle:
                 self._marks.set_idle(source, idle=True)
         return self._marks

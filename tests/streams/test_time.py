@@ -225,7 +225,40 @@ def test_a_partition_that_was_idle_before_a_restart_holds_nothing_back_after_it(
         driver.crash()
         tick(driver, 4)
         driver.run([event(0, at) for at in range(1, 50)])
+        tick(driver, 16)
         assert counts(driver, out) == [12, 10, 10, 10]
+
+
+def test_records_of_all_partitions_after_a_silence_are_not_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Partitions are read one after another, so the first one alone says nothing of the others."""
+    monkeypatch.setattr(batch_size, "FIRST_BATCH_RECORDS", 1)
+    app, stream = app_of(idle="10s")
+    out = by_kind(stream)
+    with TestDriver(app, now_ms=BASE) as driver:
+        driver.run([event(partition, 0) for partition in range(3)])
+        tick(driver, 16)
+        for partition in range(3):
+            driver.run([event(partition, at) for at in range(20, 60)])
+        assert counts(driver, out) == [3, 30, 30, 30]
+        assert late_rows(driver) == 0
+
+
+def test_partitions_that_stay_silent_after_a_silence_are_idle_again_after_a_restart() -> None:
+    app, stream = app_of(idle="10s")
+    out = by_kind(stream)
+    with TestDriver(app, now_ms=BASE) as driver:
+        driver.run([event(partition, 0) for partition in range(3)])
+        tick(driver, 16)
+        driver.run([event(0, at) for at in range(20, 60)])
+        tick(driver, 5)
+        assert counts(driver, out) == []
+        driver.crash()
+        for second in range(18):
+            driver.run([event(0, 60 + second)])  # records of others do not count as its own
+            tick(driver, 1)
+        assert counts(driver, out) == [3, 10, 10, 10, 10, 10]
 
 
 def test_a_partition_that_has_records_again_holds_windows_back_after_an_internal_topic() -> None:
@@ -275,6 +308,7 @@ def test_an_idle_input_that_was_closed_by_the_clock_stays_idle() -> None:
         tick(driver, 16)
         assert counts(driver, out) == [2]
         driver.run([(topics[0], event(0, at)) for at in range(20, 45)])
+        tick(driver, 6)
         assert counts(driver, out) == [2, 10, 10]
 
 
@@ -345,6 +379,7 @@ def test_a_window_that_was_closed_before_a_restart_is_not_opened_again(
         driver.run([event(partition, 0) for partition in range(3)])
         tick(driver, 16)
         driver.run([event(0, 100)])
+        tick(driver, 16)
         assert counts(driver, out) == [3]
         driver.crash().run([event(1, 5)]).end()
         assert counts(driver, out) == [3, 1]
