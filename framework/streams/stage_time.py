@@ -83,7 +83,7 @@ class StageTime:
         been written as early, and be read later: none of them is known to have nothing.
         """
         marks = self._loaded
-        if self.is_idle:
+        if self._idle and self.is_idle:
             self._wake(self._idle - {source})
         self._active[source] = True
         self._idle.discard(source)
