@@ -162,7 +162,7 @@ class _SharedAnswers:
                 while answer.content is None:
                     if self._closed.is_set() or not is_wanted():
                         return b""
-                    self._changed.wait(POLL_S)
+                    self._changed.wait()
                 return answer.content
             finally:
                 answer.wanted -= 1

@@ -83,9 +83,10 @@ class ClientSession:
             # The transaction may have timed out or its producer been fenced in the meantime.
             with contextlib.suppress(StrandlineError):
                 broker.end_transaction(producer, commit=False)
-        # Together, because an assignment takes long if a group has many members and names.
-        with contextlib.suppress(StrandlineError):
-            broker.leave_group(*members)
+        if members:  # else a server that forwards its calls would make one for each session
+            # Together, because an assignment takes long if a group has many members and names.
+            with contextlib.suppress(StrandlineError):
+                broker.leave_group(*members)
         return left
 
 

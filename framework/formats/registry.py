@@ -174,10 +174,14 @@ class SchemaRegistry:
             raise
         except Exception as error:
             self._renew(client)
-            said = masked(repr(error)[:MAX_ERROR_CHARS], self._secrets)
+            said = self._shown(repr(error))
             raise RegistryUnavailable(
                 f"{self.url} does not answer as a schema registry, and {what} is not known yet: {said}"
             ) from None
+
+    def _shown(self, text: str) -> str:
+        """Return the beginning of a text. Secrets are masked first: one that is cut is not found."""
+        return masked(text, self._secrets)[:MAX_ERROR_CHARS]
 
     def _renew(self, client: Any) -> None:
         """Use a new client, because this one keeps what it was answered."""
@@ -208,8 +212,7 @@ class SchemaRegistry:
         Errors of a registry have a code that begins with the status; those of a proxy have none.
         """
         status, code = error.http_status_code, error.error_code
-        cut = str(error)[:MAX_ERROR_CHARS]
-        said = masked(f"{self.url} says of {what}: {cut}", self._secrets)
+        said = f"{self.url} says of {what}: {self._shown(str(error))}"
         if status in (401, 403):
             return Unauthenticated(f"{said}; give SchemaRegistry(…) the right credentials")
         if status in (404, 409, 422) and not _is_of_registry(status, code):

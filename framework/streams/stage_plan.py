@@ -293,8 +293,9 @@ class StagePlan:
     def window_ms(self) -> int:
         """Milliseconds between looks for idle sources; a day if there is nothing to look for."""
         options = self.options
-        # A source that is alone and tells no other stage needs no look.
-        alone = [isinstance(reader, TopicRows) for reader in self._readers.values()] == [True]
+        readers = [*self._readers.values()]
+        # A topic that is alone needs no look, unless another stage is told.
+        alone = len(readers) == 1 and isinstance(readers[0], TopicRows)
         writes = any(node in self.stage.nodes for node in self.internal)
         given = [options.close_idle_ms]
         if options.idle_ms is not None and (writes or not alone):

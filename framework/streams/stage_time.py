@@ -84,7 +84,9 @@ class StageTime:
         """
         marks = self._loaded
         if self._idle and self.is_idle:
-            self._wake(self._idle - {source})
+            self._woken |= self._idle - {source}
+            self._idle.clear()
+            marks.set_idle(*self._woken, idle=False)
         self._active[source] = True
         self._idle.discard(source)
         self._woken.discard(source)
@@ -116,12 +118,6 @@ class StageTime:
         if source not in self._idle:
             self._idle.add(source)
             marks.set_idle(source, idle=True)
-
-    def _wake(self, sources: Iterable[str]) -> None:
-        for source in sources:
-            self._woken.add(source)
-            self._loaded.set_idle(source, idle=False)
-        self._idle -= self._woken
 
     @property
     def woken(self) -> frozenset[str]:
@@ -190,8 +186,8 @@ class StageTime:
             self._marks.restored(floor, {at: found[at] for at in self._sources if at in found})
             self._idle &= {*self._sources}
             self._woken &= {*self._sources}
-            for source in self._idle:
-                self._marks.set_idle(source, idle=True)
+            if self._idle:
+                self._marks.set_idle(*self._idle, idle=True)
         return self._marks
 
     def _read(self) -> dict[str, int]:

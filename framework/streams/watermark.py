@@ -86,9 +86,9 @@ class SourceWatermarks:
         self._marks[source] = max(self._marks[source], watermark)
         return self.set_idle(source, idle=False)
 
-    def set_idle(self, source: Hashable, *, idle: bool) -> int:
-        """Set whether a source is idle, so that it holds nothing back; return the watermark."""
-        (self._idle.add if idle else self._idle.discard)(source)
+    def set_idle(self, *sources: Hashable, idle: bool) -> int:
+        """Set whether sources are idle, so that they hold nothing back; return the watermark."""
+        (self._idle.update if idle else self._idle.difference_update)(sources)
         return self._reach()
 
     def raise_to(self, watermark: int, sources: Iterable[Hashable]) -> int:

@@ -281,19 +281,20 @@ class Cleaners:
         requests: int,
     ) -> None:
         """Run a pass, which answers the first `requests` requests if it does all its work."""
-        answered = requests
+        is_answered = True
         try:
             self._clean(topic, partition, progress, result)
             progress.failures, progress.reason = 0, ""
-            answered = requests if result.whole else progress.answered
+            is_answered = result.whole
         except (UnknownTopic, InvalidTopic, OwnerUnavailable):
             pass  # topic deleted or no longer compacted, or log closed: requests are moot
         except Exception as error:
             self._failed(partition, progress, error)
-            progress.tried, answered = requests, progress.answered
+            progress.tried, is_answered = requests, False
         finally:
             with self._lock:
-                progress.answered = answered
+                if is_answered:
+                    progress.answered = requests
                 progress.running = None
                 self._busy -= 1
             # Inspect again at once, because other partitions may be due.
