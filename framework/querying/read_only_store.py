@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -363,8 +363,7 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
         """Return the stored bytes of a key, merged over partitions; None if it has no value."""
         name = form.key(key)
         values = source.read(self._candidates(form, key), [name])
-        found = {number: value for number, [value] in values.items() if value is not None}
-        return form.parts.whole(name, found) if found else None
+        return _whole(form, name, {number: value for number, [value] in values.items()})
 
     def _get_some(
         self, description: StoreDescription | None, source: Source, keys: list[K]
@@ -382,9 +381,9 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
         for numbers, some in by_partitions.items():
             values = source.read(numbers, [names[key] for key in some])
             for at, key in enumerate(some):
-                here = {n: data for n, part in values.items() if (data := part[at]) is not None}
-                if here:
-                    found[key] = form.value_of(form.parts.whole(names[key], here))
+                data = _whole(form, names[key], {n: part[at] for n, part in values.items()})
+                if data is not None:
+                    found[key] = form.value_of(data)
         return {key: found[key] for key in names if key in found}
 
     def _candidates(self, form: StoreCodec, key: Any) -> Sequence[int]:
@@ -425,6 +424,12 @@ class ReadOnlyStore(NoLen, Generic[K, V]):
             if groups is None
             else replace(form, shown=lambda state: groups.typed(shown(state)))
         )
+
+
+def _whole(form: StoreCodec, name: bytes, stored: Mapping[int, bytes | None]) -> bytes | None:
+    """Return the bytes of a key, merged over its partitions; None if it has no value."""
+    found = {number: data for number, data in stored.items() if data is not None}
+    return form.parts.whole(name, found) if found else None
 
 
 def _plain_keys(keys: list[Any]) -> list[Any]:
