@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wow cast pictures test quick matrix battery chaos lowest lock faust faust-chaos faust-newest faust-suite audit docs api lint format types bench bench-streams bench-offload bench-clean bench-kafka bench-spark bench-faust wheel clean
+.PHONY: help demo wow cast pictures test long quick matrix battery chaos lowest lock faust faust-chaos faust-newest faust-suite audit docs api lint format types bench bench-streams bench-offload bench-clean bench-kafka bench-spark bench-faust wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ pictures: $(STAMP)  ## Draw the pictures of docs/compaction.md, from logs that a
 
 test: $(STAMP)  ## All tests, in JOBS processes (default 3, because many wait; ARGS='-k name' for some)
 	$(PYTEST) $(PARALLEL) $(ARGS)
+
+long: $(STAMP)  ## All tests in their long forms, as every night (an hour and more on 2 cores)
+	STRANDLINE_LONG=1 $(PYTEST) $(PARALLEL) $(ARGS)
 
 quick: $(STAMP)  ## The tests that take no JVM and no patience
 	$(PYTEST) $(PARALLEL) -m 'not slow and not spark' $(ARGS)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from strandline import changelog
 from tests.attach.conftest import Process
 
@@ -63,6 +65,7 @@ def test_a_member_that_stalls_past_its_session_is_fenced_and_rejoins(
         assert one.ask("commit-offsets") == other.ask("commit-offsets") == "done"
 
 
+@pytest.mark.long
 def test_a_static_member_keeps_its_partitions_while_it_is_away_for_less_than_a_session(
     tmp_path: Path, start: Start, eventually: Eventually
 ) -> None:

@@ -95,6 +95,7 @@ def test_a_transaction_open_when_the_owner_is_killed_is_reported_as_aborted(atta
     assert values(broker) == [0, 1, 2]
 
 
+@pytest.mark.long
 def test_two_owners_killed_in_a_row_lose_nothing(attached, start, columns):
     broker, first = attached
     second, third = start(), start()
@@ -150,6 +151,7 @@ def test_a_stopped_owner_is_named_within_the_deadline(start, tmp_path, records, 
     again.close()
 
 
+@pytest.mark.long
 def test_a_process_can_end_while_the_owner_is_stopped_in_the_middle_of_an_append(
     start, tmp_path, repository
 ):
@@ -187,6 +189,7 @@ except OwnerUnavailable as error:
 """
 
 
+@pytest.mark.long
 def test_an_owner_can_end_while_a_client_is_stopped(start):
     owner, client = start(), start()
     client.stop()
@@ -327,6 +330,7 @@ def test_a_tool_starts_a_background_owner_that_leaves_when_idle(tmp_path, eventu
     app.close()
 
 
+@pytest.mark.long
 def test_many_tools_at_once_get_one_background_owner(start, tmp_path, eventually):
     with ThreadPoolExecutor() as pool:
         tools = list(pool.map(lambda _: start("attach_or_spawn"), range(3)))

@@ -207,6 +207,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_machine_that_vanishes_is_noticed(tmp_path, repository):
     try:

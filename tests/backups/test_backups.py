@@ -169,6 +169,7 @@ def test_an_open_transaction_is_aborted_in_the_restored_log(
     check_moment(tmp_path / "again", 1, 1)
 
 
+@pytest.mark.long
 def test_existing_blocks_are_not_copied_again(tmp_path: Path, log: Log, load: Load) -> None:
     for _ in range(80):
         load.once()

@@ -59,6 +59,7 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(ROUNDS))
 def test_a_killed_backup_leaves_whole_backups_and_a_working_log(
     seed: int, tmp_path: Path, data: Path, repository: Path

@@ -384,6 +384,7 @@ def test_a_file_that_could_not_be_removed_is_overwritten(world: PowerWorld) -> N
 # Memory -------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_memory_of_a_pass_does_not_grow_with_the_log(tmp_path: Path) -> None:
     taken = [memory_of_a_pass(tmp_path / "small", 200_000, 100_000)]
     taken.append(memory_of_a_pass(tmp_path / "large", 400_000, 300_000))

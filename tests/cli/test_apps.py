@@ -81,6 +81,7 @@ class Task:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("until", "workers", "sent"),
     [

@@ -51,6 +51,7 @@ def test_a_wrong_command_line_exits_with_2(strandline: Command, arguments: tuple
     assert strandline(*arguments).code == 2
 
 
+@pytest.mark.long
 def test_a_log_must_be_named_unless_it_is_in_the_folder_data(tmp_path: Path) -> None:
     done = run("topics", "list", cwd=tmp_path)
     assert done.returncode == 2
@@ -72,6 +73,7 @@ def test_a_log_in_a_subfolder_is_suggested(log: Log, strandline: Command, folder
     assert f"did you mean {folder}?" in outcome.err
 
 
+@pytest.mark.long
 def test_debug_shows_the_traceback(log: Log, folder: Path) -> None:
     arguments = ("topics", "describe", "nowhere", "--log", str(folder))
     done = run(*arguments, cwd=folder)

@@ -136,6 +136,7 @@ def test_an_error_is_a_message_with_its_type(debug: bool, tmp_path: Path) -> Non
     assert (stops["task"], stops["error"]) == ("add", "ValueError")
 
 
+@pytest.mark.long
 def test_messages_of_workers_and_their_supervisor_are_json(tmp_path: Path, eventually: Any) -> None:
     shop = Shop(tmp_path)
     said = tmp_path / "said"

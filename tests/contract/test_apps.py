@@ -43,6 +43,7 @@ class Counts:
                 out.send("words", sum(count for _, count in plain.all()))
 
 
+@pytest.mark.long_on_kafka
 def test_an_app_returns_no_part_as_the_whole_and_stops_within_a_slice(system: System) -> None:
     with Counts(system).app as app:
         counts = app.declared.topics[system.prefix + "heard"]
@@ -85,6 +86,7 @@ def counting(system: System, tally: str, *, fails: bool) -> tuple[sl.App, Any, A
     return app, given, counts, sent
 
 
+@pytest.mark.long_on_kafka
 def test_a_renamed_task_goes_on_at_the_offset_of_its_state(system: System) -> None:
     app, given, _, _ = counting(system, "tally", fails=True)
     with app:

@@ -64,6 +64,7 @@ FORMS: dict[str, tuple[Any, Callable[[int], Any]]] = {
 }
 
 
+@pytest.mark.long_on_kafka
 @pytest.mark.parametrize(("value", "item"), FORMS.values(), ids=FORMS)
 def test_records_go_back_into_their_partitions_once(
     system: System, value: Any, item: Callable[[int], Any]
@@ -89,6 +90,7 @@ def test_records_go_back_into_their_partitions_once(
     )
 
 
+@pytest.mark.long_on_kafka
 def test_headers_of_the_record_itself_are_kept(system: System) -> None:
     log = system.open()
     counting = Counting(system, log, int, [])
@@ -214,6 +216,7 @@ def test_records_of_a_topic_that_was_created_again_go_to_the_partitions_of_their
     assert found == {key.encode(): partition_for(key.encode(), 2) for key in KEYS} | {None: 1}
 
 
+@pytest.mark.long_on_kafka
 def test_letters_of_a_topic_that_is_replaced_meanwhile_end_the_retry(
     system: System, monkeypatch: pytest.MonkeyPatch, fresh_shapes: None
 ) -> None:

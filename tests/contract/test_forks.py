@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.docs.page import ROOT
 from tests.systems import System
 
@@ -147,6 +149,7 @@ print(sorted(set(events.to_polars()["value"]) - {2}))
 """
 
 
+@pytest.mark.long
 def test_a_child_that_is_forked_while_the_log_is_opened_does_not_wait_for_it(
     system: System,
 ) -> None:

@@ -79,6 +79,7 @@ class Takings:
     total: Annotated[Decimal | None, pa.decimal128(38, 2)]
 
 
+@pytest.mark.long_on_kafka
 @pytest.mark.parametrize("form", [None, "msgpack", "avro"])
 def test_sums_of_money_are_exact(app: sl.App, name: str, form: Any) -> None:
     payments = app.topic(name, value=Payment, key="shop", serde=form)

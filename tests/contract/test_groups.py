@@ -266,6 +266,7 @@ def test_members_may_read_other_topics_if_all_of_them_allow_it(
     eventually(lambda: other.look() == all_of(topic, twin), timeout=PATIENCE_S)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("system", ["kafka"], indirect=True)
 def test_on_kafka_members_with_other_topics_are_refused_otherwise(
     log: Log, name: str, topic: str, twin: str, closing: ExitStack, eventually: Eventually
@@ -279,6 +280,7 @@ def test_on_kafka_members_with_other_topics_are_refused_otherwise(
         joining.result()
 
 
+@pytest.mark.long_on_kafka
 def test_a_worker_with_the_tasks_of_another_program_is_refused(
     log: Log, name: str, topic: str, closing: ExitStack, eventually: Eventually
 ) -> None:
@@ -310,6 +312,7 @@ def test_a_consumer_in_the_group_of_a_worker_is_refused(
     eventually(lambda: one.look() == all_of(topic), timeout=PATIENCE_S)
 
 
+@pytest.mark.long_on_kafka
 @pytest.mark.parametrize("assignor", few_on_kafka(["cooperative-sticky", "range", "roundrobin"]))
 def test_consumers_read_everything_once_while_they_join_and_leave(
     log: Log, name: str, assignor: str, closing: ExitStack, eventually: Eventually

@@ -103,6 +103,7 @@ def summing(name: str, url: str, state: Path) -> tuple[sl.App, sl.Topic[str, Sal
     return app, sales
 
 
+@pytest.mark.long
 def test_columns_become_json_on_kafka_and_columns_again_in_a_folder(
     kafka: str, name: str, tmp_path: Path
 ) -> None:
@@ -134,6 +135,7 @@ out = rests.agg(n=sl.count(), name="by-rest").to(app.name + "-out")
 """
 
 
+@pytest.mark.long
 def test_rows_between_two_tasks_of_a_stream_become_columns_again(
     kafka: str,
     name: str,

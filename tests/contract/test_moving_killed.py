@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from strandline import changelog
 from strandline.changelog.log import Log
@@ -88,6 +89,7 @@ def content(log: Log, topic: str) -> dict[int, list[tuple[int, bytes | None, byt
     return found
 
 
+@pytest.mark.long
 def test_a_move_killed_at_several_moments_and_run_again_copies_each_record_once(
     kafka: str, name: str, tmp_path: Path
 ) -> None:

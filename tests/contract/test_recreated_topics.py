@@ -78,6 +78,7 @@ class Copy:
         return [value for value in values if value.startswith(b"new")]
 
 
+@pytest.mark.long_on_kafka
 @pytest.mark.usefixtures("fresh_shapes")
 @pytest.mark.parametrize("kind", few_on_kafka(["sync", "async"]))
 @pytest.mark.parametrize("count", [OLD // 2, OLD + 50])
@@ -94,6 +95,7 @@ def test_an_app_skips_nothing_of_a_topic_that_was_created_again(
         assert copied == [b"new-%d" % n for n in range(count)]
 
 
+@pytest.mark.long_on_kafka
 @pytest.mark.parametrize(
     "guarantee", few_on_kafka(["exactly_once", "at_least_once", "at_most_once"])
 )
@@ -168,6 +170,7 @@ def replaced_by_another(system: System, topic: str, count: int) -> None:
         replace(other, topic, count)
 
 
+@pytest.mark.long_on_kafka
 @pytest.mark.parametrize("reset", few_on_kafka(["latest", "earliest"]))
 def test_a_consumer_takes_up_a_shorter_topic_once(system: System, reset: Any) -> None:
     log = system.open()
@@ -242,6 +245,7 @@ def test_a_client_returns_no_records_of_a_deleted_topic(system: System) -> None:
     assert values == [b"new-%d" % n for n in range(at, at + 100)]
 
 
+@pytest.mark.long_on_kafka
 @pytest.mark.parametrize("until", ["idle", "end"])
 def test_a_bounded_run_does_not_end_as_if_it_had_read_the_next_topic(
     system: System, until: Any

@@ -44,6 +44,8 @@ SHORT = {
     "pairs": 193,
 }
 """Stride of each part in this short run."""
+LONGEST = {"torn", "windows, failures"}
+"""Parts of the long form only."""
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +56,7 @@ def one_thing_after_another() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "part",
-    [pytest.param(p, marks=pytest.mark.long) if p == "windows, failures" else p for p in PARTS],
+    [pytest.param(p, marks=[pytest.mark.long] if p in LONGEST else []) for p in PARTS],
 )
 def test_no_death_breaks_a_promise(part: str, capsys: pytest.CaptureFixture[str]) -> None:
     score = PARTS[part](Share(0, SHORT[part]))
@@ -115,6 +117,7 @@ def first_broken(
     return set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "where", "point", "broken"),
     [
@@ -136,6 +139,7 @@ def test_the_battery_detects_a_disk_that_lies(
     assert first_broken(point, storage) == {broken}
 
 
+@pytest.mark.long
 def test_the_battery_detects_a_commit_without_the_fsync_of_its_prepare(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -157,6 +161,7 @@ def test_the_battery_detects_outputs_outside_the_transaction_of_the_offsets(
     assert first_broken("offsets.offsets.append") == {"state"}
 
 
+@pytest.mark.long
 def test_the_battery_detects_windows_that_are_sent_before_their_state_is_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

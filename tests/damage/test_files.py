@@ -82,6 +82,7 @@ def test_damaged_files_give_the_same_answers_or_a_helpful_error(
     assert not wrong, "after an orderly end nothing may lack"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(BOUND_SECONDS)
 @pytest.mark.parametrize("state", ["closed", "killed"])
 def test_swapped_files_give_the_same_answers_or_a_helpful_error(
@@ -97,11 +98,13 @@ def test_swapped_files_give_the_same_answers_or_a_helpful_error(
     assert set(outcomes) == {"refused", "same"}
 
 
+@pytest.mark.long
 def test_a_tail_cut_at_any_byte_leaves_the_records_before_it(repository: Path) -> None:
     seen = list(verdicts(ward("killed", "last frames", every=1), repository))
     assert Counter(said.outcome for _, said in seen) == {"prefix": 192}, seen[:5]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(BOUND_SECONDS)
 def test_a_damaged_store_is_unchanged_or_asks_to_be_started_again(repository: Path) -> None:
     every = 1 + EVERY // 7

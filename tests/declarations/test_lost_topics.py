@@ -54,6 +54,7 @@ def delete(log: Log, topic: str, *, again: bool) -> None:
         log.create_topic(topic, partitions, config={"cleanup.policy": "compact"})
 
 
+@pytest.mark.long_on_kafka
 @pytest.mark.parametrize("again", few_on_kafka([False, True]), ids=["deleted", "created again"])
 def test_an_app_whose_changelog_was_deleted_does_not_start(system: System, again: bool) -> None:
     log = system.open(durability="os")
@@ -298,6 +299,7 @@ def outputs_of(log: Log) -> list[Any]:
     return [] if name is None else log.read(name)["value"].to_pylist()
 
 
+@pytest.mark.long_on_kafka
 def test_state_without_committed_offsets_is_named(
     system: System, caplog: pytest.LogCaptureFixture
 ) -> None:

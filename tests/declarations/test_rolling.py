@@ -112,6 +112,7 @@ def test_a_program_that_the_group_refuses_leaves_the_declarations_as_they_were(
     assert again.app.run(until="idle", progress=False) == 8
 
 
+@pytest.mark.long_on_kafka
 def test_one_of_two_programs_that_start_at_once_begins(system: System, log: Log) -> None:
     """The first one decides. The other one has changed nothing."""
     shops = {"str": Shop(system, log, Small), "bytes": Shop(system, log, Small, bytes)}
@@ -187,6 +188,7 @@ def test_a_reset_deletes_the_declaration(system: System, log: Log) -> None:
     assert other.app.query(other.totals).to_dict() == {"york": "1"}
 
 
+@pytest.mark.long_on_kafka
 def test_a_move_includes_the_declaration(system: System, log: Log, tmp_path: Any) -> None:
     shop = Shop(system, log, Small)
     shop.sales.append([("york", 1)])
@@ -210,6 +212,7 @@ def test_a_move_includes_the_declaration(system: System, log: Log, tmp_path: Any
             wrong.app.run(until="idle", progress=False)
 
 
+@pytest.mark.long_on_kafka
 def test_a_store_that_is_filled_during_a_change_of_its_declaration_keeps_it(
     system: System, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -219,6 +219,7 @@ def at(kafka: str, block: Block) -> Block:
     return replace(block, text=block.text.replace("kafka://localhost:9092", kafka))
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_spark_page_runs(namespace: types.ModuleType, spark: SparkSession) -> None:

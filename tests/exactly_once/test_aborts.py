@@ -81,6 +81,7 @@ def test_a_failed_commit_is_repeated_and_counts_once(story: Story, plan: Plan) -
 
 
 # after the last failure the partitions are opened again
+@pytest.mark.long_on_kafka
 @pytest.mark.parametrize("plan", few_on_kafka(FAILURES[:-1], 1))
 def test_work_of_init_is_committed_once_across_failures(system: System, plan: Plan) -> None:
     app = sl.App(f"{system.prefix}app", log=system.url, state_dir=system.state)
@@ -107,6 +108,7 @@ def test_work_of_init_is_committed_once_across_failures(system: System, plan: Pl
         assert len(begun.to_polars()) == 1
 
 
+@pytest.mark.long_on_kafka
 def test_a_worker_whose_producer_is_fenced_logs_it_and_rejoins(
     story: Story, system: System, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -130,6 +132,7 @@ def test_a_worker_fenced_while_it_aborts_rejoins_too(story: Story) -> None:
         story.run_chapter({"end_transaction": [failure, fenced]})
 
 
+@pytest.mark.long_on_kafka
 def test_a_commit_in_doubt_is_looked_up_in_the_log(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,7 @@ def test_each_record_counts_once_if_another_partition_fails(
         assert driver.store(seen) == {key: list(range(5)) for key in "abcd"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [TransactionAborted("aborted"), MemberFenced("fenced")], ids=str)
 def test_no_handler_fails_because_a_commit_is_undone_while_it_runs(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

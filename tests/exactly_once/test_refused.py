@@ -14,6 +14,7 @@ LARGE = b"x" * 5_000
 A_CENTURY_MS = 100 * 365 * 24 * 3_600_000
 
 
+@pytest.mark.long_on_kafka
 @pytest.mark.parametrize(
     "what", few_on_kafka(["too far ahead", "too large", "without a key", "a store's value"], 2)
 )

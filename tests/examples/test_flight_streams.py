@@ -60,6 +60,7 @@ def results(ran: Ran, name: str, order: list[str]) -> pl.DataFrame:
     return pl.DataFrame(rows, infer_schema_length=None).sort(order)
 
 
+@pytest.mark.long
 def test_late_flights_of_each_hour_and_route_are_those_of_polars(
     ran: Ran, flights: pl.DataFrame
 ) -> None:
@@ -131,6 +132,7 @@ def test_quantiles_of_each_month_are_near_those_of_polars(ran: Ran, flights: pl.
             assert below / len(delays) - RANK_ERROR <= q <= upto / len(delays) + RANK_ERROR
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_example_prints_its_results(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "examples.flights.streams", "--limit", "5000"]

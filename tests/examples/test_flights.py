@@ -139,6 +139,7 @@ def test_a_wrong_running_total_is_found(flights: pl.DataFrame) -> None:
 # The demo -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_part_of_the_flights_is_counted_right_through_a_kill(
     repository: Path, tmp_path: Path
 ) -> None:

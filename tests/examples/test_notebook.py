@@ -40,6 +40,7 @@ def shown(source: str, names: dict[str, Any]) -> Any:
     return eval(compile(ast.Expression(last.value), "cell", "eval"), names)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_every_cell_shows_what_is_saved_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     if not LONG:

@@ -35,6 +35,7 @@ def test_each_flight_is_scored_once_as_the_model_scores_all_of_them() -> None:
     assert difference.abs().max() < 1e-9
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_example_prints_how_good_it_is(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "examples.flights.scoring", "--limit", "5000"]

@@ -22,6 +22,7 @@ pytestmark = [
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_kill_and_a_frozen_worker_lose_and_double_nothing(
     repository: Path, tmp_path: Path

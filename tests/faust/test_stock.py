@@ -49,7 +49,8 @@ def test_an_app_goes_on_with_the_offsets_and_tables_of_stock_faust(
         return lambda: log.latest("wordcount-word_counts-changelog") == counts
 
     log.create("posts", 2)
-    log.create("running", 2)  # stock Faust may wait for ever for a topic that its first send creates
+    # Stock Faust may wait for ever for a topic that its first send creates.
+    log.create("running", 2)
     post("a b a", "c a")
     with stock_worker(
         "sample_word_count", system, tmp_path, FAUST_GUARANTEE="at_least_once"

@@ -278,6 +278,7 @@ def counting(*, on_error: Any = "fail", **options: Any) -> tuple[sl.App, Any, An
     return app, words, out, seen
 
 
+@pytest.mark.long
 @given(bad=st.sets(st.integers(0, 59)), policy=st.sampled_from(["skip", "dead_letter"]))
 @settings(max_examples=25)
 def test_each_bad_record_alone_is_treated_by_the_policy(bad: set[int], policy: str) -> None:

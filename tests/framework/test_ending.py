@@ -331,6 +331,7 @@ def test_stream_time_ends_downstream_after_the_output_of_upstream_timers() -> No
         assert found == SHOPS
 
 
+@pytest.mark.long
 def test_the_end_of_a_log_that_crashes_all_the_time_is_the_same() -> None:
     app, clicks, out = two_stages(commit_records=1)
     with TestDriver(app) as driver:

@@ -41,6 +41,7 @@ def test_every_exported_name_exists() -> None:
         sl.nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "checker", [["mypy", "--strict"], ["pyright"]], ids=lambda checker: checker[0]
 )

@@ -119,6 +119,7 @@ def test_keys_in_the_cache_are_not_read_and_end_the_look_ahead(
     assert not ahead._stores[0].is_on
 
 
+@pytest.mark.long
 def test_look_ahead_that_does_not_help_ends_and_is_tried_ever_more_rarely(
     store: PartitionStore[str, bytes], engine: CountingEngine
 ) -> None:

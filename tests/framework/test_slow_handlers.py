@@ -225,6 +225,7 @@ def test_a_guard_that_was_never_needed_has_no_thread() -> None:
     assert threading.active_count() == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_backlog_of_slow_records_takes_longer_than_a_worker_may_take_for_a_call(
     tmp_path: Path, is_async: bool

@@ -89,6 +89,7 @@ def test_a_store_restored_after_old_segments_were_deleted_has_all_values_not_exp
     assert dict(again.all()) == dict(store.all()) == {"hour 39": 39}
 
 
+@pytest.mark.long
 def test_the_changelog_keeps_the_last_figures_of_recent_windows() -> None:
     """A window is a key and a start. Cleaning keeps one record of each; retention deletes old
     ones."""

@@ -656,6 +656,7 @@ def test_an_append_that_is_too_large_raises_before_it_is_sent(tmp_path: Path) ->
             log.broker.append(appends)
 
 
+@pytest.mark.long
 def test_large_appends_of_several_threads_take_turns(tmp_path: Path) -> None:
     with serving(tmp_path) as served, changelog.open(served.url, token=TOKEN) as log:
 

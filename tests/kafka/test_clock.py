@@ -46,12 +46,14 @@ def count(log: str, name: str, state: Path) -> dict[str, int]:
         return app.query(seen).to_dict()
 
 
+@pytest.mark.long
 def test_a_worker_whose_clock_is_ahead_skips_no_record(
     kafka: str, name: str, tmp_path: Path
 ) -> None:
     assert count(kafka, name, tmp_path) == dict.fromkeys(["word 0", "word 1", "word 2"], 10)
 
 
+@pytest.mark.long
 def test_a_changelog_that_was_created_otherwise_is_altered(
     kafka: str, name: str, tmp_path: Path
 ) -> None:

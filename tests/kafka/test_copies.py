@@ -19,6 +19,7 @@ LOOKS = 6
 """Looks of two members at their group. By then, each has acted on an earlier one."""
 
 
+@pytest.mark.long
 def test_copies_are_kept_until_the_group_has_new_owners(
     kafka: str, name: str, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:

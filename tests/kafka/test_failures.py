@@ -56,6 +56,7 @@ def is_handled(made: Totals, count: int) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_an_app_survives_an_outage_of_all_brokers(
     running: Running, name: str, tmp_path: Path, eventually: Eventually
 ) -> None:
@@ -97,6 +98,7 @@ def test_an_app_whose_input_is_deleted_raises(
         assert f"{name}-words" in str(worker.error)
 
 
+@pytest.mark.long
 def test_an_app_continues_after_records_deleted_by_retention_and_logs_it(
     kafka: str, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -161,6 +161,7 @@ def test_a_missing_right_is_named(
             log.producer(transactional_id=name)
 
 
+@pytest.mark.long
 def test_an_app_without_a_right_stops_with_its_name_and_continues_once_it_is_granted(
     secured: Secured,
     address: Callable[[str], str],

@@ -63,6 +63,7 @@ def tools() -> Iterator[ExitStack]:
         yield stack
 
 
+@pytest.mark.long
 def test_kafkas_tools_and_strandline_read_the_same(
     running: Running, broker: BrokerProcess, name: str, now: int, tmp_path: Path, tools: ExitStack
 ) -> None:

@@ -24,6 +24,7 @@ os._exit(9)
 """
 
 
+@pytest.mark.long
 def test_waiting_for_a_dead_member_is_logged_once(
     kafka: str, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

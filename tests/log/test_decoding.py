@@ -29,6 +29,7 @@ storage.create("d").append(document.pack("manifest", DATA))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_threads_that_use_a_type_first_at_once_all_decode_it(way: str, repository: Path) -> None:
     """This program crashes msgspec without Strandline's decoders."""

@@ -821,6 +821,7 @@ def test_an_append_in_progress_when_the_log_is_closed_writes_to_no_other_file(
     world.owner.close()
 
 
+@pytest.mark.long
 def test_a_log_can_have_more_partitions_than_a_process_may_open_files(
     tmp_path: Path, repository: Path
 ) -> None:

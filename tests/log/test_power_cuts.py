@@ -213,6 +213,7 @@ def test_promises_survive_every_death() -> None:
             ) from error
 
 
+@pytest.mark.long
 def test_a_seed_always_gives_the_same_story() -> None:
     for seed in DEFAULT_SEEDS[:5]:
         once, again = Story(seed), Story(seed)
@@ -261,6 +262,7 @@ def test_the_checker_detects_a_disk_that_lies(kind: str, name: str) -> None:
     assert first_violation(lying(kind, name))
 
 
+@pytest.mark.long
 @pytest.mark.damages
 def test_the_checker_detects_a_commit_without_the_fsync_of_its_prepare(
     monkeypatch: pytest.MonkeyPatch,

@@ -200,6 +200,7 @@ def test_a_log_repaired_after_losing_any_file_shows_the_same_or_names_the_losses
     without(world, 1)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_log_repaired_after_losing_any_two_files_shows_the_same_or_names_the_losses() -> None:
     world = a_log(records=10)

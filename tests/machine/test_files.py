@@ -49,6 +49,7 @@ def run(
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_hundred_stores_run_with_4096_open_files(tmp_path: Path, repository: Path) -> None:
     done = run(repository, tmp_path / "log", limit=4_096, stores=200)

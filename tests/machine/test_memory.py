@@ -167,6 +167,7 @@ app.close()
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS does not enforce RLIMIT_AS")
 def test_a_record_too_large_for_the_limit_stops_the_app_until_it_is_raised(
     tmp_path: Path, repository: Path

@@ -415,6 +415,7 @@ def is_at(ask: Callable[..., float], wanted: float, name: str, **labels: Any) ->
     return ask(name, **labels) == wanted
 
 
+@pytest.mark.long
 def test_each_process_exports_its_own_metrics_only(
     commands: Commands, eventually: Eventually
 ) -> None:

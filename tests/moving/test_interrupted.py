@@ -153,6 +153,7 @@ def test_a_move_that_dies_at_any_call_and_is_run_again_copies_each_record_once(
         target.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
 def test_a_copy_is_unfinished_until_offsets_are_committed_whenever_the_move_dies(
     owners: list[Owner], after: bool

@@ -121,6 +121,7 @@ def test_killed_loads_leave_each_record_once(
     assert killed_in > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMATS)
 def test_loads_beside_each_other_leave_each_record_once(
     processes: ForkServerContext, log: Log, to: Path, form: Format, tmp_path: Path

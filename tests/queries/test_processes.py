@@ -88,6 +88,7 @@ def test_queries_wait_for_the_worker_that_replaces_a_killed_one(world: World) ->
     assert [key for key, _ in world.totals.all()] == NAMES
 
 
+@pytest.mark.long
 def test_queries_read_the_changelogs_when_all_workers_are_killed(world: World) -> None:
     workers = [world.start(), world.start()]
     world.shared(2)
@@ -123,6 +124,7 @@ def test_a_stalled_worker_is_named_while_the_others_answer(
     frozen.thaw()
 
 
+@pytest.mark.long
 def test_a_worker_stopped_past_its_session_returns_nothing_old(
     world: World, eventually: Eventually
 ) -> None:

@@ -45,6 +45,7 @@ def row_of(trip: Trip) -> Any:
 # Confluent's serializers ------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_avro_is_compatible_with_confluents(registry: SchemaRegistry, name: str) -> None:
     trip, context = a_trip(3), in_context(name)
     text = avro_schema.derived(RowType(Trip), "Trip")

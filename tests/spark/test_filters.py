@@ -172,6 +172,7 @@ def filtered(load: Callable[..., DataFrame]) -> Callable[[str], DataFrame]:
     return lambda condition: load(pushFilters="true").where(condition)
 
 
+@pytest.mark.long
 def test_filters_give_the_rows_that_spark_gives(load: Callable[..., DataFrame]) -> None:
     frame, cases = load(), list(conditions())
     batch = frame.drop("topic", "partition", "offset", "timestamp").toArrow()

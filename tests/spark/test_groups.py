@@ -106,6 +106,7 @@ def test_functions_of_a_reducer_are_needed_to_merge_only(
         tables.store_schema(log.broker, options("hopping-made"))
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_spark_reads_open_windows(spark: SparkSession, tmp_path: Path, app: sl.App) -> None:
     reader = spark.read.format("strandline").option("store", "app/hopping")

@@ -42,6 +42,7 @@ def counted(kafka: str, name: str, tmp_path: Path) -> Iterator[Totals]:
     app.app.close()
 
 
+@pytest.mark.long
 def test_topics_stores_and_streams_of_a_cluster_are_read(
     spark: SparkSession, kafka: str, counted: Totals, tmp_path: Path
 ) -> None:

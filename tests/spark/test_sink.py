@@ -172,6 +172,7 @@ def test_a_null_list_is_written_to_a_column_of_lists_of_a_fixed_size(
     assert log.read("pairs")["value"].to_pylist() == [{"l": None}]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("topic", "named"),
     [("small", "'n' and 'N'"), ("large", "'N' and 'n'"), ("new", "'n' and 'N'"), ("both", None)],
@@ -307,6 +308,7 @@ def test_a_stream_writes_each_row_once_and_goes_on_after_a_restart(start: Start,
         assert values(log.broker) == once(end)
 
 
+@pytest.mark.long
 def test_a_batch_whose_commit_spark_has_forgotten_is_not_written_again(
     start: Start, log: Log, tmp_path: Path
 ) -> None:
@@ -358,6 +360,7 @@ def test_a_driver_that_fails_after_the_durable_commit_does_not_repeat_it(
     assert values(log.broker) == once(100)
 
 
+@pytest.mark.long
 def test_two_queries_with_one_sink_id_do_not_mix(start: Start, log: Log) -> None:
     feed(log, 0, 50)
     start(sinkId="mine").awaitTermination()
@@ -369,6 +372,7 @@ def test_two_queries_with_one_sink_id_do_not_mix(start: Start, log: Log) -> None
     assert values(log.broker) == once(60)
 
 
+@pytest.mark.long
 def test_a_complete_aggregation_replaces_a_table(
     spark: SparkSession, log: Log, tmp_path: Path
 ) -> None:

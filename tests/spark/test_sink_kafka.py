@@ -73,6 +73,7 @@ def test_a_batch_is_written_once_by_the_query_of_the_sink(
     assert committed(broker, name, eventually) == once(0, 20)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", by_form((5, 7), range(4, 9)))
 def test_a_driver_that_dies_after_a_call_writes_each_row_once(
     cluster: Log, name: str, call: int, eventually: Eventually

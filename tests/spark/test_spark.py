@@ -113,6 +113,7 @@ LATER = pa.schema([*NUMBER, ("key", pa.string()), ("offset", pa.int64())])
 """Columns of a topic to which two were added that are called like metadata."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pin", ["0", "60000"])
 def test_columns_called_like_metadata_are_null_in_records_from_before_them(
     log: Log, read: Read, pin: str
@@ -135,6 +136,7 @@ def test_columns_called_like_metadata_are_null_in_records_from_before_them(
         read(subscribe="t", includeMetadata="true")
 
 
+@pytest.mark.long
 def test_many_batches_of_a_large_partition_arrive_whole(log: Log, read: Read) -> None:
     log.broker.create_topic("t", 1)
     writer = Writer(log.broker)
@@ -268,6 +270,7 @@ def test_a_stream_continues_at_its_checkpoint(log: Log, stream: Stream) -> None:
     assert [batch for _, batch in stream.batches] == [list(range(10)), list(range(10, 15))]
 
 
+@pytest.mark.long
 def test_a_column_that_is_added_during_a_query_does_not_replace_metadata(
     spark: SparkSession, log: Log, tmp_path: Path
 ) -> None:
@@ -290,6 +293,7 @@ def test_a_column_that_is_added_during_a_query_does_not_replace_metadata(
         assert found == [(0, b"k0", 0), (1, b"k1", 1)]
 
 
+@pytest.mark.long
 def test_a_limit_gives_more_and_smaller_batches_of_the_same_records(
     log: Log, stream: Stream
 ) -> None:
@@ -304,6 +308,7 @@ def test_a_limit_gives_more_and_smaller_batches_of_the_same_records(
         assert all(any(n >= 100 for n in batch) for _, batch in stream.batches)
 
 
+@pytest.mark.long
 def test_a_retried_batch_covers_the_same_offsets(log: Log, stream: Stream) -> None:
     log.broker.create_topic("t", 1)
     writer = Writer(log.broker)
@@ -339,6 +344,7 @@ def test_a_stream_stops_at_an_open_transaction_and_skips_an_aborted_one(
     assert Counter(stream.seen()) == Counter(range(5))
 
 
+@pytest.mark.long
 def test_a_recreated_topic_stops_the_query_or_is_read_from_its_beginning(
     log: Log, stream: Stream
 ) -> None:
@@ -354,6 +360,7 @@ def test_a_recreated_topic_stops_the_query_or_is_read_from_its_beginning(
     assert stream.seen() == [*range(5), *range(50, 58)]
 
 
+@pytest.mark.long
 def test_records_deleted_before_they_were_read_stop_the_query(log: Log, stream: Stream) -> None:
     log.broker.create_topic("t", 1)
     writer = Writer(log.broker)

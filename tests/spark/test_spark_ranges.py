@@ -46,6 +46,7 @@ def test_tasks_are_as_many_as_the_sizes_and_options_ask_for(read: Any) -> None:
     assert read(maxBytesPerTask="1000").rdd.getNumPartitions() >= 3
 
 
+@pytest.mark.long
 def test_a_batch_is_read_between_times(read: Any) -> None:
     times = sorted({int(r.timestamp.timestamp() * 1000) for r in read().collect()})
     assert read(startingTimestamp=str(times[0])).count() == 300
@@ -57,6 +58,7 @@ def test_a_batch_is_read_between_times(read: Any) -> None:
     assert read(startingTimestamp=FUTURE_MS, **latest).count() == 0
 
 
+@pytest.mark.long
 def test_a_stream_reads_in_batches_of_a_size(log: Log, stream: Stream) -> None:
     log.broker.create_topic("t", 2)
     for partition in range(2):
@@ -68,6 +70,7 @@ def test_a_stream_reads_in_batches_of_a_size(log: Log, stream: Stream) -> None:
         assert len(stream.batches) > 2
 
 
+@pytest.mark.long
 def test_a_stream_reads_added_partitions_from_their_beginning(log: Log, stream: Stream) -> None:
     log.broker.create_topic("t", 1)
     Writer(log.broker).write(numbers(0, 5))

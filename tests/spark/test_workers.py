@@ -95,6 +95,7 @@ def test_killed_workers_and_tasks_lose_nothing_and_a_signal_ends_all(
     assert re.search(r"[1-9][\d,]* records handled in [\d.]+ s by 2 workers", on_spark.text())
 
 
+@pytest.mark.long
 @on_a_folder
 def test_lost_executors_lose_nothing_and_a_killed_driver_leaves_no_worker(
     on_spark: OnSpark, eventually: Eventually
@@ -176,6 +177,7 @@ def test_a_running_session_runs_an_app_with_shipped_code(
     assert spark.range(3).count() == 3  # the session is still there
 
 
+@pytest.mark.long
 def test_a_cancelled_job_is_an_error_and_leaves_no_worker(
     spark: SparkSession, shop: Any, eventually: Eventually
 ) -> None:

@@ -157,6 +157,7 @@ STEPS = [
 """Steps on files of opening the state of `fill(state, 1, 0, 2, 3)`."""
 
 
+@pytest.mark.long
 def test_the_list_of_steps_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     met = []
     for act in dict(STEPS):
@@ -285,6 +286,7 @@ def python(repository: Path, program: str, *arguments: object) -> subprocess.Pop
     return subprocess.Popen(command, cwd=repository, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.long
 def test_processes_that_start_and_end_take_no_folder_from_each_other(
     tmp_path: Path, repository: Path
 ) -> None:

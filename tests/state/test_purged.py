@@ -432,6 +432,7 @@ def wrong(seed: int) -> str:
     return ""
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("piecemeal")
 def test_a_state_shows_one_moment_after_any_changes_meanwhile() -> None:
     assert [told for seed in range(60) if (told := wrong(seed))] == []

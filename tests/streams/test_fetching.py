@@ -91,7 +91,7 @@ class sl_row(dict[str, Any]):  # noqa: N801 - a row of a frame with attributes
     __getattr__ = dict.__getitem__
 
 
-FETCHED = settings(PROPERTY, max_examples=by_form(5, 12))
+FETCHED = settings(PROPERTY, max_examples=by_form(3, 12))
 SMALL_PAGES = st.sampled_from([1, 2, 1_000])
 
 

@@ -64,6 +64,7 @@ print(print_of(plain).sha256)
 """
 
 
+@pytest.mark.long
 def test_fingerprints_are_the_same_in_each_process() -> None:
     seen = {
         subprocess.run(

@@ -319,6 +319,7 @@ WINDOWS = st.one_of(
 )
 
 
+@pytest.mark.long
 @PROPERTY
 @given(events=EVENTS, cuts=CUTS, window=WINDOWS)
 def test_updates_of_windows_end_with_their_final_results(

@@ -99,6 +99,7 @@ def test_sessions_are_the_same_wherever_batches_are_cut(
     assert by_batches(rows, window, cuts) == expected
 
 
+@pytest.mark.long
 @given(ROWS)
 def test_the_states_of_a_session_are_those_of_its_records(rows: list[Row]) -> None:
     window = sl.session(GAP, grace=1000)

@@ -51,6 +51,7 @@ FAST, SLOW = 20_000, 3_000
 STOP_AT = 40
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["foreach", "filter", "peek", "map", "flat_map"])
 def test_a_batch_of_many_rows_ends_soon_if_a_function_becomes_slow(
     tmp_path: Path, kind: str

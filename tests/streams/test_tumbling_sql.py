@@ -64,6 +64,7 @@ def windowed(rows: Sequence[Any], minutes: int, places: Sequence[int]) -> dict[A
     return {(row.pop("key"), row.pop("start")): row for row in results.iter_rows(named=True)}
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(ROWS, st.sampled_from([1, 7, 60, 24 * 60]), st.lists(st.integers(0, 60), max_size=3))
 def test_tumbling_aggregates_are_those_of_duckdb(

@@ -172,6 +172,7 @@ def test_a_running_app_cannot_be_reset(on: On, eventually: Eventually) -> None:
     assert log.broker.committed(other.app.name) == {}
 
 
+@pytest.mark.long_on_kafka
 def test_a_group_shows_the_partitions_of_each_worker(on: On, eventually: Eventually) -> None:
     one = on.running()
     eventually(lambda: len(one.numbers) == PARTITIONS, what="at work")

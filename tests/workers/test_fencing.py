@@ -217,6 +217,7 @@ def test_a_worker_that_sleeps_at_any_step_neither_doubles_nor_loses_records(
     assert {"fetch", "append", "add_offsets", "end_transaction"} <= points
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("guarantee", ["at_least_once", "at_most_once"])
 def test_the_weaker_guarantees_fail_only_in_their_direction(guarantee: Guarantee) -> None:
     """Writes of a worker that wakes up apply to a state that has changed meanwhile."""
@@ -227,6 +228,7 @@ def test_the_weaker_guarantees_fail_only_in_their_direction(guarantee: Guarantee
             assert told.more <= 0, told.point
 
 
+@pytest.mark.long
 def test_without_fencing_records_are_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the membership check, the work of a worker that slept counts although it was
     repeated."""

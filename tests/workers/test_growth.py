@@ -63,6 +63,7 @@ def _packed(value: int) -> bytes:
     return bytes([value])  # MessagePack of a small int
 
 
+@pytest.mark.long_on_kafka
 def test_a_task_without_state_reads_added_partitions_from_their_first_record(
     system: System, log: Log, eventually: Eventually
 ) -> None:

@@ -23,6 +23,7 @@ INPUTS = [TopicPartition("values", number) for number in range(PARTITIONS)]
 KEYS = [f"k{number}" for number in range(20)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("care", ["careful", "careless"])
 def test_keys_deleted_meanwhile_do_not_reappear_when_a_stopped_worker_takes_over(
     care: str, tmp_path: Path, eventually: Eventually

@@ -120,6 +120,7 @@ def test_workers_end_in_order_when_their_supervisor_is_killed(
     assert supervised.all_right()
 
 
+@pytest.mark.long
 @on_a_folder  # the test above covers Kafka
 def test_until_idle_ends_with_the_work_done_and_logs_in_files(
     supervised: Supervised, eventually: Eventually, tmp_path: Path
@@ -136,6 +137,7 @@ def test_until_idle_ends_with_the_work_done_and_logs_in_files(
     assert "6,000 records handled" in supervised.text(), "2,000, each by three tasks"
 
 
+@pytest.mark.long
 @pytest.mark.long_on_kafka
 def test_each_second_is_a_line_of_json(supervised: Supervised, eventually: Eventually) -> None:
     supervised.start("--workers", "2", "--json", "--timeout", "60")
@@ -165,6 +167,7 @@ def test_each_second_is_a_line_of_json(supervised: Supervised, eventually: Event
     assert shown["lag"].keys() == set(made.inputs)
 
 
+@pytest.mark.long
 @on_a_folder
 def test_a_background_owner_gives_way_to_a_supervisor(
     supervised: Supervised, eventually: Eventually
@@ -225,6 +228,7 @@ def ran(folder: Path, target: str, *options: str) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.long
 def test_an_app_that_cannot_be_imported_is_reported(
     tmp_path: Path, app_file: Callable[..., str]
 ) -> None:
@@ -248,6 +252,7 @@ def test_a_crash_of_the_process_prints_its_stack(
     assert "some_app.py" in crashed.stderr
 
 
+@pytest.mark.long
 def test_a_wrong_token_is_reported_once(tmp_path: Path, app_file: Callable[..., str]) -> None:
     served = serve(tmp_path / "log", listen="127.0.0.1:0", token="sixteen-or-more-characters")
     with contextlib.closing(served):
