@@ -5,7 +5,9 @@
   each commit, as the loop does; the batch task writes a record for each record it reads.
 - Late flights by hour, origin and carrier, written when their windows close; and five aggregates of
   many keys, whose changes are written at each commit. Their peers are one group-by of Polars, and
-  one of DuckDB, over the same rows in memory, which keep and write nothing, and use all cores.
+  one of DuckDB, over the same rows in memory, which keep and write nothing, and use all cores; and
+  a loop that fetches the same log and groups each batch alone by Polars, which is the limit of an
+  aggregation that reads this log.
 - A task that filters and sends; beside it the same batches, fetched and appended again.
 - A stream whose keys do not fit into the app's memory, beside the same with enough memory, and beside
   one of few keys.
@@ -37,6 +39,7 @@ from examples.flights.data import read_flights
 from strandline import changelog
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.scan import scan_batches
 
 LATE_MINUTES = 15
 """Departure delay in minutes from which a flight is late."""
@@ -138,6 +141,7 @@ def _flights(times: int, rounds: int) -> Iterator[Figure]:
             ),
             flights,
             (_late_at_once, _late_by_duckdb),
+            partial(_by_batch_rate, source, "flights", _late_at_once),
             target=0.5,
             rounds=rounds,
         )
@@ -216,6 +220,7 @@ def _aggregates(count: int, keys: int, rounds: int) -> Iterator[Figure]:
             ),
             numbers,
             (_five_at_once, _five_by_duckdb),
+            partial(_by_batch_rate, source, "numbers", _five_at_once),
             target=0.3,
             rounds=min(rounds, 2),
         )
@@ -401,24 +406,47 @@ def _beside_group_bys(
     ours: Callable[[], float],
     frame: pl.DataFrame,
     queries: tuple[Query, Query],
+    by_batch: Callable[[], float],
     *,
     target: float,
     rounds: int,
 ) -> Iterator[Figure]:
-    """Yield a job beside one group-by of Polars, which has the target, and one of DuckDB."""
+    """Yield a job beside one group-by of Polars, which has the target, one of DuckDB, and a loop
+    over the log."""
     by_polars, by_duckdb = queries
     rates = [
-        (ours(), _query_rate(frame, by_polars), _query_rate(frame, by_duckdb))
+        (ours(), _query_rate(frame, by_polars), _query_rate(frame, by_duckdb), by_batch())
         for _ in range(rounds)
     ]
-    for place, (engine, least) in enumerate((("Polars", target), ("DuckDB", None)), start=1):
+    peers = (
+        ("one group-by of Polars in memory", target),
+        ("one group-by of DuckDB in memory", None),
+        ("a loop that fetches and groups each batch", None),
+    )
+    for place, (peer, least) in enumerate(peers, start=1):
         yield of_pairs(
             name,
             [(rate[0], rate[place]) for rate in rates],
-            peer_name=f"one group-by of {engine} in memory",
+            peer_name=peer,
             unit="records/s",
             target=least,
         )
+
+
+def _by_batch_rate(source: Path, topic: str, query: Query) -> float:
+    """Return the records a second at which a loop fetches a topic and groups each batch alone.
+
+    The groups of a batch are neither merged with those of others nor written.
+    """
+    with changelog.open(source) as log:
+        offsets = log.broker.offsets(log.broker.topic(topic).topic_partitions)
+        ends = {tp: each.last_stable_offset for tp, each in offsets.items()}
+        watch = Stopwatch()
+        count = 0
+        for batch in scan_batches(log.broker, dict.fromkeys(ends, 0), ends):
+            query(pl.DataFrame(_unnested(batch.columns.column("value"))))
+            count += len(batch)
+        return count / watch.seconds
 
 
 def _queried(rows: pl.DataFrame, query: str) -> pl.DataFrame:
