@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -126,7 +126,9 @@ class TypedMessagePack(Generic[T]):
                 f"{type_name(declared)} cannot be a type of value: {error}; "
                 "use a dataclass, a msgspec.Struct, a scalar, or pass serde="
             ) from error
-        self._decode_all = unchecked_msgpack_decoder(list[declared]).decode
+        self._decode_all: Callable[[bytes], list[T]] = unchecked_msgpack_decoder(
+            list[declared]
+        ).decode
 
     dumps = staticmethod(_packed)
 
@@ -141,13 +143,16 @@ class TypedMessagePack(Generic[T]):
         """
         try:
             encoded = list(map(_encode, values))
-            for each in encoded:
-                if len(each) > MAX_DEPTH:
-                    check_msgpack(each)
-            self._decode_all(_array_header(len(encoded)) + b"".join(encoded))
-        except (*UNREADABLE, RecursionError, TypeError, OverflowError, ValueError):
+            self._loads_all(encoded)
+        except _NEEDS_A_LOOK:
             return None
         return encoded
+
+    def _loads_all(self, encoded: list[bytes]) -> list[T]:
+        for each in encoded:
+            if len(each) > MAX_DEPTH:
+                check_msgpack(each)
+        return self._decode_all(_array_header(len(encoded)) + b"".join(encoded))
 
     def loads(self, data: bytes, /) -> T:
         try:
@@ -246,8 +251,28 @@ class TypedMessagePackKey(TypedMessagePack[T]):
     An int in the place of a float is encoded as that float, because readers decode it so.
     """
 
+    def __init__(self, declared: Any) -> None:
+        super().__init__(declared)
+        self._canonical = None if _consists_of(declared, _CANONICAL) else canonical
+
     def dumps(self, value: Any, /) -> bytes:
         return _packed(canonical(self.loads(_packed(value))))
+
+    def dumps_all(self, values: Sequence[T]) -> list[bytes] | None:
+        """Return keys of the declared type as `dumps` does, and check the types at once.
+
+        The result is None if one of the keys is of another type, or needs a look by itself.
+
+        >>> TypedMessagePackKey(tuple[str, float]).dumps_all([("a", 1)])
+        [b'\\x92\\xa1a\\xcb?\\xf0\\x00\\x00\\x00\\x00\\x00\\x00']
+        """
+        try:
+            keys: Iterable[Any] = self._loads_all(list(map(_encode, values)))
+            if self._canonical is not None:
+                keys = map(self._canonical, keys)
+            return super().dumps_all(list(keys))
+        except _NEEDS_A_LOOK:
+            return None
 
 
 def value_serde(declared: Any = None) -> Serde[Any]:
@@ -287,16 +312,14 @@ def topic_key_serde(declared: Any = None) -> Serde[Any]:
 
 def _has_equal_forms(serde: Serde[Any]) -> bool:
     """Return True if equal keys of a declared type of MessagePack may have other bytes."""
-    if type(serde) is not TypedMessagePack:
-        return False
-    waiting, plain = [serde.declared], (int, str, bytes, bool, type(None), None, Ellipsis)
-    while waiting:
-        declared = waiting.pop()
-        if get_origin(declared) in _ORDERED:
-            waiting += get_args(declared)
-        elif declared not in plain:
-            return True
-    return False
+    return type(serde) is TypedMessagePack and not _consists_of(serde.declared, _PLAIN)
+
+
+def _consists_of(declared: Any, kinds: tuple[Any, ...]) -> bool:
+    """Return True if a type is one of `kinds`, or a tuple, list or union of such types."""
+    if get_origin(declared) in _ORDERED:
+        return all(_consists_of(each, kinds) for each in get_args(declared))
+    return declared in kinds
 
 
 def is_immutable(declared: Any) -> bool:
@@ -385,8 +408,14 @@ def type_name(declared: Any) -> str:
 
 _ORDERED = (tuple, list, Union, types.UnionType)
 """Generic types whose values have one form if their items have."""
+_PLAIN = (int, str, bytes, bool, type(None), None, Ellipsis)
+"""Types whose equal values have the same bytes."""
+_CANONICAL = (*_PLAIN, datetime)
+"""Types whose decoded values `canonical` returns as they are."""
 _LONG, _DOUBLE = struct.Struct(">q"), struct.Struct(">d")
 _BIG_INT = 1
+_NEEDS_A_LOOK = (*UNREADABLE, RecursionError, TypeError, OverflowError, ValueError)
+"""Errors of values that are encoded together, after which each is encoded by itself."""
 # The first byte of a MessagePack extension: ext 8/16/32 and fixext 1 … 16.
 _EXTENSIONS = tuple(bytes((byte,)) for byte in (0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8))
 _IMMUTABLE = (

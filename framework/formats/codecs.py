@@ -98,8 +98,9 @@ class SerdeCodec:
 
     def items(self, values: Sequence[Any]) -> list[Any]:
         """Return the items of values that are not None; see `item`. Raise InvalidRecord."""
-        if type(self._serde) is TypedMessagePack and self.exact is None:
-            encoded = self._serde.dumps_all(values)
+        serde = self._serde
+        if isinstance(serde, TypedMessagePack) and self.exact is None:
+            encoded = serde.dumps_all(values)
             if encoded is not None:
                 return encoded
         return list(map(self.item, values))

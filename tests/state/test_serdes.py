@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from datetime import datetime
+from datetime import date, datetime, time, timedelta, timezone
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +19,7 @@ from strandline.statestore.serdes import (
     Long,
     MessagePack,
     TypedMessagePack,
+    TypedMessagePackKey,
     Utf8,
     is_immutable,
     topic_key_serde,
@@ -119,6 +120,32 @@ def test_topic_keys_are_kafkas_bytes(declared: Any, key: Any, data: bytes) -> No
     serde = topic_key_serde(declared)
     assert serde.dumps(key) == data
     assert serde.loads(data) == key
+
+
+MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678, timezone(timedelta(hours=2)))
+COMPOSED: list[tuple[Any, list[Any]]] = [
+    (tuple[str, int], [("a", 1), ("", -(2**63))]),
+    (tuple[str, float], [("a", -0.0), ("b", 2.5), ("c", 1), ("d", float("nan"))]),
+    (tuple[str, datetime | None], [("a", MOMENT), ("b", None), ("c", MOMENT.isoformat())]),
+    (tuple[datetime, ...], [(), (MOMENT, MOMENT.replace(tzinfo=None))]),
+    (tuple[date, time], [(date(2026, 1, 2), time(3, 4, 5, 678))]),
+    (dict[str, float], [{"b": -0.0, "a": 1}, {"a": 1, "b": 0}]),
+    (frozenset[int], [frozenset({8, 0, 16})]),
+    (Delay, [Delay(1, 2), Delay(1, -0.0)]),
+    (list[bytes], [[b"a", b""], [b"\xff" * 2_000]]),
+]
+
+
+@pytest.mark.parametrize(("declared", "keys"), COMPOSED, ids=[str(each) for each, _ in COMPOSED])
+def test_many_topic_keys_have_the_bytes_of_single_ones(declared: Any, keys: list[Any]) -> None:
+    serde = topic_key_serde(declared)
+    assert isinstance(serde, TypedMessagePack)
+    assert serde.dumps_all(keys) == [serde.dumps(key) for key in keys]
+
+
+@pytest.mark.parametrize("wrong", [("a", "b"), ("\ud800", 1.0), ("a", 1.0, 2), 5, ("a", 2**70)])
+def test_topic_keys_of_another_type_are_not_encoded_together(wrong: Any) -> None:
+    assert TypedMessagePackKey(tuple[str, float]).dumps_all([("a", 1.0), wrong]) is None
 
 
 @pytest.mark.parametrize(
