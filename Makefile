@@ -47,8 +47,8 @@ pictures: $(STAMP)  ## Draw the pictures of docs/compaction.md, from logs that a
 test: $(STAMP)  ## All tests, in JOBS processes (default 3, because many wait; ARGS='-k name' for some)
 	$(PYTEST) $(PARALLEL) $(ARGS)
 
-long: $(STAMP)  ## All tests in their long forms, as every night (an hour and more on 2 cores)
-	STRANDLINE_LONG=1 $(PYTEST) $(PARALLEL) $(ARGS)
+long: export STRANDLINE_LONG := 1
+long: test  ## All tests in their long forms, as every night (an hour and more on 2 cores)
 
 quick: $(STAMP)  ## The tests that take no JVM and no patience
 	$(PYTEST) $(PARALLEL) -m 'not slow and not spark' $(ARGS)

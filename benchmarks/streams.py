@@ -38,6 +38,7 @@ from examples.flights.app import Flight
 from examples.flights.data import read_flights
 from strandline import changelog
 from strandline.changelog.client.producer import Producer
+from strandline.changelog.log import Log
 from strandline.changelog.records import CommittedOffset, TopicPartition
 from strandline.changelog.scan import scan_batches
 
@@ -320,9 +321,8 @@ def _copy_rate(source: Path, count: int) -> float:
         info = log.broker.topic("flights")
         log.create_topic("copy", PARTITIONS, schema=info.schema)
         schema_id = log.broker.topic("copy").schema_id
-        inputs = [TopicPartition("flights", number) for number in range(PARTITIONS)]
-        ends = {tp: each.last_stable_offset for tp, each in log.broker.offsets(inputs).items()}
-        positions = dict.fromkeys(inputs, 0)
+        ends = _ends(log, "flights")
+        positions = dict.fromkeys(ends, 0)
         with Producer(log.broker, transactional_id="copy") as producer:
             watch = Stopwatch()
             while left := {tp: at for tp, at in positions.items() if at < ends[tp]}:
@@ -414,22 +414,19 @@ def _beside_group_bys(
     """Yield a job beside one group-by of Polars, which has the target, one of DuckDB, and a loop
     over the log."""
     by_polars, by_duckdb = queries
-    rates = [
-        (ours(), _query_rate(frame, by_polars), _query_rate(frame, by_duckdb), by_batch())
-        for _ in range(rounds)
-    ]
-    peers = (
-        ("one group-by of Polars in memory", target),
-        ("one group-by of DuckDB in memory", None),
-        ("a loop that fetches and groups each batch", None),
-    )
-    for place, (peer, least) in enumerate(peers, start=1):
+    peers: dict[str, Callable[[], float]] = {
+        "one group-by of Polars in memory": partial(_query_rate, frame, by_polars),
+        "one group-by of DuckDB in memory": partial(_query_rate, frame, by_duckdb),
+        "a loop that fetches and groups each batch": by_batch,
+    }
+    rates = [(ours(), *(peer() for peer in peers.values())) for _ in range(rounds)]
+    for place, peer in enumerate(peers, start=1):
         yield of_pairs(
             name,
             [(rate[0], rate[place]) for rate in rates],
             peer_name=peer,
             unit="records/s",
-            target=least,
+            target=target if place == 1 else None,
         )
 
 
@@ -439,14 +436,19 @@ def _by_batch_rate(source: Path, topic: str, query: Query) -> float:
     The groups of a batch are neither merged with those of others nor written.
     """
     with changelog.open(source) as log:
-        offsets = log.broker.offsets(log.broker.topic(topic).topic_partitions)
-        ends = {tp: each.last_stable_offset for tp, each in offsets.items()}
+        ends = _ends(log, topic)
         watch = Stopwatch()
         count = 0
         for batch in scan_batches(log.broker, dict.fromkeys(ends, 0), ends):
             query(pl.DataFrame(_unnested(batch.columns.column("value"))))
             count += len(batch)
         return count / watch.seconds
+
+
+def _ends(log: Log, topic: str) -> dict[TopicPartition, int]:
+    """Return the end of what is visible of each partition of a topic."""
+    offsets = log.broker.offsets(log.broker.topic(topic).topic_partitions)
+    return {tp: each.last_stable_offset for tp, each in offsets.items()}
 
 
 def _queried(rows: pl.DataFrame, query: str) -> pl.DataFrame:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -253,7 +253,7 @@ class TypedMessagePackKey(TypedMessagePack[T]):
 
     def __init__(self, declared: Any) -> None:
         super().__init__(declared)
-        self._canonical = None if _consists_of(declared, _CANONICAL) else canonical
+        self._are_canonical = _consists_of(declared, _CANONICAL)
 
     def dumps(self, value: Any, /) -> bytes:
         return _packed(canonical(self.loads(_packed(value))))
@@ -267,10 +267,8 @@ class TypedMessagePackKey(TypedMessagePack[T]):
         [b'\\x92\\xa1a\\xcb?\\xf0\\x00\\x00\\x00\\x00\\x00\\x00']
         """
         try:
-            keys: Iterable[Any] = self._loads_all(list(map(_encode, values)))
-            if self._canonical is not None:
-                keys = map(self._canonical, keys)
-            return super().dumps_all(list(keys))
+            keys = self._loads_all(list(map(_encode, values)))
+            return super().dumps_all(keys if self._are_canonical else list(map(canonical, keys)))
         except _NEEDS_A_LOOK:
             return None
 

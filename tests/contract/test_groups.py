@@ -312,7 +312,6 @@ def test_a_consumer_in_the_group_of_a_worker_is_refused(
     eventually(lambda: one.look() == all_of(topic), timeout=PATIENCE_S)
 
 
-@pytest.mark.long_on_kafka
 @pytest.mark.parametrize("assignor", few_on_kafka(["cooperative-sticky", "range", "roundrobin"]))
 def test_consumers_read_everything_once_while_they_join_and_leave(
     log: Log, name: str, assignor: str, closing: ExitStack, eventually: Eventually

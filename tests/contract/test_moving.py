@@ -101,7 +101,6 @@ def left(rows: list[dict[str, Any]], tp: TopicPartition, offset: int) -> list[by
     return [row["value"] for row in mine if row["offset"] >= offset]
 
 
-@pytest.mark.long_on_kafka
 def test_records_are_the_same_and_every_position_is_before_the_same_record(
     logs: Logs, name: str, now: int
 ) -> None:
@@ -136,7 +135,6 @@ def test_records_are_the_same_and_every_position_is_before_the_same_record(
     assert compared > 2 * furthest
 
 
-@pytest.mark.long_on_kafka
 def test_moving_again_copies_only_new_records(logs: Logs, name: str) -> None:
     logs.source.create_topic(name, 2)
     logs.source.append(name, [{"key": b"%d" % n, "value": b"first"} for n in range(20)])
@@ -190,7 +188,6 @@ def test_topics_in_use_in_the_source_are_not_moved(
     assert logs.move(name).copied == 1
 
 
-@pytest.mark.long_on_kafka
 def test_topics_in_use_in_the_target_are_not_changed(logs: Logs, name: str) -> None:
     logs.target.create_topic(name)
     logs.source.create_topic(name)

@@ -78,7 +78,6 @@ class Copy:
         return [value for value in values if value.startswith(b"new")]
 
 
-@pytest.mark.long_on_kafka
 @pytest.mark.usefixtures("fresh_shapes")
 @pytest.mark.parametrize("kind", few_on_kafka(["sync", "async"]))
 @pytest.mark.parametrize("count", [OLD // 2, OLD + 50])
@@ -170,7 +169,6 @@ def replaced_by_another(system: System, topic: str, count: int) -> None:
         replace(other, topic, count)
 
 
-@pytest.mark.long_on_kafka
 @pytest.mark.parametrize("reset", few_on_kafka(["latest", "earliest"]))
 def test_a_consumer_takes_up_a_shorter_topic_once(system: System, reset: Any) -> None:
     log = system.open()

@@ -54,7 +54,6 @@ def delete(log: Log, topic: str, *, again: bool) -> None:
         log.create_topic(topic, partitions, config={"cleanup.policy": "compact"})
 
 
-@pytest.mark.long_on_kafka
 @pytest.mark.parametrize("again", few_on_kafka([False, True]), ids=["deleted", "created again"])
 def test_an_app_whose_changelog_was_deleted_does_not_start(system: System, again: bool) -> None:
     log = system.open(durability="os")

@@ -81,7 +81,6 @@ def test_a_failed_commit_is_repeated_and_counts_once(story: Story, plan: Plan) -
 
 
 # after the last failure the partitions are opened again
-@pytest.mark.long_on_kafka
 @pytest.mark.parametrize("plan", few_on_kafka(FAILURES[:-1], 1))
 def test_work_of_init_is_committed_once_across_failures(system: System, plan: Plan) -> None:
     app = sl.App(f"{system.prefix}app", log=system.url, state_dir=system.state)

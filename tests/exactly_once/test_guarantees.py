@@ -130,7 +130,6 @@ def test_a_worker_that_dies_in_its_commit_keeps_its_guarantee(
     assert at_once(run_case, cases) == DEATHS[guarantee]
 
 
-@pytest.mark.long
 @pytest.mark.long_on_kafka
 def test_a_worker_that_sleeps_in_its_commit_while_another_continues_keeps_its_guarantee(
     system: System, tmp_path: Path, eventually: Callable[..., None]

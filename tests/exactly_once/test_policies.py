@@ -40,7 +40,6 @@ def picky(system: System, on_error: Any, *, refused: int = -1) -> Iterator[Total
         yield Totals(app, words, out, seen)
 
 
-@pytest.mark.long_on_kafka
 @pytest.mark.parametrize("on_error", few_on_kafka(["dead_letter", "skip"]))
 def test_a_record_is_skipped_in_the_commit_of_its_neighbours(system: System, on_error: str) -> None:
     """The commit is repeated with some errors, and still skips the record."""

@@ -90,7 +90,6 @@ def test_a_killed_worker_is_noticed_and_the_others_continue(cluster: Cluster) ->
     cluster.judge()
 
 
-@pytest.mark.long
 @pytest.mark.long_on_kafka
 def test_a_worker_frozen_past_its_session_changes_nothing_logs_it_and_rejoins(
     cluster: Cluster, eventually: Eventually
@@ -129,7 +128,6 @@ def test_the_owner_is_killed_under_load_and_another_takes_over(
     cluster.judge()
 
 
-@pytest.mark.long
 @pytest.mark.long_on_kafka
 def test_new_workers_continue_after_all_are_killed(cluster: Cluster) -> None:
     workers = cluster.start()
@@ -142,7 +140,6 @@ def test_new_workers_continue_after_all_are_killed(cluster: Cluster) -> None:
     cluster.judge()
 
 
-@pytest.mark.long
 @pytest.mark.long_on_kafka
 def test_workers_are_replaced_one_by_one_under_load(cluster: Cluster) -> None:
     first = cluster.start()

@@ -137,7 +137,6 @@ def test_until_idle_ends_with_the_work_done_and_logs_in_files(
     assert "6,000 records handled" in supervised.text(), "2,000, each by three tasks"
 
 
-@pytest.mark.long
 @pytest.mark.long_on_kafka
 def test_each_second_is_a_line_of_json(supervised: Supervised, eventually: Eventually) -> None:
     supervised.start("--workers", "2", "--json", "--timeout", "60")
