@@ -28,8 +28,8 @@ def of_items(items: Iterable[Any], dtype: pa.DataType) -> pa.Array:
     ['a', None]
     """
     listed = items if isinstance(items, list) else list(items)
-    if len(listed) <= FEW and "pandas" not in sys.modules and dtype in _BUFFERS:
-        kind, buffers = _BUFFERS[dtype]
+    if len(listed) <= FEW and "pandas" not in sys.modules and dtype.id in _BUFFERS:
+        kind, buffers = _BUFFERS[dtype.id]
         if {*map(type, listed)} <= {kind, type(None)}:
             with suppress(OverflowError, UnicodeEncodeError):
                 valid = None if None not in listed else _bits([i is not None for i in listed])
@@ -77,9 +77,9 @@ def as_numpy(column: pa.Array) -> npt.NDArray[Any]:
     >>> int(as_numpy(pa.array([1, 5, 3])[1:]).max()), as_numpy(pa.array([True, False])).tolist()
     (5, [True, False])
     """
-    if column.null_count or column.type not in _NUMPY:
+    if column.null_count or column.type.id not in _NUMPY:
         return column.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-    dtype, data = _NUMPY[column.type], column.buffers()[1] or b""
+    dtype, data = _NUMPY[column.type.id], column.buffers()[1] or b""
     if dtype is not np.bool_:
         item = np.dtype(dtype).itemsize
         return np.frombuffer(data, dtype, len(column), item * column.offset)
@@ -122,25 +122,26 @@ def _of_texts(items: Sequence[str | None]) -> list[pa.Buffer]:
     return _of_bytes([None if item is None else item.encode() for item in items])
 
 
-_BUFFERS: Mapping[pa.DataType, tuple[type, Callable[[Sequence[Any]], list[pa.Buffer]]]] = {
-    pa.int64(): (int, _of_ints),
-    pa.float64(): (float, _of_floats),
-    pa.bool_(): (bool, _of_bools),
-    pa.binary(): (bytes, _of_bytes),
-    pa.string(): (str, _of_texts),
+_BUFFERS: Mapping[int, tuple[type, Callable[[Sequence[Any]], list[pa.Buffer]]]] = {
+    pa.int64().id: (int, _of_ints),
+    pa.float64().id: (float, _of_floats),
+    pa.bool_().id: (bool, _of_bools),
+    pa.binary().id: (bytes, _of_bytes),
+    pa.string().id: (str, _of_texts),
 }
-"""Type of the objects of a column, and the buffers that have their values."""
+"""Type of the objects of a column, and the buffers that have their values, by the id of the Arrow
+type: to hash the type itself takes longer than the conversion of a few objects."""
 
-_NUMPY: Mapping[pa.DataType, type[np.generic]] = {
-    pa.bool_(): np.bool_,
-    pa.int8(): np.int8,
-    pa.int16(): np.int16,
-    pa.int32(): np.int32,
-    pa.int64(): np.int64,
-    pa.uint8(): np.uint8,
-    pa.uint16(): np.uint16,
-    pa.uint32(): np.uint32,
-    pa.uint64(): np.uint64,
-    pa.float32(): np.float32,
-    pa.float64(): np.float64,
+_NUMPY: Mapping[int, type[np.generic]] = {
+    pa.bool_().id: np.bool_,
+    pa.int8().id: np.int8,
+    pa.int16().id: np.int16,
+    pa.int32().id: np.int32,
+    pa.int64().id: np.int64,
+    pa.uint8().id: np.uint8,
+    pa.uint16().id: np.uint16,
+    pa.uint32().id: np.uint32,
+    pa.uint64().id: np.uint64,
+    pa.float32().id: np.float32,
+    pa.float64().id: np.float64,
 }

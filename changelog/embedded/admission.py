@@ -61,12 +61,10 @@ def _check_value_type(topic: OpenTopic, request: Append) -> None:
         raise SchemaMismatch(
             f"topic {name!r} has schema ids {list(known)}, got {request.schema_id}"
         )
-    index = request.columns.schema.get_field_index("value")
-    if index != 2:
-        raise InvalidRecord(
-            f"a batch has the columns timestamp, key, value; got {request.columns.schema.names}"
-        )
-    got, expected = request.columns.schema.types[2], schemas.type_of(request.schema_id, name)
+    columns = request.columns.schema
+    if columns.get_field_index("value") != 2:
+        raise InvalidRecord(f"a batch has the columns timestamp, key, value; got {columns.names}")
+    got, expected = columns.field(2).type, schemas.type_of(request.schema_id, name)
     if got != expected:
         raise SchemaMismatch(f"topic {name!r} has values of type {expected}, got {got}")
 

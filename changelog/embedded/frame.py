@@ -8,7 +8,7 @@ byte, because Arrow does not validate its input.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import crc32c
@@ -52,6 +52,8 @@ Larger ones are stored as Arrow, because encoding rows copies each value twice, 
 compressed."""
 
 _ZEROS = bytes(64)
+_PAIRS = columns_schema(pa.binary(), headers=False)
+_NAMES = _PAIRS.names
 _OFFSET = pa.field("offset", pa.int64(), nullable=False)
 
 
@@ -106,7 +108,7 @@ def encode(
     attributes = check_columns(columns)
     if log_append_time:
         attributes |= Attributes.LOG_APPEND_TIME
-    timestamps = columns.column(0)
+    times = as_numpy(columns.column(0))
     if schema_id == 0 and offsets is None and _is_small(columns):
         kind, start = FrameKind.ROWS, HEADER_SIZE
         message: Any = _rows_message(columns)
@@ -121,12 +123,27 @@ def encode(
         kind,
         attributes,
         columns.num_rows,
-        timestamps[0].as_py(),
-        int(as_numpy(timestamps).max()),  # ten times faster than a compute kernel if they are few
+        int(times[0]),
+        int(times.max()),  # ten times faster than a compute kernel if they are few
         schema_id,
         message,
         start,
     )
+
+
+def encode_pairs(pairs: Iterable[tuple[bytes, bytes | None]], timestamp: int) -> FramePayload:
+    """Encode at least one key/value pair, all with the same timestamp in ms."""
+    keys, values = map(list, zip(*pairs, strict=True))
+    times = [timestamp] * len(keys)
+    if len(keys) < ARROW_MIN_RECORDS and _bytes_of(keys) + _bytes_of(values) <= ROWS_MAX_BYTES:
+        message = _encode_rows(_Rows(times, keys, values))
+        return _payload(FrameKind.ROWS, 0, len(keys), timestamp, timestamp, 0, message, HEADER_SIZE)
+    arrays = [of_items(times, pa.int64()), *(of_items(c, pa.binary()) for c in (keys, values))]
+    return encode(pa.RecordBatch.from_arrays(arrays, schema=_PAIRS))
+
+
+def _bytes_of(items: Iterable[bytes | None]) -> int:
+    return sum(len(item) for item in items if item is not None)
 
 
 def encode_marker(*, commit: bool, coordinator_epoch: int, timestamp: int) -> FramePayload:
@@ -338,21 +355,23 @@ def walk(data: memoryview, where: str) -> Iterator[tuple[int, FrameHeader]]:
 def check_columns(columns: pa.RecordBatch) -> int:
     """Check the batch's schema; return its attribute bits. Raises InvalidRecord."""
     schema = columns.schema
-    expected = ["timestamp", "key", "value"]
     names = schema.names
-    with_headers = names == [*expected, "headers"]
-    types_ok = schema.types[:2] == [pa.int64(), pa.binary()] if len(names) > 2 else False
-    if not (names == expected or with_headers) or not types_ok:
+    with_headers = names == [*_NAMES, "headers"]
+    if not (names == _NAMES or with_headers) or not _has_times_and_keys(schema):
         raise InvalidRecord(
             f"a batch has the columns timestamp: int64, key: binary, value[, headers]; got {schema}"
         )
-    if with_headers and schema.types[3] != HEADERS_TYPE:
-        raise InvalidRecord(f"headers must be {HEADERS_TYPE}, got {schema.types[3]}")
+    if with_headers and schema.field(3).type != HEADERS_TYPE:
+        raise InvalidRecord(f"headers must be {HEADERS_TYPE}, got {schema.field(3).type}")
     if columns.num_rows == 0:
         raise InvalidRecord("a batch must have at least one record")
     if columns.column(0).null_count:
         raise InvalidRecord("every record needs a timestamp, got null")
     return Attributes.HEADERS if with_headers else 0
+
+
+def _has_times_and_keys(schema: pa.Schema) -> bool:
+    return [schema.field(i).type for i in range(2)] == [pa.int64(), pa.binary()]
 
 
 def _arrow_message(columns: pa.RecordBatch, compression: str) -> memoryview:

@@ -6,11 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 import msgspec
-import pyarrow as pa
 
-from strandline.changelog.arrays import of_items
 from strandline.changelog.decoding import msgpack_decoder
-from strandline.changelog.embedded.frame import encode
+from strandline.changelog.embedded.frame import encode_pairs
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.reading import view
 from strandline.changelog.errors import REPAIR, UNREADABLE, CorruptLog
@@ -144,16 +142,8 @@ def append_pairs(
     partition: Partition, pairs: Iterable[tuple[bytes, bytes | None]], **stamp: object
 ) -> int:
     """Append key/value pairs to a system partition; return the first one's offset."""
-    keys, values = zip(*pairs, strict=True)
-    now = partition.context.clock.now_ms()
-    columns = pa.record_batch(
-        {
-            "timestamp": of_items([now] * len(keys), pa.int64()),
-            "key": of_items(keys, pa.binary()),
-            "value": of_items(values, pa.binary()),
-        }
-    )
-    return partition.append(encode(columns), **stamp).base_offset  # type: ignore[arg-type]
+    payload = encode_pairs(pairs, partition.context.clock.now_ms())
+    return partition.append(payload, **stamp).base_offset  # type: ignore[arg-type]
 
 
 def read_records(partition: Partition) -> Iterator[ConsumerRecord]:

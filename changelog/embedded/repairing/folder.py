@@ -7,16 +7,14 @@ from functools import partial
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 
-from strandline.changelog.arrays import of_items
 from strandline.changelog.clock import Clock
 from strandline.changelog.embedded import document
 from strandline.changelog.embedded.checking.folder import CheckedLog
 from strandline.changelog.embedded.checking.rebuilding import partition_numbers
 from strandline.changelog.embedded.checking.transactions import PartitionKey, PartitionReach
 from strandline.changelog.embedded.folder import CONFIG_KIND, FOLDER_KIND, FolderMeta
-from strandline.changelog.embedded.frame import FramePayload, encode
+from strandline.changelog.embedded.frame import FramePayload, encode_pairs
 from strandline.changelog.embedded.repairing.losses import losses_of
 from strandline.changelog.embedded.repairing.outcomes import outcomes_of, write_ends
 from strandline.changelog.embedded.repairing.plan import RepairPlan, remove
@@ -165,11 +163,4 @@ def _producer_ids(checked: CheckedLog, clock: Clock) -> list[FramePayload]:
     seen = [max(p.producers.entries, default=-1) for p in checked.partitions.values()]
     highest = max([*seen, *checked.transactions.names, checked.transactions.block_end])
     value = msgspec.msgpack.encode(highest + SKIPPED_PRODUCER_IDS)
-    columns = pa.record_batch(
-        {
-            "timestamp": of_items([clock.now_ms()], pa.int64()),
-            "key": of_items([PRODUCER_IDS_KEY], pa.binary()),
-            "value": of_items([value], pa.binary()),
-        }
-    )
-    return [encode(columns)]
+    return [encode_pairs([(PRODUCER_IDS_KEY, value)], clock.now_ms())]
