@@ -1,9 +1,10 @@
 """Size of the batches of one instance: as many records as take about as long as a slice.
 
 A batch takes a time for each of its records, and a time of its own, which is long while the machine
-is busy. If the latter alone is about a slice, smaller batches would only make everything slower:
-then a batch has as many records as take as long as the rest of it. Both times are estimated by a
-line through the last batches, of which later ones have more weight.
+is busy. Smaller batches would only make everything slower. So a batch may have as many records as
+take three times as long as the rest of it, up to two slices; and if the rest alone is about two
+slices or more, as many as take as long. Both times are estimated by a line through the last batches,
+of which later ones have more weight.
 
 Functions may also be called for results at a commit. Then a commit has as many records as suit it.
 """
@@ -18,12 +19,14 @@ from strandline.framework.container.slices import MAX_ROUND_S, SLICE_SECONDS
 FIRST_BATCH_RECORDS = 256
 """Number of records in the first batch. Nothing is known about the handler then, and a worker whose
 batch takes longer than max_poll_interval_ms loses its partitions and begins again with this one."""
-MAX_BATCH_RECORDS = 262_144
+MAX_BATCH_RECORDS = 524_288
 """Maximum number of records in a batch, which bounds the memory of a step."""
 MAX_LOOK_RECORDS = 8
 """Number of records of a batch up to which a larger one is tried, if they take about a slice."""
 MAX_GROWTH = 4
 """Maximum factor from one size to the next."""
+OWN_FACTOR = 3
+"""Factor by which the records of a batch may take longer than the rest of it, within two slices."""
 MAX_OWN_SLICES = 4
 """Maximum number of slices that the records of a batch take, because the batch itself takes long."""
 
@@ -67,7 +70,8 @@ class BatchSize:
         if 2 * own > SLICE_SECONDS and not self._line.has_spread:
             # Either the batch itself or its records have become slower: another size will tell.
             return handled // 2 or 2
-        fitting = int(max(SLICE_SECONDS - own, own) / max(self._line.slope, 1e-9))
+        seconds = max(SLICE_SECONDS - own, own, min(OWN_FACTOR * own, 2 * SLICE_SECONDS))
+        fitting = int(seconds / max(self._line.slope, 1e-9))
         is_quick = self._line.seconds * MAX_GROWTH <= MAX_ROUND_S
         if (
             handled <= MAX_LOOK_RECORDS
