@@ -37,7 +37,7 @@ from strandline.statestore.engine import Entry
 from strandline.statestore.exact_sums import SumOverflow, added
 from strandline.statestore.key_columns import KeyColumns
 from strandline.statestore.keys import Never
-from strandline.statestore.layers import Above
+from strandline.statestore.layers import Above, Change
 from strandline.statestore.memory import MemoryBudget
 from strandline.statestore.name_index import SlotArray
 from strandline.statestore.ranges import are_many
@@ -413,7 +413,7 @@ class ColumnStore(CommittingStore[K, V]):
         changes = [
             (name, b"" if there else None) for name, there in zip(names, exists, strict=True)
         ]
-        scan = self._scan(Above(changes, self._changed.ranges), lower, upper, reverse=False)
+        scan = self._scan(self._above_with(changes), lower, upper, reverse=False)
         return _binaries([name for name, _ in scan])
 
     def _unexpired(self, entries: Iterable[Entry]) -> Iterator[Entry]:
@@ -505,10 +505,13 @@ class ColumnStore(CommittingStore[K, V]):
         return ChangelogBatch(names, self._encoded(latest), self._changed.ranges, latest.slots)
 
     def _above(self, lower: bytes, upper: bytes | None, *, reverse: bool) -> Above:
-        changed = self._changed
-        names = changed.names(lower, upper)
+        names = self._changed.names(lower, upper)
         values = self._encoded(self._table.read(self._table.find(_binaries(names)))).to_pylist()
-        changes = list(zip(names, values, strict=True))[:: -1 if reverse else 1]
+        return self._above_with(list(zip(names, values, strict=True))[:: -1 if reverse else 1])
+
+    def _above_with(self, changes: list[Change]) -> Above:
+        """Return changes for a scan. Where it finds nothing, later scans need not look."""
+        changed = self._changed
         return Above(changes, changed.ranges, partial(changed.note_empty, changed.moment))
 
     def _remove_expired(self, names: list[bytes]) -> None:

@@ -219,6 +219,36 @@ def test_the_end_of_a_queue_costs_the_same_however_many_were_taken(
     assert [number for number, _ in store.all(reverse=reverse)] == waiting
 
 
+@pytest.mark.parametrize(
+    ("opened", "method"),
+    [("open", "delete_range"), ("open_columns", "delete_range"), ("open_columns", "take_batch")],
+)
+@pytest.mark.parametrize("checkpoints", by_form([False], [False, True]))
+def test_a_beginning_costs_the_same_to_remove_however_much_was_removed(
+    monkeypatch: pytest.MonkeyPatch, opened: str, method: str, checkpoints: bool
+) -> None:
+    passed = Passed(monkeypatch)
+    changelog, spec = Changelog(), StoreSpec("windows", key=tuple[int, int], value=str)
+    store: Any = getattr(changelog, opened)(spec, engine=passed.engine)
+    keys = range(5)
+    for time in range(300):
+        for key in keys:
+            store[time, key] = "open"
+            store[time + 1, key] = "open"
+        changelog.commit(store)
+        passed.take()
+        getattr(store, method)(None, (time + 1,))
+        assert passed.take() <= 4 * RANGE_MIN_KEYS
+        changelog.commit(store)
+        if checkpoints and time % 100 == 0:
+            store.checkpoint()
+    assert [key for key, _ in store.all()] == [(300, key) for key in keys]
+    store.checkpoint()
+    assert [key for key, _ in store.all()] == [(300, key) for key in keys]
+    store.close()
+    assert [key for key, _ in changelog.open(spec).all()] == [(300, key) for key in keys]
+
+
 @pytest.mark.parametrize("opened", ["open", "open_columns"])
 def test_an_empty_interval_takes_new_keys_and_loses_them_with_an_undo(opened: str) -> None:
     changelog = Changelog()
