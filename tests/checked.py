@@ -1,4 +1,4 @@
-"""Run the check that users can run on their folder on every log of a test, after each test."""
+"""Run the check that users can run on their folder on every log of a test, after the test."""
 
 from __future__ import annotations
 

@@ -24,6 +24,14 @@ def examples(number: int) -> int:
     return by_form(max(5, number // 3), number)
 
 
+def first_of(values: Iterable[Any], few: int) -> list[Any]:
+    """Return parameters of a test, of which the short form has the first `few`."""
+    return [
+        pytest.param(value, marks=[] if number < few else pytest.mark.long)
+        for number, value in enumerate(values)
+    ]
+
+
 def few_on_kafka(values: Iterable[Any], few: int = 1) -> list[Any]:
     """Return parameters of a test of which the first `few` run on Kafka in the short form."""
     return [

@@ -32,7 +32,7 @@ def chaos(repository: Path, *arguments: str) -> tuple[int, str]:
 @pytest.mark.timeout(900)
 def test_nothing_is_lost_and_nothing_doubled(repository: Path, tmp_path: Path) -> None:
     kept = str(tmp_path / "kept")
-    status, said = chaos(repository, "--minutes", by_form("0.1", "2"), "--keep", kept)
+    status, said = chaos(repository, "--minutes", by_form("0.05", "2"), "--keep", kept)
     assert status == 0, said
     assert "lost 0, doubled 0" in said
     assert "WRONG" not in said

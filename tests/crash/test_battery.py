@@ -44,7 +44,7 @@ SHORT = {
     "pairs": 193,
 }
 """Stride of each part in this short run."""
-LONGEST = {"torn", "windows, failures"}
+LONGEST = {"torn", "windows, failures", "stops, os", "recoveries, os", "recoveries, all points"}
 """Parts of the long form only."""
 
 

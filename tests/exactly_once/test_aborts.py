@@ -17,7 +17,7 @@ from strandline.framework.container import session
 from strandline.framework.testing import TestDriver
 from tests.exactly_once.apps import expected, running_totals, totals_sent
 from tests.exactly_once.flaky import Flaky
-from tests.forms import LONG, few_on_kafka
+from tests.forms import LONG, by_form, few_on_kafka
 from tests.kafka.apps import Totals, worker
 from tests.systems import System
 
@@ -157,7 +157,7 @@ def test_a_worker_that_cannot_commit_raises_the_reason(
 
 
 @pytest.mark.parametrize("concurrency", [None, 1, 4])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(by_form(4, 10)))
 def test_random_failures_count_each_record_once(seed: int, concurrency: int | None) -> None:
     chance = random.Random(seed)
     app, out, seen = running_totals(commit_records=4, concurrency=concurrency)

@@ -9,6 +9,7 @@ import pytest
 
 from strandline.framework.testing import CRASH, TestDriver
 from tests.exactly_once.apps import expected, running_totals, totals_sent
+from tests.forms import by_form
 
 
 def scenario(seed: int, records: int = 40) -> list:
@@ -22,7 +23,7 @@ def scenario(seed: int, records: int = 40) -> list:
     return given
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(by_form(8, 25)))
 def test_totals_are_right_after_crashes_at_random_moments(seed: int) -> None:
     given = scenario(seed)
     app, out, seen = running_totals(commit_records=random.Random(seed).randint(1, 9))
@@ -32,7 +33,7 @@ def test_totals_are_right_after_crashes_at_random_moments(seed: int) -> None:
     assert totals_sent(driver, out) == totals
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(by_form(1, 3)))
 def test_totals_are_right_after_crashes_on_a_folder_on_disk(seed: int, tmp_path: Path) -> None:
     given = scenario(seed, 20)
     app, out, seen = running_totals(commit_records=3)

@@ -764,7 +764,7 @@ class Scripted:
             return sent, driver.store(self.counts)
 
 
-@settings(max_examples=by_form(50, 150))
+@settings(max_examples=by_form(20, 150))
 @given(items=st.lists(ITEM, max_size=14), concurrency=st.integers(1, 6))
 def test_state_output_and_timers_are_as_if_one_record_came_after_another(
     items: list[Any], concurrency: int

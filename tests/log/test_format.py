@@ -27,6 +27,7 @@ from strandline.changelog.errors import CorruptLog, StrandlineError
 from strandline.changelog.layout import partition_folder, place_of
 from strandline.changelog.records import HEADERS_TYPE, TopicPartition
 from strandline.changelog.schema import ValueSchemas
+from tests.forms import examples
 from tests.log.kit import columns
 
 TYPES = {"4s": "4s", "u8": "B", "u16": "H", "u32": "I", "i32": "i", "i64": "q"}
@@ -138,7 +139,7 @@ def locate(header: FrameHeader, parts: list[bytes]) -> LocatedFrame:
     return LocatedFrame(header, memoryview(b"".join(bytes(part) for part in parts)), 0, "here")
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(bit=st.integers(0, 1151 * 8 - 1), count=st.sampled_from([1, 40]))
 def test_a_flipped_bit_is_always_detected(bit: int, count: int) -> None:
     batch = columns([b"%d" % n for n in range(count)])
@@ -154,7 +155,7 @@ def verify(data: memoryview) -> None:
     frame.payload_bytes(data, 0, unpack_header(data, 0, "test"), "test")
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(noise=st.binary(max_size=400))
 def test_noise_is_refused_and_never_decoded(noise: bytes) -> None:
     with pytest.raises(StrandlineError):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from strandline.changelog.records import CommittedOffset, TopicPartition
+from tests.forms import examples
 from tests.log.kit import Client, World
 
 PARTITIONS = 2
@@ -145,5 +146,7 @@ class LogMachine(RuleBasedStateMachine):
         assert {tp: offset.offset for tp, offset in committed.items()} == self.committed
 
 
-LogMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, print_blob=True)
+LogMachine.TestCase.settings = settings(
+    max_examples=examples(40), stateful_step_count=30, print_blob=True
+)
 TestLog = LogMachine.TestCase

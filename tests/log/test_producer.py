@@ -38,6 +38,7 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.memory_storage import MemoryStorage
 from strandline.changelog.records import CommittedOffset, TopicPartition
+from tests.forms import examples
 from tests.log.kit import START_MS, World, columns
 from tests.log.line import LOST_ANSWER, LOST_CALL, UNSAFE_AFTERWARDS, Fault, Line
 
@@ -401,7 +402,7 @@ FAULTS = st.sampled_from(
 STEPS = st.lists(st.tuples(st.integers(0, 1), st.booleans()), min_size=1, max_size=25)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
 @given(steps=STEPS, faults=st.lists(FAULTS, max_size=25))
 def test_futures_are_right_after_any_faults(
     steps: list[tuple[int, bool]], faults: list[Fault]

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.forms import by_form, first_of
 from tests.spark.writing import Writer
 
 pytest.importorskip("pyspark")
@@ -220,7 +221,7 @@ END_TO_END = [
 ]
 
 
-@pytest.mark.parametrize("condition", END_TO_END)
+@pytest.mark.parametrize("condition", first_of(END_TO_END, 5))
 def test_a_read_with_pushed_filters_has_the_same_rows(
     load: Callable[..., DataFrame], filtered: Callable[[str], DataFrame], condition: str
 ) -> None:
@@ -242,7 +243,7 @@ WIDENED = [
 """Columns of metadata in other types than their own, each with a filter and rows that pass it."""
 
 
-@pytest.mark.parametrize(("column", "condition"), WIDENED)
+@pytest.mark.parametrize(("column", "condition"), WIDENED[: by_form(4, len(WIDENED))])
 def test_filters_on_metadata_of_another_type_lose_no_rows(
     spark: SparkSession, load: Callable[..., DataFrame], tmp_path: Path, column: str, condition: str
 ) -> None:

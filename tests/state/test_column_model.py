@@ -14,6 +14,7 @@ from hypothesis.stateful import invariant, rule
 from strandline.changelog.errors import InvalidRecord
 from strandline.statestore import StoreLimits, StoreSpec, changelogged
 from strandline.statestore.column_store import ColumnStore
+from tests.forms import examples
 from tests.state.test_model import KEYS, VALUES, StoreMachine
 
 TINY = StoreLimits(cache_bytes=2_000)
@@ -178,10 +179,10 @@ class RoomyMachine(ColumnMachine):
 
 
 TestColumns = ColumnMachine.TestCase
-TestColumns.settings = settings(max_examples=25, stateful_step_count=30)
+TestColumns.settings = settings(max_examples=examples(25), stateful_step_count=30)
 TestRoomy = RoomyMachine.TestCase
-TestRoomy.settings = settings(max_examples=25, stateful_step_count=40)
+TestRoomy.settings = settings(max_examples=examples(25), stateful_step_count=40)
 TestInts = IntMachine.TestCase
 TestInts.settings = settings(max_examples=40, stateful_step_count=40)
 TestFigures = FigureMachine.TestCase
-TestFigures.settings = settings(max_examples=25, stateful_step_count=40)
+TestFigures.settings = settings(max_examples=examples(25), stateful_step_count=40)

@@ -17,6 +17,7 @@ from strandline.statestore.cache import ENTRY_BYTES
 from strandline.statestore.engines import rocksdb_options
 from strandline.statestore.memory import IN_USE_S, MIN_MEMORY_BYTES, MemoryBudget, StoreShare
 from strandline.statestore.spec import StoreLimits
+from tests.forms import by_form
 
 Store = PartitionStore[str, bytes]
 VALUE = b"v" * 1_000
@@ -69,7 +70,7 @@ def test_stores_in_use_share_the_budget_and_keep_to_their_own_limits() -> None:
     assert stores[0]._cache.nbytes > 10_000
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(by_form(2, 5)))
 def test_caches_and_changes_of_many_stores_stay_within_the_budget(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from strandline.statestore import StoreLimits, StoreSpec
 from strandline.statestore.store import AnyStore
+from tests.forms import examples
 from tests.state.kit import Changelog
 
 KEYS = st.text("ab\x00é", max_size=3)
@@ -173,6 +174,6 @@ class MemoryStoreMachine(StoreMachine):
 
 
 TestStore = StoreMachine.TestCase
-TestStore.settings = settings(max_examples=25, stateful_step_count=30)
+TestStore.settings = settings(max_examples=examples(25), stateful_step_count=30)
 TestMemoryStore = MemoryStoreMachine.TestCase
-TestMemoryStore.settings = settings(max_examples=40, stateful_step_count=40)
+TestMemoryStore.settings = settings(max_examples=examples(40), stateful_step_count=40)

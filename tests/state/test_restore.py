@@ -43,6 +43,7 @@ from strandline.statestore.engines.memory import MemoryEngine
 from strandline.statestore.last_record import LastRecord
 from strandline.statestore.latest import latest_per_key
 from strandline.statestore.replay import TransactionOpen
+from tests.forms import examples
 from tests.state.kit import Changelog, Meanwhile, columns
 
 SPEC: StoreSpec[str, int] = StoreSpec("s", key=str, value=int)
@@ -569,7 +570,7 @@ def test_progress_has_the_rate_and_the_remaining_time() -> None:
 # Columns --------------------------------------------------------------------------------
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     prefix=st.binary(max_size=10),
     keys=st.lists(st.binary(max_size=40) | st.lists(st.sampled_from(b"\x00\x01")).map(bytes)),
