@@ -57,7 +57,7 @@ class BatchInstance(TaskInstance):
 
     @property
     def size(self) -> int:
-        """Number of records that take about as long as a slice, and that the commit may have."""
+        """Number of records that take about as long as a batch is to, and that the commit may have."""
         left = self._commit_size.records - self._handled
         return self._size.records if left > self._size.records else max(1, int(left))
 

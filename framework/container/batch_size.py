@@ -1,10 +1,9 @@
-"""Size of the batches of one instance: as many records as take about as long as a slice.
+"""Size of the batches of one instance: as many records as take about a tenth of a second.
 
 A batch takes a time for each of its records, and a time of its own, which is long while the machine
-is busy. Smaller batches would only make everything slower. So a batch may have as many records as
-take three times as long as the rest of it, up to two slices; and if the rest alone is about two
-slices or more, as many as take as long. Both times are estimated by a line through the last batches,
-of which later ones have more weight.
+is busy. If the latter alone takes that long, smaller batches would only make everything slower:
+then a batch has as many records as take as long as the rest of it. Both times are estimated by a
+line through the last batches, of which later ones have more weight.
 
 Functions may also be called for results at a commit. Then a commit has as many records as suit it.
 """
@@ -14,32 +13,34 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from strandline.framework.container.slices import MAX_ROUND_S, SLICE_SECONDS
+from strandline.framework.container.slices import MAX_ROUND_S
 
+BATCH_SECONDS = 0.1
+"""Target duration of a batch in seconds: the usual time between two commits. Shorter ones would pay
+more often for what a batch costs itself, and their results would not be visible sooner."""
 FIRST_BATCH_RECORDS = 256
 """Number of records in the first batch. Nothing is known about the handler then, and a worker whose
 batch takes longer than max_poll_interval_ms loses its partitions and begins again with this one."""
 MAX_BATCH_RECORDS = 524_288
 """Maximum number of records in a batch, which bounds the memory of a step."""
 MAX_LOOK_RECORDS = 8
-"""Number of records of a batch up to which a larger one is tried, if they take about a slice."""
+"""Number of records of a batch up to which a larger one is tried, if they take as long as a batch is
+to take."""
 MAX_GROWTH = 4
 """Maximum factor from one size to the next."""
-OWN_FACTOR = 3
-"""Factor by which the records of a batch may take longer than the rest of it, within two slices."""
-MAX_OWN_SLICES = 4
-"""Maximum number of slices that the records of a batch take, because the batch itself takes long."""
+MAX_OWN_SECONDS = 0.2
+"""Maximum number of seconds that the records of a batch take, because the batch itself takes long."""
 
 
 class BatchSize:
-    """Number of records that take about as long as a slice.
+    """Number of records that take about as long as a batch is to take.
 
     >>> size = BatchSize()
     >>> size.records
     256
     >>> size.took(0.5, 4_096)
     >>> size.records
-    409
+    819
     """
 
     def __init__(self, first: int | None = None) -> None:
@@ -53,7 +54,7 @@ class BatchSize:
         if not handled:
             return
         self._line.add(handled, seconds)
-        if handled < self.records and seconds <= SLICE_SECONDS:
+        if handled < self.records and seconds <= BATCH_SECONDS:
             return  # it says nothing about larger batches
         # A stall bends the line. At the pace of the last batch none takes longer than a round.
         growth = min(MAX_GROWTH, max(1.0, MAX_ROUND_S / max(seconds, 1e-9)))
@@ -66,12 +67,11 @@ class BatchSize:
         self._line = _Line()
 
     def _fitting(self, handled: int) -> int:
-        own = min(self._line.start, MAX_OWN_SLICES * SLICE_SECONDS)
-        if 2 * own > SLICE_SECONDS and not self._line.has_spread:
+        own = min(self._line.start, MAX_OWN_SECONDS)
+        if 2 * own > BATCH_SECONDS and not self._line.has_spread:
             # Either the batch itself or its records have become slower: another size will tell.
             return handled // 2 or 2
-        seconds = max(SLICE_SECONDS - own, own, min(OWN_FACTOR * own, 2 * SLICE_SECONDS))
-        fitting = int(seconds / max(self._line.slope, 1e-9))
+        fitting = int(max(BATCH_SECONDS - own, own) / max(self._line.slope, 1e-9))
         is_quick = self._line.seconds * MAX_GROWTH <= MAX_ROUND_S
         if (
             handled <= MAX_LOOK_RECORDS

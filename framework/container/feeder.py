@@ -31,7 +31,7 @@ MAX_EARLY_S = 0.01
 """Maximum seconds by which a commit may come early, because no further batch fits before it."""
 BATCH_FETCHES = 8
 """Factor by which a fetch for batch tasks is larger. A stage of streams takes some 25 ms for a batch
-of few records, and 40 for one of 4 MiB."""
+of few records, and 40 for one of 4 MiB: it would never have as many records as suit it."""
 UNLIMITED_INPUTS = 1 << 20
 """Number of inputs to ask at a time that sets no limit, because no worker has as many."""
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from strandline.framework.container.batch_size import MAX_BATCH_RECORDS, BatchSize
-from strandline.framework.container.slices import SLICE_SECONDS
+from strandline.framework.container.batch_size import BATCH_SECONDS, MAX_BATCH_RECORDS, BatchSize
 
 
 def sizes(seconds: Callable[[int], float], *, batches: int, waiting: int = 1 << 30) -> list[int]:
@@ -21,14 +20,14 @@ def sizes(seconds: Callable[[int], float], *, batches: int, waiting: int = 1 << 
 
 
 @pytest.mark.parametrize("seconds_each", [1e-6, 1e-3, 0.01])
-def test_a_batch_of_a_backlog_takes_about_as_long_as_a_slice(seconds_each: float) -> None:
+def test_a_batch_of_a_backlog_takes_about_a_tenth_of_a_second(seconds_each: float) -> None:
     found = sizes(lambda records: records * seconds_each, batches=20)
-    assert found[-1] * seconds_each == pytest.approx(SLICE_SECONDS, rel=0.2)
+    assert found[-1] * seconds_each == pytest.approx(BATCH_SECONDS, rel=0.2)
 
 
-def test_what_a_batch_takes_besides_its_records_is_a_part_of_the_slice() -> None:
+def test_what_a_batch_takes_besides_its_records_is_a_part_of_that() -> None:
     found = sizes(lambda records: 0.01 + 0.001 * records, batches=20)
-    assert found[-1] == pytest.approx(40, rel=0.2)
+    assert found[-1] == pytest.approx(90, rel=0.2)
 
 
 def test_a_handler_that_takes_a_second_for_each_record_gets_one_at_a_time() -> None:
@@ -56,7 +55,7 @@ def test_batches_are_as_before_once_the_machine_is_busy_no_more() -> None:
     size = BatchSize()
     for busy in [1] * 20 + [16] * 20 + [1] * 20:
         size.took(busy * (0.005 + 1e-6 * size.records), size.records)
-    assert size.records == pytest.approx(45_000, rel=0.2)
+    assert size.records == pytest.approx(95_000, rel=0.2)
 
 
 def test_batches_become_small_if_it_is_the_records_that_are_slow() -> None:
@@ -64,7 +63,7 @@ def test_batches_become_small_if_it_is_the_records_that_are_slow() -> None:
     size = BatchSize()
     for each in [0.001] * 20 + [0.01] * 20:
         size.took(each * size.records, size.records)
-    assert size.records == pytest.approx(5, abs=1)
+    assert size.records == pytest.approx(10, abs=1)
 
 
 def test_one_stall_does_not_let_batches_take_seconds() -> None:
@@ -74,7 +73,7 @@ def test_one_stall_does_not_let_batches_take_seconds() -> None:
         longest = max(longest, seconds if number > 20 else 0)
         size.took(seconds + (5 if number == 20 else 0), size.records)
     assert longest <= 1
-    assert size.records == pytest.approx(5, abs=1)
+    assert size.records == pytest.approx(10, abs=1)
 
 
 @pytest.mark.parametrize("own", [0.02, 0.04, 0.1])
