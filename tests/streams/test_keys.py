@@ -198,3 +198,12 @@ def test_columns_may_be_called_as_those_of_the_operators(window: Any) -> None:
     found = driver.output(out)[-1].value
     assert [found[name] for name in NAMES] == [*range(len(NAMES))]
     assert (found["key_"], found["number"]) == ([len(NAMES)], len(NAMES))
+
+
+def test_a_row_without_a_key_is_shown_without_columns_that_a_plan_adds() -> None:
+    app = sl.App("app")
+    schema = pa.schema([("k", pa.string())])
+    stream = app.stream(app.topic("rows", value=schema, key="k"))
+    stream.drop_duplicates(on="k", within="1h", name="once").to("once")
+    with pytest.raises(sl.TaskFailed, match=r"once: a row has no key: {'k': None};"):
+        TestDriver(app, now_ms=BASE).run([{"k": None}])

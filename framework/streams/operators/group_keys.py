@@ -96,7 +96,8 @@ class GroupKeys:
 
     def _refuse(self, rows: pl.DataFrame) -> None:
         nulls = reduce(lambda one, other: one | other, [rows[n].is_null() for n in self.names])
-        row = rows.filter(nulls).select(self.names).row(0, named=True)
+        given = [name for name in self.names if not name.startswith(INTERNAL)]
+        row = rows.filter(nulls).select(given).row(0, named=True)
         raise InvalidRecord(
             f"{self.operator}: a row has no key: {row}; filter such rows out, or give them a value "
             "with fill_null"
