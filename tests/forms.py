@@ -24,17 +24,19 @@ def examples(number: int) -> int:
     return by_form(max(5, number // 3), number)
 
 
-def first_of(values: Iterable[Any], few: int) -> list[Any]:
-    """Return parameters of a test, of which the short form has the first `few`."""
+def first_of(
+    values: Iterable[Any], few: int, rest: pytest.MarkDecorator = pytest.mark.long
+) -> list[Any]:
+    """Return parameters of a test, of which the short form has the first `few`.
+
+    The others get the mark `rest`.
+    """
     return [
-        pytest.param(value, marks=[] if number < few else pytest.mark.long)
+        pytest.param(value, marks=[] if number < few else rest)
         for number, value in enumerate(values)
     ]
 
 
 def few_on_kafka(values: Iterable[Any], few: int = 1) -> list[Any]:
     """Return parameters of a test of which the first `few` run on Kafka in the short form."""
-    return [
-        pytest.param(value, marks=[] if number < few else pytest.mark.long_on_kafka)
-        for number, value in enumerate(values)
-    ]
+    return first_of(values, few, pytest.mark.long_on_kafka)

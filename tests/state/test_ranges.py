@@ -185,7 +185,7 @@ def test_a_scan_that_has_begun_shows_the_deleted_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("opened", "per_commit"), [("open", 1), ("open", 300), ("open_columns", 1)]
+    ("opened", "per_commit"), [("open", 1), ("open", 1_000), ("open_columns", 1)]
 )
 @pytest.mark.parametrize("reverse", [False, True], ids=["first", "last"])
 @pytest.mark.parametrize("checkpoints", by_form([True], [False, True]))
