@@ -11,9 +11,10 @@ import sys
 import textwrap
 import tokenize
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, cached_property
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,6 @@ from strandline import changelog
 from strandline.changelog.records import CommittedOffset, TopicPartition
 from strandline.framework.cli.application import WholeCommand
 
-parsed = cache(ast.parse)
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("changelog", "statestore", "framework")
 """Top folders. They are imported only through the links to them in `strandline/`."""
@@ -135,13 +135,34 @@ CONFIGURED_BY_USERS = {"App", "Consumer", "Producer"}
 """Classes whose options are keyword arguments, each with a default, that users write."""
 
 
-def imported(module: Path) -> Iterator[str]:
+class Source:
+    """Module of the repository, parsed once for all rules, by its path in the repository."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.text = (ROOT / path).read_text()
+        self.tree = ast.parse(self.text)
+        self.nodes = tuple(ast.walk(self.tree))
+
+    @cached_property
+    def imports(self) -> frozenset[str]:
+        """Absolute names of everything imported, at the top or in a function."""
+        return frozenset(imported(self))
+
+    @cached_property
+    def calls(self) -> list[tuple[ast.Call, str]]:
+        """Calls, each with the text of the function that it calls."""
+        calls = (node for node in self.nodes if isinstance(node, ast.Call))
+        return [(call, ast.unparse(call.func)) for call in calls]
+
+
+def imported(module: Source) -> Iterator[str]:
     """Yield every module that `module` imports, at its top or in a function, by absolute name."""
-    for node in ast.walk(parsed((ROOT / module).read_text())):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}:{node.lineno}: a relative import"
+            assert node.level == 0, f"{module.path}:{node.lineno}: a relative import"
             assert node.module is not None
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
@@ -157,16 +178,16 @@ def called(node: ast.Call) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
-def importing_upward(module: Path) -> set[str]:
+def importing_upward(module: Source) -> set[str]:
     """Return the imports of `module` that lie above it."""
-    found = set()
-    for name in imported(module):
+    found, home = set(), module.path.parts[0]
+    for name in module.imports:
         top, _, rest = name.partition(".")
         package = rest.partition(".")[0]
-        if top in OURS and (top != "strandline" or package not in MAY_IMPORT[module.parts[0]]):
+        if top in OURS and (top != "strandline" or package not in MAY_IMPORT[home]):
             found.add(name)
     # `from strandline import changelog` yields the package `strandline` first, then its submodule.
-    return found - {"strandline"} if module.parts[0] != "pyspark_strandline.py" else found
+    return found - {"strandline"} if home != "pyspark_strandline.py" else found
 
 
 def room_of(module: Path) -> str:
@@ -174,16 +195,16 @@ def room_of(module: Path) -> str:
     return FRONTS.get(str(module)) or "/".join(module.parts[:-1][:2])
 
 
-def modules_imported(module: Path) -> set[Path]:
+def modules_imported(module: Source) -> set[Path]:
     """Return the modules of this project that `module` imports, for types only or not."""
     found = set()
-    for node in ast.walk(parsed((ROOT / module).read_text())):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             found |= {path_of(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             package = path_of(node.module)
             found |= {path_of(f"{node.module}.{alias.name}") or package for alias in node.names}
-    return {path for path in found if path is not None} - {module}
+    return {path for path in found if path is not None} - {module.path}
 
 
 def path_of(name: str) -> Path | None:
@@ -193,74 +214,67 @@ def path_of(name: str) -> Path | None:
     return next((path for path in paths if top == "strandline" and (ROOT / path).is_file()), None)
 
 
-def importing_another_room(module: Path) -> set[str]:
+def importing_another_room(module: Source) -> set[str]:
     """Return the rooms that `module` imports and its own room may not."""
-    room = room_of(module)
+    room = room_of(module.path)
     if room not in ROOMS:
         return set()
     return {room_of(other) for other in modules_imported(module)} - ROOMS[room] - {room}
 
 
-def importing_an_edge(module: Path) -> set[str]:
+def importing_an_edge(module: Source) -> set[str]:
     """Return the imports of `module` that belong in another adapter's folder."""
     return {
         name
-        for name in imported(module)
+        for name in module.imports
         for edge, homes in EDGES.items()
-        if (name == edge or name.startswith(edge + ".")) and not str(module).startswith(homes)
+        if (name == edge or name.startswith(edge + ".")) and not str(module.path).startswith(homes)
     }
 
 
-def importing_undeclared(module: Path) -> set[str]:
+def importing_undeclared(module: Source) -> set[str]:
     """Return the imports of `module` that pyproject.toml does not declare."""
-    roots = {name.partition(".")[0] for name in imported(module)}
+    roots = {name.partition(".")[0] for name in module.imports}
     edges = {edge.partition(".")[0] for edge in EDGES}
     return roots - OURS - CORE - edges - set(sys.stdlib_module_names)
 
 
-def decoding_by_itself(module: Path) -> set[str]:
+def decoding_by_itself(module: Source) -> set[str]:
     """Return calls with which msgspec would compile a type on an arbitrary thread."""
-    if module == DECODING:
+    if module.path == DECODING:
         return set()
     found = set()
-    for node in ast.walk(parsed((ROOT / module).read_text())):
-        if isinstance(node, ast.Call):
-            text = ast.unparse(node.func)
-            typed = text.startswith("msgspec.") and any(
-                word.arg == "type" for word in node.keywords
-            )
-            built = text in ("msgspec.json.Decoder", "msgspec.msgpack.Decoder", "msgspec.convert")
-            if typed or built:
-                found.add(f"line {node.lineno}: {text}")
+    for call, text in module.calls:
+        typed = text.startswith("msgspec.") and any(word.arg == "type" for word in call.keywords)
+        built = text in ("msgspec.json.Decoder", "msgspec.msgpack.Decoder", "msgspec.convert")
+        if typed or built:
+            found.add(f"line {call.lineno}: {text}")
     return found
 
 
-def decoding_unchecked(module: Path) -> set[str]:
+def decoding_unchecked(module: Source) -> set[str]:
     """Return decoding without a check of the depth, which a nested value would end."""
-    if module == DECODING:
+    if module.path == DECODING:
         return set()
-    tree = parsed((ROOT / module).read_text())
-    calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    calls = {text for _, text in module.calls}
     found = calls & {"msgspec.json.decode", "msgspec.msgpack.decode"}
     taken = {
         name.name: node.module
-        for node in ast.walk(tree)
+        for node in module.nodes
         if isinstance(node, ast.ImportFrom)
         for name in node.names
     }
     unchecked = {name for name in taken if name.startswith("unchecked_")}
-    checks_itself = "strandline.changelog.depth" in taken.values() or module in FLAT
+    checks_itself = "strandline.changelog.depth" in taken.values() or module.path in FLAT
     return found | (set() if checks_itself else unchecked)
 
 
-def opening_messages(module: Path) -> set[str]:
+def opening_messages(module: Source) -> set[str]:
     """Return calls by which Arrow opens a message whose references have not been counted."""
-    if module == ARROW_MESSAGES:
+    if module.path == ARROW_MESSAGES:
         return set()
     names = ("read_message", "read_schema", "open_stream", "open_file", "MessageReader")
-    tree = parsed((ROOT / module).read_text())
-    calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    return {call for call in calls if "ipc." in call and call.split(".")[-1] in names}
+    return {text for _, text in module.calls if "ipc." in text and text.split(".")[-1] in names}
 
 
 ARROW_MESSAGES = Path("changelog/arrow_messages.py")
@@ -271,9 +285,25 @@ DECODING = Path("changelog/decoding.py")
 """Module that builds decoders, one at a time."""
 
 
-def offenders(rule: Callable[[Path], set[str]]) -> dict[str, set[str]]:
+def offenders(rule: Callable[[Source], set[str]]) -> dict[str, set[str]]:
     """Return the modules that break a rule, with the details."""
-    return {str(module): found for module in MODULES if (found := rule(module))}
+    return {str(module): found for module, found in facts()[rule].items() if found}
+
+
+@cache
+def facts() -> dict[Callable[[Source], Any], dict[Path, Any]]:
+    """Return the results of each rule by module.
+
+    All rules see a module before the next is read, because trees of all modules at once are a
+    million objects, which every garbage collection afterwards would visit.
+    """
+    found: dict[Callable[[Source], Any], dict[Path, Any]] = {rule: {} for rule in SCOPES}
+    for path in sorted({*MODULES, *beside(), *documented_modules()}):
+        source = Source(path)
+        for rule, scope in SCOPES.items():
+            if path in scope():
+                found[rule][path] = rule(source)
+    return found
 
 
 def test_imports_point_down_only() -> None:
@@ -288,7 +318,7 @@ def test_a_room_imports_only_the_rooms_below_it() -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Imports for types only count too, because a reader follows them as well."""
-    TopologicalSorter({module: modules_imported(module) for module in MODULES}).prepare()
+    TopologicalSorter(facts()[modules_imported]).prepare()
 
 
 def test_a_package_at_the_edge_is_imported_in_its_adapter_only() -> None:
@@ -331,17 +361,15 @@ def code_lines(node: ast.AST, source: str) -> int:
     )
 
 
-def too_large(module: Path) -> set[str]:
+def too_large(module: Source) -> set[str]:
     """Return the names of the module and of its classes that have too many lines of code."""
-    source = (ROOT / module).read_text()
-    tree = parsed(source)
     found = {
         node.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and code_lines(node, source) > MAX_CLASS_LINES
+        for node in module.nodes
+        if isinstance(node, ast.ClassDef) and code_lines(node, module.text) > MAX_CLASS_LINES
     }
-    if code_lines(tree, source) > MAX_MODULE_LINES:
-        found.add(module.name)
+    if code_lines(module.tree, module.text) > MAX_MODULE_LINES:
+        found.add(module.path.name)
     return found
 
 
@@ -349,11 +377,11 @@ def test_modules_and_classes_stay_small_enough_to_read() -> None:
     assert offenders(too_large) == {}
 
 
-def long_constructors(module: Path) -> set[str]:
+def long_constructors(module: Source) -> set[str]:
     """Return the classes whose constructor has more than MAX_PARAMETERS parameters."""
     return {
         node.name
-        for node in ast.walk(parsed((ROOT / module).read_text()))
+        for node in module.nodes
         if isinstance(node, ast.ClassDef) and node.name not in CONFIGURED_BY_USERS
         for method in node.body
         if isinstance(method, ast.FunctionDef) and method.name == "__init__"
@@ -370,24 +398,22 @@ def test_values_that_travel_together_are_one_parameter() -> None:
     assert offenders(long_constructors) == {}
 
 
-def class_names(module: Path) -> list[str]:
+def class_names(module: Source) -> list[str]:
     """Return the names of the classes of `module`, also of those inside of functions."""
-    tree = parsed((ROOT / module).read_text())
-    return [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    return [node.name for node in module.nodes if isinstance(node, ast.ClassDef)]
 
 
-def shared_names(modules: list[Path]) -> dict[str, list[str]]:
+def shared_names(classes: dict[Path, list[str]]) -> dict[str, list[str]]:
     """Return the class names that several classes have, with their modules."""
     homes: dict[str, list[str]] = {}
-    for module in modules:
-        for name in class_names(module):
+    for module, names in classes.items():
+        for name in names:
             homes.setdefault(name, []).append(str(module))
     return {name: found for name, found in homes.items() if len(found) > 1}
 
 
 def test_a_class_name_is_used_once() -> None:
-    beside = [path for top in BESIDE for path in (ROOT / top).rglob("*.py")]
-    assert shared_names([*MODULES, *(path.relative_to(ROOT) for path in beside)]) == {}
+    assert shared_names(facts()[class_names]) == {}
 
 
 DOCUMENTED = (
@@ -421,26 +447,39 @@ CONTINUES_A_NAME = {
 """First words of a docstring that is only the second half of a sentence."""
 CONTINUES_A_LINE = CONTINUES_A_NAME - {"When", "Why"}
 """First words, in either case, of a comment that needs the line before it to be understood."""
+CONTINUING_COMMENT = re.compile(rf"#\s*({'|'.join(sorted(CONTINUES_A_LINE))})\b", re.IGNORECASE)
 
 
-def documented_modules() -> list[Path]:
+def shipped() -> set[Path]:
+    """Return the modules that users install."""
+    return set(MODULES)
+
+
+@cache
+def beside() -> set[Path]:
+    """Return the modules that share their class names with no shipped module."""
+    return {path.relative_to(ROOT) for top in BESIDE for path in (ROOT / top).rglob("*.py")}
+
+
+@cache
+def documented_modules() -> set[Path]:
     """Return every module whose docstrings and comments must stand alone, each file once."""
     # `strandline/` also holds links to the packages; glob, unlike rglob, does not enter them.
     found = {
         path for top in DOCUMENTED if top != "strandline" for path in (ROOT / top).rglob("*.py")
     }
     found |= {*(ROOT / "strandline").glob("*.py"), *ROOT.glob("pyspark_strandline.py")}
-    return sorted(path.relative_to(ROOT) for path in found)
+    return {path.relative_to(ROOT) for path in found}
 
 
-def docstrings_that_continue_a_name(module: Path) -> set[str]:
+def docstrings_that_continue_a_name(module: Source) -> set[str]:
     """Return the docstrings of `module` that begin neither with a noun nor with an imperative.
 
     A string that is a statement documents the module, class or function that it opens, or the
     attribute or constant before it.
     """
     found = set()
-    for node in ast.walk(parsed((ROOT / module).read_text())):
+    for node in module.nodes:
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):
                 first = re.match(r"\s*([A-Za-z]+)", text)
@@ -449,42 +488,36 @@ def docstrings_that_continue_a_name(module: Path) -> set[str]:
     return found
 
 
-def comments_that_continue_a_line(module: Path) -> set[str]:
+def comments_that_continue_a_line(module: Source) -> set[str]:
     """Return the comments of `module` that begin with the second half of a sentence.
 
     A comment begins after code, or in the first of several lines that have nothing else.
     """
-    source = (ROOT / module).read_text()
+    if CONTINUING_COMMENT.search(module.text) is None:
+        return set()  # in a tenth of the time
     found, last = set(), 0
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
         if token.type == tokenize.COMMENT:
             number, is_alone = token.start[0], token.line.lstrip().startswith("#")
-            first = re.match(r"#\s*([A-Za-z]+)", token.string)
             begins = not is_alone or number != last + 1
-            if begins and first is not None and first[1].capitalize() in CONTINUES_A_LINE:
+            if begins and CONTINUING_COMMENT.match(token.string) is not None:
                 found.add(f"line {number}: {token.string}")
             last = number if is_alone else 0
     return found
 
 
 def test_comments_can_be_read_without_the_line_before() -> None:
-    broken = {
-        str(m): found for m in documented_modules() if (found := comments_that_continue_a_line(m))
-    }
-    assert broken == {}
+    assert offenders(comments_that_continue_a_line) == {}
 
 
 def test_docstrings_begin_with_a_noun_or_an_imperative() -> None:
-    broken = {
-        str(m): found for m in documented_modules() if (found := docstrings_that_continue_a_name(m))
-    }
-    assert broken == {}
+    assert offenders(docstrings_that_continue_a_name) == {}
 
 
-def missing_pages(module: Path) -> set[str]:
+def missing_pages(module: Source) -> set[str]:
     """Return the Markdown pages that `module` names, by path or by name, and that do not exist."""
-    pages = {path.relative_to(ROOT).as_posix() for path in markdown()}
-    named = re.findall(r"[\w./-]+\.md\b", (ROOT / module).read_text())
+    named = re.findall(r"[\w./-]+\.md\b", module.text)
+    pages = {path.relative_to(ROOT).as_posix() for path in markdown()} if named else set()
     return {
         name
         for name in named
@@ -501,67 +534,85 @@ def test_pages_that_source_names_exist() -> None:
     assert offenders(missing_pages) == {}
 
 
+SCOPES: dict[Callable[[Source], Any], Callable[[], set[Path]]] = {
+    importing_upward: shipped,
+    importing_another_room: shipped,
+    modules_imported: shipped,
+    importing_an_edge: shipped,
+    importing_undeclared: shipped,
+    decoding_by_itself: shipped,
+    decoding_unchecked: shipped,
+    opening_messages: shipped,
+    too_large: shipped,
+    long_constructors: shipped,
+    class_names: lambda: shipped() | beside(),
+    comments_that_continue_a_line: documented_modules,
+    docstrings_that_continue_a_name: documented_modules,
+    missing_pages: shipped,
+}
+"""Rules, and other facts about modules, each with the modules that it is asked about."""
+
+
 def test_the_rules_can_be_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rule reports a module that breaks it."""
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
-    (tmp_path / "changelog").mkdir()
-    source = (
+    for folder in ("changelog", "framework", "docs"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "docs/good.md").touch()
+    (tmp_path / "framework/app.py").touch()
+
+    def module(text: str) -> Source:
+        (tmp_path / "changelog/bad.py").write_text(text)
+        return Source(Path("changelog/bad.py"))
+
+    bad = module(
         "def f():\n    from strandline.framework import app\n    import_module('faust.sensors')\n"
     )
-    (tmp_path / "changelog/bad.py").write_text(source)
-    assert importing_upward(Path("changelog/bad.py")) == {
-        "strandline.framework",
-        "strandline.framework.app",
-    }
-    assert importing_an_edge(Path("changelog/bad.py")) == {"faust.sensors"}
-    (tmp_path / "framework").mkdir()
-    (tmp_path / "framework/app.py").touch()
-    assert importing_another_room(Path("changelog/bad.py")) == {"framework front"}
-    (tmp_path / "framework/app.py").unlink()
-    (tmp_path / "changelog/bad.py").write_text("msgspec.json.decode(data, type=Entry)\n")
-    assert decoding_by_itself(Path("changelog/bad.py")) == {"line 1: msgspec.json.decode"}
-    assert decoding_unchecked(Path("changelog/bad.py")) == {"msgspec.json.decode"}
-    (tmp_path / "changelog/bad.py").write_text("pa.ipc.read_schema(data)\n")
-    assert opening_messages(Path("changelog/bad.py")) == {"pa.ipc.read_schema"}
+    assert importing_upward(bad) == {"strandline.framework", "strandline.framework.app"}
+    assert importing_an_edge(bad) == {"faust.sensors"}
+    assert importing_another_room(bad) == {"framework front"}
+    bad = module("msgspec.json.decode(data, type=Entry)\n")
+    assert decoding_by_itself(bad) == {"line 1: msgspec.json.decode"}
+    assert decoding_unchecked(bad) == {"msgspec.json.decode"}
+    assert opening_messages(module("pa.ipc.read_schema(data)\n")) == {"pa.ipc.read_schema"}
     unchecked = "from strandline.changelog.decoding import unchecked_json_decoder\n"
-    (tmp_path / "changelog/bad.py").write_text(unchecked)
-    assert decoding_unchecked(Path("changelog/bad.py")) == {"unchecked_json_decoder"}
-    (tmp_path / "changelog/bad.py").write_text("class Large:\n" + "    x = 1\n    # y\n" * 300)
-    assert too_large(Path("changelog/bad.py")) == {"Large"}
-    assert shared_names([Path("changelog/bad.py"), Path("changelog/bad.py")]) == {
-        "Large": ["changelog/bad.py"] * 2
+    assert decoding_unchecked(module(unchecked)) == {"unchecked_json_decoder"}
+    bad = module("class Large:\n" + "    x = 1\n    # y\n" * 300)
+    assert too_large(bad) == {"Large"}
+    assert shared_names({Path("a.py"): class_names(bad), Path("b.py"): class_names(bad)}) == {
+        "Large": ["a.py", "b.py"]
     }
-    (tmp_path / "changelog/bad.py").write_text("x = 1\n" * 451)
-    assert too_large(Path("changelog/bad.py")) == {"bad.py"}
-    (tmp_path / "changelog/bad.py").write_text(
+    assert too_large(module("x = 1\n" * 451)) == {"bad.py"}
+    bad = module(
         "class Good:\n    def __init__(self, a, b, c, /, d, *, e, f, g): ...\n\n\n"
         "class Long:\n    def __init__(self, a, b, c, /, d, *, e, f, g, h): ...\n"
     )
-    assert long_constructors(Path("changelog/bad.py")) == {"Long"}
-    (tmp_path / "changelog/bad.py").write_text(
-        '"""Pages: docs/good.md, good.md, docs/missing.md, bad.md."""\n'
-    )
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs/good.md").touch()
-    assert missing_pages(Path("changelog/bad.py")) == {"docs/missing.md", "bad.md"}
-    (tmp_path / "changelog/bad.py").write_text(
+    assert long_constructors(bad) == {"Long"}
+    bad = module('"""Pages: docs/good.md, good.md, docs/missing.md, bad.md."""\n')
+    assert missing_pages(bad) == {"docs/missing.md", "bad.md"}
+    bad = module(
         '"""Number of keys."""\n\n\nclass Good:\n    """A reader of a log."""\n\n\n'
         'def bad():\n    """What\'s left of it."""\n\n\nLIMIT = 1\n"""Of a segment."""\n\n\n'
         'def worse(self):\n    self.end = 0\n    """that is reached"""\n'
     )
-    assert documented_modules() == [Path("changelog/bad.py")]
-    assert docstrings_that_continue_a_name(Path("changelog/bad.py")) == {
+    assert docstrings_that_continue_a_name(bad) == {
         "line 9: What's left of it.",
         "line 13: Of a segment.",
         "line 18: that is reached",
     }
-    (tmp_path / "changelog/bad.py").write_text(
+    bad = module(
         "# Offset of the end.\n# Of the log.\nend = 0  # of the log\n# So it is.\nprint(end)\n"
     )
-    assert comments_that_continue_a_line(Path("changelog/bad.py")) == {
-        "line 3: # of the log",
-        "line 4: # So it is.",
-    }
+    assert comments_that_continue_a_line(bad) == {"line 3: # of the log", "line 4: # So it is."}
+
+
+def test_every_module_is_asked() -> None:
+    """A rule that is asked about no module, or is left out of the table, would never fail."""
+    for rule, asked in facts().items():
+        assert len(asked) > 300, rule
+    assert Path("framework/app.py") in facts()[too_large]
+    assert Path("tests/test_architecture.py") in facts()[docstrings_that_continue_a_name]
+    assert Path("examples/flights/demo.py") in facts()[class_names]
 
 
 # Importing strandline, seen from a process of its own ----------------------------------------

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import builtins
-import io
 import itertools
 import keyword
 import re
 import subprocess
-import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -26,9 +25,11 @@ FOREIGN = {
 }
 """Names of other software, and no names at all."""
 NAME = re.compile(r"[A-Za-z_][\w.]*(\([^)]*\))?")
-SOURCE = ("changelog", "statestore", "framework")
+SOURCE = ("changelog/", "statestore/", "framework/")
 PLAIN_BASES = {"Protocol", "Generic", "NamedTuple", "ABC"}
 """Bases from which a class has no members of interest."""
+NAMING = ("id", "attr", "name", "arg", "rest")
+"""Fields of nodes that hold an identifier."""
 SETTINGS = ("Makefile", "pyproject.toml", ".github/workflows/ci.yml")
 
 
@@ -40,23 +41,67 @@ def tracked(pattern: str) -> Iterator[Path]:
     yield from (path for path in paths if path.is_file() and not path.is_symlink())
 
 
+class Names(NamedTuple):
+    """Names and texts of all modules, each parsed once."""
+
+    known: set[str]
+    """Identifiers of every module, and words of its strings of one line."""
+    classes: dict[str, tuple[set[str], set[str]]]
+    """Names that each class of the source defines, and names of its bases."""
+    strings: dict[str, str]
+    """Strings of each module of the source, docstrings among them."""
+    messages: dict[str, str]
+    """Strings of each module of the source within `raise` and within calls of a logger."""
+
+
 @pytest.fixture(scope="module")
-def known() -> set[str]:
+def names() -> Names:
+    found = Names(set(), {}, {}, {})
+    for path in tracked("*.py"):
+        name, text = str(path.relative_to(ROOT)), path.read_text()
+        nodes = list(ast.walk(ast.parse(text)))
+        if path != Path(__file__).resolve():  # it has names that do not exist
+            found.known.update(itertools.chain.from_iterable(map(identifiers, nodes)))
+        if name.startswith(SOURCE):
+            found.strings[name] = "\n".join(strings(nodes))
+            found.messages[name] = "\n".join(messages(nodes))
+            for node in nodes:
+                if isinstance(node, ast.ClassDef):
+                    bases = {ast.unparse(base).partition("[")[0] for base in node.bases}
+                    found.classes[node.name] = set(names_in(node)), bases
+    return found
+
+
+@pytest.fixture(scope="module")
+def known(names: Names) -> set[str]:
     """Return every identifier of the source, and the names of its files and settings."""
-    found = {*dir(builtins), *keyword.kwlist, *FOREIGN}
+    found = {*dir(builtins), *keyword.kwlist, *FOREIGN, *names.known}
     for path in tracked("*"):
         found |= {path.stem, *path.relative_to(ROOT).parts}
-    for path in tracked("*.py"):
-        if path == Path(__file__).resolve():
-            continue  # it has names that do not exist
-        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
-            if token.type == tokenize.NAME:
-                found.add(token.string)
-            elif token.type == tokenize.STRING and "\n" not in token.string:
-                found |= set(re.findall(r"\w+", token.string))
     for name in SETTINGS:
         found |= set(re.findall(r"[\w-]+", (ROOT / name).read_text()))
     return found
+
+
+def identifiers(node: ast.AST) -> Iterator[str]:
+    """Yield the names in a node itself, and the words of a string of one line."""
+    match node:
+        case ast.Constant(value=str(text)) if "\n" not in text:
+            yield from re.findall(r"\w+", text)
+        case ast.Constant(value=bytes(data)):
+            yield from re.findall(r"\w+", data.decode("latin-1"))
+        case ast.alias(name=name, asname=other):
+            yield from (*name.split("."), other or "")
+        case ast.ImportFrom(module=str(name)):
+            yield from name.split(".")
+        case ast.Global(names=names) | ast.Nonlocal(names=names):
+            yield from names
+        case ast.MatchClass(kwd_attrs=names):
+            yield from names
+        case _:
+            yield from (
+                name for field in NAMING if isinstance(name := getattr(node, field, None), str)
+            )
 
 
 def quoted_names(text: str) -> set[str]:
@@ -76,30 +121,23 @@ def parts_of(name: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def members() -> dict[str, set[str]]:
+def members(names: Names) -> dict[str, set[str]]:
     """Return the members of each class of the source, inherited ones included.
 
     Classes that inherit from a class of other software are left out.
     """
-    own: dict[str, set[str]] = {}
-    bases: dict[str, set[str]] = {}
-    for top in SOURCE:
-        for path in tracked(f"{top}/*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ClassDef):
-                    own[node.name] = set(names_in(node))
-                    bases[node.name] = {ast.unparse(base).partition("[")[0] for base in node.bases}
 
     def inherited(name: str) -> set[str] | None:
-        found = set(own[name])
-        for base in bases[name] - PLAIN_BASES:
-            more = inherited(base) if base in own else None
+        own, bases = names.classes[name]
+        found = set(own)
+        for base in bases - PLAIN_BASES:
+            more = inherited(base) if base in names.classes else None
             if more is None:
                 return None
             found |= more
         return found
 
-    complete = {name: inherited(name) for name in own}
+    complete = {name: inherited(name) for name in names.classes}
     return {name: found for name, found in complete.items() if found is not None}
 
 
@@ -130,14 +168,11 @@ def test_pages_name_only_what_exists(known: set[str]) -> None:
 
 
 def test_pages_and_docstrings_name_only_members_that_classes_have(
-    members: dict[str, set[str]],
+    names: Names, members: dict[str, set[str]]
 ) -> None:
-    texts = pages()
-    for top in SOURCE:
-        for path in tracked(f"{top}/*.py"):
-            texts[str(path.relative_to(ROOT))] = "\n".join(strings(path))
+    texts = pages() | names.strings
     wrong = {name: without_member(text, members) for name, text in texts.items()}
-    assert {name: names - FOREIGN for name, names in wrong.items() if names - FOREIGN} == {}
+    assert {name: found - FOREIGN for name, found in wrong.items() if found - FOREIGN} == {}
 
 
 def pages() -> dict[str, str]:
@@ -149,31 +184,24 @@ def pages() -> dict[str, str]:
     }
 
 
-def strings(path: Path) -> Iterator[str]:
-    """Yield the strings of a module, its docstrings among them."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def strings(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the strings among some nodes, docstrings included."""
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
 
 
-def messages(path: Path) -> Iterator[str]:
+def messages(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the texts within `raise` and within calls of a logger."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes:
         is_log = isinstance(node, ast.Call) and ast.unparse(node.func).startswith("_log.")
         if isinstance(node, ast.Raise) or is_log:
-            for inner in ast.walk(node):
-                if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
-                    yield inner.value
+            yield from strings(ast.walk(node))
 
 
-def test_messages_name_only_what_exists(known: set[str]) -> None:
-    wrong = {
-        str(path.relative_to(ROOT)): names
-        for top in SOURCE
-        for path in tracked(f"{top}/*.py")
-        if (names := unknown("\n".join(messages(path)), known))
-    }
-    assert wrong == {}
+def test_messages_name_only_what_exists(names: Names, known: set[str]) -> None:
+    wrong = {name: unknown(text, known) for name, text in names.messages.items()}
+    assert {name: found for name, found in wrong.items() if found} == {}
 
 
 def test_a_name_that_does_not_exist_is_found(known: set[str]) -> None:

@@ -45,18 +45,31 @@ RAW = "raw_mode=True"
 """Option without which rocksdict pickles unknown objects, and unpickles what it reads."""
 
 
-def packages(repository: Path) -> list[Path]:
-    found = [
-        p
+@pytest.fixture(scope="module")
+def seen(repository: Path) -> dict[str, dict[str, list[str]]]:
+    """Return what each rule finds in each module of the packages, which is parsed once."""
+    packages = [
+        path
         for name in ("changelog", "statestore", "framework")
-        for p in (repository / name).rglob("*.py")
+        for path in (repository / name).rglob("*.py")
     ]
-    return [*found, *(repository / "strandline").glob("*.py"), repository / "pyspark_strandline.py"]
+    packages += [*(repository / "strandline").glob("*.py"), repository / "pyspark_strandline.py"]
+    found: dict[str, dict[str, list[str]]] = {rule.__name__: {} for rule in RULES}
+    for path in packages:
+        nodes = parsed(path.read_text())
+        for rule in RULES:
+            found[rule.__name__][str(path.relative_to(repository))] = list(rule(nodes))
+    return found
 
 
-def findings(tree: ast.AST) -> Iterator[str]:
+def parsed(source: str) -> list[ast.AST]:
+    """Return the nodes of a module."""
+    return list(ast.walk(ast.parse(source)))
+
+
+def findings(nodes: list[ast.AST]) -> Iterator[str]:
     """Yield calls in a module that execute data, or could be made to."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Import(names=names):
                 modules = [alias.name for alias in names]
@@ -67,9 +80,9 @@ def findings(tree: ast.AST) -> Iterator[str]:
                 yield from _of_call(func, keywords)
 
 
-def lookups(tree: ast.AST) -> Iterator[str]:
+def lookups(nodes: list[ast.AST]) -> Iterator[str]:
     """Yield lookups in modules by a computed name."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=arguments):
                 is_constant = bool(arguments) and all(
@@ -98,22 +111,34 @@ def _of_call(func: ast.expr, keywords: list[ast.keyword]) -> Iterator[str]:
     yield from (k.arg for k in keywords if k.arg in BANNED_ARGUMENTS)
 
 
-def test_no_module_executes_data(repository: Path) -> None:
-    found = {
-        str(path.relative_to(repository)): list(findings(ast.parse(path.read_text())))
-        for path in packages(repository)
-    }
+def unsafe_stores(nodes: list[ast.AST]) -> Iterator[str]:
+    """Yield calls that open a RocksDB, or write to one, for values that it may unpickle."""
+    for node in nodes:
+        match node:
+            case ast.Call(func=ast.Attribute(attr="Options" | "WriteBatch")):
+                if RAW not in (text := ast.unparse(node)):
+                    yield text
+
+
+RULES = (findings, lookups, unsafe_stores)
+
+
+def test_no_module_executes_data(seen: dict[str, dict[str, list[str]]]) -> None:
+    found = seen["findings"]
     assert len(found) > 100
     assert {path: names for path, names in found.items() if names} == {}
 
 
-def test_modules_are_looked_up_by_names_of_the_program_only(repository: Path) -> None:
-    found = Counter(
-        (str(path.relative_to(repository)), name)
-        for path in packages(repository)
-        for name in lookups(ast.parse(path.read_text()))
-    )
+def test_modules_are_looked_up_by_names_of_the_program_only(
+    seen: dict[str, dict[str, list[str]]],
+) -> None:
+    found = Counter((path, name) for path, names in seen["lookups"].items() for name in names)
     assert found == NAMED_BY_THE_PROGRAM
+
+
+def test_every_rocksdb_is_opened_for_bytes(seen: dict[str, dict[str, list[str]]]) -> None:
+    assert {path: calls for path, calls in seen["unsafe_stores"].items() if calls} == {}
+    assert list(unsafe_stores(parsed("rocksdict.WriteBatch()")))
 
 
 @pytest.mark.parametrize(
@@ -129,11 +154,11 @@ def test_modules_are_looked_up_by_names_of_the_program_only(repository: Path) ->
     ],
 )
 def test_a_lookup_by_a_computed_name_is_found(source: str) -> None:
-    assert list(lookups(ast.parse(source)))
+    assert list(lookups(parsed(source)))
 
 
 def test_a_lookup_by_a_literal_name_is_allowed() -> None:
-    assert not list(lookups(ast.parse("importlib.util.find_spec('pyspark')")))
+    assert not list(lookups(parsed("importlib.util.find_spec('pyspark')")))
 
 
 @pytest.mark.parametrize(
@@ -150,16 +175,8 @@ def test_a_lookup_by_a_literal_name_is_allowed() -> None:
     ],
 )
 def test_a_call_that_executes_data_is_found(source: str) -> None:
-    assert list(findings(ast.parse(source)))
+    assert list(findings(parsed(source)))
 
 
 def test_patterns_may_be_compiled() -> None:
-    assert not list(findings(ast.parse("import re\nre.compile('x')")))
-
-
-def test_every_rocksdb_is_opened_for_bytes(repository: Path) -> None:
-    for path in packages(repository):
-        for node in ast.walk(ast.parse(path.read_text())):
-            match node:
-                case ast.Call(func=ast.Attribute(attr="Options" | "WriteBatch" as name)):
-                    assert RAW in ast.unparse(node), f"{path}: {name} without {RAW}"
+    assert not list(findings(parsed("import re\nre.compile('x')")))
