@@ -100,7 +100,7 @@ def identifiers(node: ast.AST) -> Iterator[str]:
             yield from names
         case _:
             yield from (
-                name for field in NAMING if isinstance(name := getattr(node, field, None), str)
+                word for field in NAMING if isinstance(word := getattr(node, field, None), str)
             )
 
 
