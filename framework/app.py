@@ -486,7 +486,7 @@ class App(StreamDeclarations, ClosedByWith):
             title = name or str(getattr(handler, "__name__", "task"))
             check_stores(title, stores)
             spec = TaskSpec(title, inputs, tuple(stores), handler, *policies)
-            self.declared.add_task(spec)
+            self.declared.add_task(spec, by_key=True)
             return handler
 
         return declare

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -145,8 +146,14 @@ class Declarations:
         hint = f"did you mean {near[0]!r}?" if near else f"its stores: {[*self.stores]}"
         raise InvalidRequest(f"app {self.app!r} has no store {name!r}; {hint}")
 
-    def add_task(self, spec: TaskSpec) -> None:
-        """Register a task, and its stores as belonging to it."""
+    def add_task(self, spec: TaskSpec, *, by_key: bool = False) -> None:
+        """Register a task, and its stores as belonging to it.
+
+        Args:
+            spec: The task.
+            by_key: Whether stores have their keys from the keys of the inputs, as those of streams
+                do not: the definition of each operator says what those are of.
+        """
         if spec.name in self._tasks:
             raise InvalidConfig(
                 f"there are two tasks called {spec.name!r} ({self._tasks[spec.name].where} and"
@@ -167,8 +174,10 @@ class Declarations:
             )
         if spec.on_error == "dead_letter":
             spec.dead_letter = self.add_topic(dead_letter_topic(spec))
+        keyed_by = _key_columns(spec.inputs) if by_key else ()
         for store in spec.stores:
             store.task = spec.name
+            store.spec = replace(store.spec, keyed_by=keyed_by)
         self._tasks[spec.name] = spec
 
     def remove_task(self, spec: TaskSpec) -> None:
@@ -433,6 +442,11 @@ def _accepting_every_time(broker: Broker, info: TopicInfo) -> TopicInfo:
             extra={"topic": info.name, "error": error},
         )
         return info
+
+
+def _key_columns(inputs: Iterable[Topic[Any, Any]]) -> tuple[tuple[str, str], ...]:
+    """Return the inputs whose key is a column, with its name."""
+    return tuple((topic.name, topic.key_column) for topic in inputs if topic.key_column is not None)
 
 
 def _partitions_of(

@@ -1,8 +1,8 @@
 """Recorded declarations of stores, and their comparison with what a program declares.
 
 Besides a changelog, the log records how its values were written: the type of the keys, the
-structure of the values, the time to live, the definition of aggregates, and which values carry an
-expiry. A program declares a store, and `compare` decides whether it can read the stored values:
+structure of the values, the time to live, the definition of aggregates, which values carry an
+expiry, and the columns that hold the keys of the inputs. A program declares a store, and `compare` decides whether it can read the stored values:
 
     same      nothing is different
     wider     every stored key and value is readable: the new declaration is recorded
@@ -16,7 +16,7 @@ older version of it) is refused, because it would drop the fields that it does n
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -103,6 +103,8 @@ class Declaration(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Definition of the operator of a stream whose state it is, or of a Faust table; else None."""
     counter: bool = False
     """True if the values are counts, which readers add up over the partitions."""
+    keyed_by: dict[str, str] = {}
+    """Column that holds the key, by input of the store's task; other inputs are left out."""
     before: Declaration | None = None
     """Declaration of the values in partitions that are not rewritten to `version` yet."""
     changelog_id: TopicIds | None = None
@@ -157,6 +159,7 @@ def declaration_of(spec: AnySpec) -> Declaration:
         figures=None if spec.figures is None else dict(spec.figures),
         definition=spec.definition,
         counter=spec.is_counter,
+        keyed_by=dict(spec.keyed_by),
     )
     return _decode(declared.to_bytes())  # decoded, so that it compares equal to a recorded one
 
@@ -216,6 +219,9 @@ def compare(stored: Declaration, declared: Declaration, *, can_upgrade: bool) ->
         return DeclarationChange(
             "refused", stored, [f"its keys are {old}, and are declared as {new}"]
         )
+    if moved := [*_other_columns(stored.keyed_by, declared.keyed_by)]:
+        return DeclarationChange("refused", stored, moved)
+    declared.keyed_by = stored.keyed_by | declared.keyed_by
     reasons = list(_reasons(stored, declared))
     expiry = _expiry(stored, declared)
     kept = {name: getattr(stored, name) for name in ("version", "before", "changelog_id")}
@@ -268,6 +274,17 @@ def _reasons(stored: Declaration, declared: Declaration) -> Iterator[str]:
             yield reason
     elif stored.form != declared.form:
         yield f"its values are {_shown_form(stored)}, and are declared as {_shown_form(declared)}"
+
+
+def _other_columns(stored: Mapping[str, str], declared: Mapping[str, str]) -> Iterator[str]:
+    """Yield the inputs whose key is another column than it was when state was made of them."""
+    for name in sorted(stored.keys() & declared.keys()):
+        was, now = stored[name], declared[name]
+        if was != now:
+            yield (
+                f"its task's input {name!r} had its keys in the column {was!r}, and is declared with "
+                f"key={now!r}"
+            )
 
 
 def _other_definition(stored: Declaration, declared: Declaration) -> Iterator[str]:

@@ -92,6 +92,8 @@ class StoreSpec(Generic[K, V]):
     """Definition of the operator whose state it is, besides `figures`; None for other stores."""
     is_counter: bool = False
     """True if the values are counts: those of one key in several partitions are added up."""
+    keyed_by: tuple[tuple[str, str], ...] = ()
+    """Inputs of the store's task whose key is a column of their values, and that column."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", self.name) or self.name in (".", ".."):
