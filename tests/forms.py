@@ -20,8 +20,8 @@ def by_form(short: T, long: T) -> T:
 
 
 def examples(number: int) -> int:
-    """Return the number of examples of a property: a third of them in the short form."""
-    return by_form(max(5, number // 3), number)
+    """Return the number of examples of a property: a fifth of them in the short form."""
+    return by_form(max(5, number // 5), number)
 
 
 def first_of(

@@ -13,6 +13,7 @@ from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import InternalTopicLost
 from strandline.changelog.memory_storage import MemoryStorage
 from strandline.framework.cli.reset import carry_out, plan_for
+from tests.forms import first_of
 
 RECORDS = 30
 
@@ -84,7 +85,7 @@ def started(made: Any, log: Owner, folder: Path) -> Any:
     return state()
 
 
-@pytest.mark.parametrize("reset", [command, method])
+@pytest.mark.parametrize("reset", first_of([command, method], 1))
 @pytest.mark.parametrize("made", APPS)
 def test_a_reset_can_be_killed_at_each_step(
     tmp_path: Path, made: Any, reset: Callable[..., None], monkeypatch: pytest.MonkeyPatch

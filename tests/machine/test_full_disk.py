@@ -115,7 +115,7 @@ class Story:
 
 
 @pytest.mark.parametrize("end", ["crash", "power_cut"])
-@pytest.mark.parametrize("times", by_form([2, 17], [1, 2, 5, 17]))
+@pytest.mark.parametrize("times", by_form([2], [1, 2, 5, 17]))
 def test_a_disk_that_is_full_at_any_step_loses_and_repeats_nothing(times: int, end: str) -> None:
     for room in range(BOUND):
         world = a_world(Random(room), segment_bytes="4096")

@@ -123,7 +123,11 @@ def calls_of_a_move() -> int:
 
 @pytest.mark.parametrize(
     ("after", "again"),
-    [(False, None), (True, None), (False, 4)],
+    [
+        pytest.param(False, None, marks=pytest.mark.long),
+        (True, None),
+        pytest.param(False, 4),
+    ],
     ids=["before it", "behind it", "and again when it goes on"],
 )
 def test_a_move_that_dies_at_any_call_and_is_run_again_copies_each_record_once(

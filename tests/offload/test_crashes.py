@@ -281,7 +281,7 @@ def test_a_target_that_stops_at_any_step_has_each_record_once(
         run(source.broker, "t", None, place, options, lambda _done, _total: None)
 
     whole = committed(source, "t")
-    for stop in count():
+    for stop in count(step=by_form(3, 1)):
         to = tmp_path / str(stop)
         try:
             load(to, stop)

@@ -19,7 +19,7 @@ import pytest
 import strandline as sl
 from strandline.changelog.log import Log
 from strandline.framework.offload.api import Format
-from tests.forms import by_form
+from tests.forms import by_form, first_of
 from tests.offload.kit import (
     FORMATS,
     HOUR_MS,
@@ -83,7 +83,7 @@ def producing(log: Log) -> Iterator[list[int]]:
         thread.join(BOUND_S)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", first_of(FORMATS, 1))
 def test_killed_loads_leave_each_record_once(
     processes: ForkServerContext,
     log: Log,

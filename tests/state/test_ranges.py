@@ -17,7 +17,7 @@ from strandline.statestore.engines.memory import MemoryEngine
 from strandline.statestore.layers import Change, Layer
 from strandline.statestore.ranges import RANGE_MIN_KEYS, DeletedRanges
 from strandline.statestore.step_store import StepStore
-from tests.forms import by_form
+from tests.forms import by_form, first_of
 from tests.state.kit import Changelog
 
 BYTE = st.integers(0, 12).map(lambda number: bytes([number]))
@@ -185,9 +185,14 @@ def test_a_scan_that_has_begun_shows_the_deleted_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("opened", "per_commit"), [("open", 1), ("open", 1_000), ("open_columns", 1)]
+    ("opened", "per_commit"),
+    [
+        ("open", 1),
+        ("open_columns", 1),
+        pytest.param("open", 1_000, marks=pytest.mark.long),
+    ],
 )
-@pytest.mark.parametrize("reverse", [False, True], ids=["first", "last"])
+@pytest.mark.parametrize("reverse", first_of([False, True], 1), ids=["first", "last"])
 @pytest.mark.parametrize("checkpoints", by_form([True], [False, True]))
 def test_the_end_of_a_queue_costs_the_same_however_many_were_taken(
     monkeypatch: pytest.MonkeyPatch, opened: str, reverse: bool, per_commit: int, checkpoints: bool

@@ -53,6 +53,7 @@ def on(system: System, log: Log) -> On:
     return On(system, log)
 
 
+@pytest.mark.long_on_kafka
 def test_each_record_counts_once_while_workers_join_and_leave(
     on: On, eventually: Eventually
 ) -> None:

@@ -200,7 +200,7 @@ def stories(**how: Any) -> Iterator[Story]:
 @pytest.mark.parametrize(
     ("after", "late"),
     [
-        pytest.param(False, True, id="before, in its slot"),
+        pytest.param(False, True, id="before, in its slot", marks=pytest.mark.long),
         pytest.param(True, False, id="after, beside it"),
         pytest.param(False, False, id="before, beside it", marks=pytest.mark.long),
         pytest.param(True, True, id="after, in its slot", marks=pytest.mark.long),
