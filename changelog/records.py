@@ -124,7 +124,12 @@ class Batch:
         return self.base_offset + len(self) - 1
 
     def slice(self, start: int, length: int | None = None) -> Batch:
-        """Return `length` records (default: all) from index `start` on, without copying."""
+        """Return some of the records, without copying.
+
+        Args:
+            start: Index of the first one in the batch.
+            length: Maximum number of records; None, the default, for all that follow.
+        """
         sparse = self.sparse_offsets
         base = self.base_offset + start if sparse is None else int(sparse[start].as_py())
         return Batch(
@@ -137,7 +142,12 @@ class Batch:
         )
 
     def clip(self, start: int, end: int) -> Batch:
-        """Return the records with offsets from `start` to `end` (exclusive), without copying."""
+        """Return the records of a range of offsets, without copying.
+
+        Args:
+            start: First offset.
+            end: End of the range (exclusive).
+        """
         if start <= self.base_offset and self.last_offset < end:
             return self
         first, stop = np.searchsorted(as_numpy(self.offsets), [start, end])
@@ -146,7 +156,11 @@ class Batch:
         return self.slice(int(first), int(stop - first))
 
     def offset_for_time(self, timestamp: int) -> int | None:
-        """Return the offset of the first record of at least that timestamp (ms), or None."""
+        """Return the offset of the first record of a time or later; None if there is none.
+
+        Args:
+            timestamp: The time, in milliseconds since 1970.
+        """
         index = pc.index(pc.greater_equal(self.columns.column(0), timestamp), True).as_py()
         return int(self.offsets[index].as_py()) if index >= 0 else None
 
@@ -259,7 +273,11 @@ class PartitionOffsets:
     """Id of the Kafka cluster, which positions name instead of an incarnation; else empty."""
 
     def visible_end(self, isolation: Isolation) -> int:
-        """Return the end (exclusive) of the records that a reader of an isolation level sees."""
+        """Return the end (exclusive) of the records that a reader sees.
+
+        Args:
+            isolation: Isolation level of the reader.
+        """
         return self.last_stable_offset if isolation == "read_committed" else self.high_watermark
 
     @property
@@ -299,9 +317,12 @@ class PartitionOffsets:
         return self.purged_end > max(position, settled_end)
 
     def epoch_end(self, leader_epoch: int) -> int:
-        """Return the end (exclusive) of the records of `leader_epoch`, as OffsetForLeaderEpoch.
+        """Return the end (exclusive) of the records of an epoch, as OffsetForLeaderEpoch.
 
         A reader that reached a higher offset in that epoch has seen records that no longer exist.
+
+        Args:
+            leader_epoch: The epoch, as stored with a position.
 
         >>> epochs = (HistoryEpoch(0, 0), HistoryEpoch(2, 40))
         >>> offsets = PartitionOffsets(0, 50, 50, "t", 2, epochs=epochs)
@@ -312,7 +333,10 @@ class PartitionOffsets:
         return later[0] if later else self.high_watermark
 
     def epoch_before(self, offset: int) -> HistoryEpoch:
-        """Return the epoch that names the position at `offset`.
+        """Return the epoch that names a position.
+
+        Args:
+            offset: Offset of the position: that of the next record.
 
         >>> epochs = (HistoryEpoch(0, 0, "a"), HistoryEpoch(2, 40, "b"))
         >>> offsets = PartitionOffsets(0, 50, 50, "t", 2, epochs=epochs)
@@ -324,21 +348,27 @@ class PartitionOffsets:
         return epoch_before(self.epochs, offset)
 
     def shared_end(self, position: LogPosition) -> int:
-        """Return the offset up to which this partition shares the history of `position`.
+        """Return the offset up to which this partition shares the history of a position.
 
         The offset is exact if the partition lists the position's incarnation; otherwise it is an
         upper bound.
+
+        Args:
+            position: Stored position, with its topic id and leader epoch.
         """
         if self._other_log(position):
             return self.log_start
         return min(position.offset, shared_end(self.epochs, self.high_watermark, position))
 
     def divergence(self, position: LogPosition) -> str:
-        """Return why `position` belongs to another history than this partition; empty if not.
+        """Return why a position belongs to another history than this partition; empty if not.
 
         A position of another history may be at any offset, even at one that this partition has.
         State built up to it must be rebuilt, and reading must not continue from it. Call this
         before using a stored position again.
+
+        Args:
+            position: Stored position up to which a state was built.
 
         >>> epochs = (HistoryEpoch(0, 0, "a"), HistoryEpoch(1, 40, "b"))
         >>> log = PartitionOffsets(0, 90, 90, "t", 1, epochs=epochs)
@@ -372,10 +402,13 @@ class PartitionOffsets:
         return ""
 
     def reading_divergence(self, position: LogPosition) -> str:
-        """Return why a reader must not continue at `position`; empty if it may.
+        """Return why a reader must not continue at a position; empty if it may.
 
         Unlike state built from the records, a reader may continue within a range of offsets that
         a repair found lost, because it skips no record there.
+
+        Args:
+            position: Stored position of the reader.
 
         >>> epochs = (HistoryEpoch(0, 0, "a"), HistoryEpoch(1, 40, LOST), HistoryEpoch(2, 90, "b"))
         >>> log = PartitionOffsets(0, 95, 95, "t", 2, epochs=epochs)

@@ -357,7 +357,11 @@ class Store(NoLen, Generic[K, V]):
         return self._partition().approximate_num_entries()
 
     def shown(self, value: Any) -> Any:
-        """Return the value that users see for a stored value."""
+        """Return the value that users see for a stored value.
+
+        Args:
+            value: Value as it is stored.
+        """
         return value
 
     @property

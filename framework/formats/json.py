@@ -76,7 +76,12 @@ class JsonSerde:
         self._is_checked = kind not in _ANYTHING
 
     def codec(self, kind: Any, place: SerdeUse) -> Codec:
-        """Return the codec of values of a type; see `SerdeForm.codec`."""
+        """Return the codec of values of a type; see `SerdeForm.codec`.
+
+        Args:
+            kind: Declared type of the values.
+            place: Topic, and the app's registry; errors name the topic.
+        """
         kind = kind if self.declared is Any else self.declared
         registry = chosen(self.registry, place.registry, by_default=False)
         if registry is None:

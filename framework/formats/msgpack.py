@@ -29,7 +29,12 @@ class PackForm:
     """Serde for MessagePack, of any type."""
 
     def codec(self, kind: Any, place: SerdeUse) -> Codec:
-        """Return the codec of values of a type; see `SerdeForm.codec`."""
+        """Return the codec of values of a type; see `SerdeForm.codec`.
+
+        Args:
+            kind: Declared type of the values.
+            place: Topic, and the app's registry; errors name the topic.
+        """
         if not is_typed(kind):
             return untyped(kind)
         rows = RowType(kind)

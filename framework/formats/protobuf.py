@@ -63,7 +63,12 @@ class ProtobufSerde:
         self.registry = registry
 
     def codec(self, kind: Any, place: SerdeUse) -> Codec:
-        """Return the codec of values of a type; see `SerdeForm.codec`."""
+        """Return the codec of values of a type; see `SerdeForm.codec`.
+
+        Args:
+            kind: Declared type of the values.
+            place: Topic, and the app's registry; errors name the topic.
+        """
         registry = chosen(self.registry, place.registry, by_default=True)
         if is_typed(kind):
             rows = RowType(kind)

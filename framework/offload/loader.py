@@ -69,7 +69,12 @@ class OffloadReport:
     """Records that were removed before they could be loaded, and were left out."""
 
     def added(self, files: list[DataFile], gaps: list[Gap]) -> OffloadReport:
-        """Return the report after one more commit."""
+        """Return the report after one more commit.
+
+        Args:
+            files: Files that the commit added.
+            gaps: Offsets that the topic did not have any more.
+        """
         return replace(
             self,
             rows=self.rows + sum(file.rows for file in files),
