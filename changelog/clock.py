@@ -18,6 +18,10 @@ class Clock(Protocol):
         """Return seconds that never decrease and include suspend time, for deadlines."""
         ...
 
+    def awake(self) -> float:
+        """Return seconds that never decrease and exclude suspend time, to judge silence by."""
+        ...
+
     def new_id(self) -> str:
         """Return a new unique identifier of 32 hexadecimal digits."""
         ...
@@ -31,6 +35,9 @@ class SystemClock:
 
     def monotonic(self) -> float:
         return time.clock_gettime(_SUSPEND_AWARE)
+
+    def awake(self) -> float:
+        return time.clock_gettime(_AWAKE)
 
     def new_id(self) -> str:
         return uuid.uuid4().hex
@@ -47,10 +54,17 @@ class ManualClock:
     def __init__(self, now_ms: int = 0) -> None:
         self._now_ms = now_ms
         self._elapsed_ms = 0
+        self._awake_ms = 0
         self._ids = 0
 
     def advance(self, ms: int) -> None:
-        """Move both clocks forward by `ms` milliseconds."""
+        """Move all clocks forward by `ms` milliseconds."""
+        self._now_ms += ms
+        self._elapsed_ms += ms
+        self._awake_ms += ms
+
+    def suspend(self, ms: int) -> None:
+        """Let `ms` milliseconds pass as on a machine that sleeps."""
         self._now_ms += ms
         self._elapsed_ms += ms
 
@@ -64,6 +78,9 @@ class ManualClock:
     def monotonic(self) -> float:
         return self._elapsed_ms / 1000
 
+    def awake(self) -> float:
+        return self._awake_ms / 1000
+
     def new_id(self) -> str:
         self._ids += 1
         return f"{self._ids:032x}"
@@ -71,3 +88,4 @@ class ManualClock:
 
 # Linux's CLOCK_MONOTONIC stops during suspend; macOS's goes on.
 _SUSPEND_AWARE = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_AWAKE = getattr(time, "CLOCK_UPTIME_RAW", time.CLOCK_MONOTONIC)

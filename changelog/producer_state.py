@@ -180,6 +180,18 @@ class ProducerStates:
         self.entries[producer_id] = ProducerEntry(epoch, [], timestamp)
         return EndedTransaction(producer_id, first, marker_offset) if first >= 0 else None
 
+    def move_times(self, latest: int) -> None:
+        """Move the times of last use so that the latest of them is `latest` (ms).
+
+        Times that another process has recorded differ from those of this one by the time for which
+        the log was closed, and by whatever the wall clock was set in between.
+        """
+        shift = latest - max(
+            (each.last_timestamp for each in self.entries.values()), default=latest
+        )
+        for entry in self.entries.values():
+            entry.last_timestamp += shift
+
     def expire(self, older_than: int) -> None:
         """Forget producers idle since `older_than` (ms), except those with an open transaction."""
         idle = [

@@ -34,6 +34,8 @@ class RunningStep:
     """Descriptions of the app's topics, by name."""
     refuses: Callable[[Exception], bool] = lambda _error: False
     """Returns True if a result may be left out for an error, by the task's `on_error`."""
+    awake_ms: Callable[[], int] = lambda: 0
+    """Returns milliseconds that never decrease, for which the machine was awake."""
     refused: list[Exception] = field(default_factory=list)
     """Errors of the results that the running step has left out."""
     begun: float | None = None

@@ -16,6 +16,11 @@ PATIENCE_SECONDS = 300.0
 """Seconds for which an unreachable log is retried (as task.timeout.ms of Kafka Streams)."""
 FIRST_LOG_S = 1.0
 """Seconds of an outage of the log after which the first message is logged."""
+LONGEST_ATTEMPT_S = 60.0
+"""Seconds that the first attempt of an outage counts at most.
+
+Attempts have shorter deadlines. In a longer one the machine was suspended, and nothing was tried.
+"""
 REPEAT_SECONDS = 60.0
 """Seconds between two messages about the same outage."""
 FIRST_RETRY_PAUSE_S = 0.05
@@ -41,8 +46,10 @@ class Patience:
 
     def failed(self, error: Retriable) -> bool:
         """Note that the log did not answer; return False if it was asked for long enough."""
-        waited = self._clock.monotonic() - self._asked_at
-        self._is_outage = True
+        now = self._clock.monotonic()
+        if not self._is_outage:
+            self._is_outage, self._asked_at = True, max(self._asked_at, now - LONGEST_ATTEMPT_S)
+        waited = now - self._asked_at
         if waited >= PATIENCE_SECONDS:
             return False
         if waited >= self._log_at:

@@ -36,6 +36,8 @@ class Sweeper:
         self._committed = committed
         self._values = values
         self._ttl_ms = ttl_ms
+        self._now_ms = 0
+        """Time of the last look at the wall clock."""
         self.start_over()
 
     def start_over(self) -> None:
@@ -59,8 +61,12 @@ class Sweeper:
 
     def _next_due(self) -> bytes | None:
         """Remove the zone that is due first from the queue and return it; None if none is due."""
-        now = self._values.now()
-        while self._queue and self._queue[0][0] <= now:
+        before, self._now_ms = self._now_ms, self._values.now()
+        if (
+            self._now_ms < before
+        ):  # the clock was set back: values put now expire before zones are due
+            self.start_over()
+        while self._queue and self._queue[0][0] <= self._now_ms:
             due, start = heapq.heappop(self._queue)
             if self._due_ms.get(start) == due:
                 return start

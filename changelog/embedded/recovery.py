@@ -238,6 +238,7 @@ def _load_snapshots(partition: Partition) -> int:
     for offset in _snapshot_offsets(partition):
         try:
             partition.producers = load_producers(storage, partition.folder, offset)
+            partition.producers.move_times(partition.context.clock.now_ms())
             for segment in partition.segments[:-1]:
                 if segment.base_offset < offset:
                     for ended in load_aborted(

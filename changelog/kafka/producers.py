@@ -254,7 +254,7 @@ class _Written:
             self._unreported.discard(_key(request))
 
     def _appended(self, key: _Key, request: Append, outcome: Appended) -> None:
-        now = self._clock.now_ms()
+        now = self._elapsed_ms()
         states = self._states[key.partition]
         last = advance(key.base_sequence, request.columns.num_rows - 1)
         states.appended(
@@ -266,11 +266,15 @@ class _Written:
         if len(states.entries) > _MANY_PRODUCERS:
             states.expire(now - EXPIRATION_MS)
 
+    def _elapsed_ms(self) -> int:
+        """Return milliseconds that do not depend on the wall clock, which may be set."""
+        return int(self._clock.monotonic() * 1000)
+
     def ended(self, successor: ProducerIdentity, partitions: Collection[TopicPartition]) -> None:
         """Record the end of a transaction; its producer has the identity `successor` now."""
         with self._lock:
             for partition in partitions:
-                self._states[partition].ended(successor, -1, self._clock.now_ms())
+                self._states[partition].ended(successor, -1, self._elapsed_ms())
 
 
 def _key(request: Append) -> _Key:

@@ -88,6 +88,7 @@ class TaskInstance:
         self.timers = None if parts.timer_store is None else Timers(parts.timer_store)
         self.context = TaskContext(container.app, spec.name, parts.number, self.timers)
         self.context.step.infos = container.infos
+        self.context.step.awake_ms = lambda: int(clock.awake() * 1000)
         self.outboxes = {
             topic: Outbox(self.context, trial, topic.values.exact) for topic in container.topics
         }

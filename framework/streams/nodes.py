@@ -66,7 +66,7 @@ class StreamOptions:
     idle_ms: int | None = 30_000
     """Milliseconds of silence after which a partition does not hold the watermark back."""
     close_idle_ms: int | None = None
-    """Milliseconds of silence after which the wall clock closes windows; None for never."""
+    """Milliseconds of silence after which windows are closed; None for never."""
     late: Topic[Any, Any] | None = None
     """Topic of late records."""
     on_error: OnError = "fail"

@@ -2,7 +2,7 @@
 
     process         rows of a batch → executor → topics; then time advances, and windows close
     before_commit   results of the keys that changed → topics
-    window          by the wall clock: partitions that are idle; at the end of input: all windows
+    window          by the clock: partitions that are idle; at the end of input: all windows
 
 A step leaves all that must survive it in stores: state in those of the operators, watermarks in that
 of the stage. If it raises, everything in memory is forgotten and found again in the stores.
@@ -70,7 +70,7 @@ class StageTask(BatchHandler):
         self._knows_time = False
         """True if the operators have the watermark that was committed."""
         self._begun = 0
-        """Time in ms of the wall clock at which the partition began."""
+        """Time in ms, as of `awake_ms`, at which the partition began."""
         self._batch: Batch | None = None
         """Batch being handled, for late records."""
         self._late = 0
@@ -80,16 +80,16 @@ class StageTask(BatchHandler):
         self._sent_marks: dict[Repartition, SentMark] = {}
         """Latest mark sent to each internal topic; empty if it is not known any more."""
         self._last_active: dict[str, int] = {}
-        """Time in ms of the wall clock at which each source was last seen active."""
+        """Time in ms, as of `awake_ms`, at which each source was last seen active."""
         self._woken_at: dict[str, int] = {}
-        """Time in ms of the wall clock at which sources were woken; see `StageTime.woken`."""
+        """Time in ms, as of `awake_ms`, at which sources were woken; see `StageTime.woken`."""
 
     # Calls of the task instance ----------------------------------------------------------------
 
     def init(self, context: TaskContext) -> None:
         """Begin with the sources that are known."""
         self._time = self._new_time(context)
-        self._begun = context.record.timestamp
+        self._begun = context.step.awake_ms()
 
     def process(self, batch: Batch) -> None:
         """Pass the records of a batch through the stage, and let time advance by them."""
@@ -113,7 +113,7 @@ class StageTask(BatchHandler):
             if current_task().ending:
                 self._close_all()
             else:
-                self._look_for_idle(current_task().record.timestamp)
+                self._look_for_idle(current_task().step.awake_ms())
 
     def advance_watermark(self, watermark: int) -> None:
         """Raise the topics that the stage reads itself to a watermark in ms, without records.
@@ -371,7 +371,14 @@ class StageTask(BatchHandler):
         return StageTime(self.plan.times, self.plan.sources(context.partition, context.step.infos))
 
     def _look_for_idle(self, now: int) -> None:
-        """Let sources that were silent for long hold nothing back; see `App.stream`."""
+        """Let sources that were silent for long hold nothing back; see `App.stream`.
+
+        A wall clock that is set, and the sleep of a machine, are no silence: the records of that
+        time come afterwards.
+
+        Args:
+            now: Time in ms, as of `awake_ms`.
+        """
         time = self.time
         active = time.take_active()
         self._last_active |= dict.fromkeys(active, now)

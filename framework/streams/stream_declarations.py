@@ -47,11 +47,11 @@ class StreamDeclarations:
             delay: Time by which the watermark stays before the greatest timestamp seen, so that
                 records out of order are not late: "10s", a timedelta, or milliseconds. The default
                 is 0, for records in order.
-            idle: Time of silence, by the wall clock, after which a partition does not hold the
-                watermark back. After a silence of all partitions it begins anew for each. The
+            idle: Time of silence, while the machine is awake, after which a partition does not hold
+                the watermark back. After a silence of all partitions it begins anew for each. The
                 default is "30s"; None waits for ever.
-            close_idle: Time of silence after which the wall clock closes windows. None, the
-                default, never does, because results would depend on when the app runs.
+            close_idle: Time of silence after which windows are closed. None, the default, never
+                does that, because results would depend on when the app runs.
             late: Topic for records that come after their windows were closed. By default they are
                 counted and dropped.
             on_error: "fail" (the default), "skip" or "dead_letter", as in `task`.

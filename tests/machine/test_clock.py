@@ -1,19 +1,31 @@
-"""The wall clock is set forward and back by hours, while no time passes."""
+"""The wall clock is set forward and back while no time passes, and the machine sleeps.
+
+docs/reliability.md says what that does.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 import strandline as sl
-from strandline.changelog.errors import ProducerFenced
-from strandline.changelog.records import TopicPartition
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.errors import OwnerUnavailable, ProducerFenced
+from strandline.changelog.kafka.producers import _Written
+from strandline.changelog.records import Append, Appended, ProducerIdentity, TopicPartition
+from strandline.changelog.scan import scan
+from strandline.framework.patience import PATIENCE_SECONDS, Patience
 from strandline.framework.testing import TestDriver
 from tests.exactly_once.apps import expected, running_totals, totals_sent
-from tests.log.kit import START_MS, Client, World
+from tests.log.kit import START_MS, Client, World, columns
 
 T0 = TopicPartition("t", 0)
-HOUR = 60 * 60 * 1000
-DAY = 24 * HOUR
+SECOND = 1_000
+MINUTE, HOUR, DAY = 60 * SECOND, 3_600 * SECOND, 86_400 * SECOND
+YEAR = 365 * DAY
+START = 1_760_000_400_000
+"""Beginning of a minute."""
 JUMPS = [-5 * DAY, -6 * HOUR, 6 * HOUR, 30 * DAY]
 
 
@@ -160,3 +172,147 @@ def test_timers_by_the_wall_clock_wait_for_their_time() -> None:
         driver.clock.jump(6 * HOUR)
         driver.settle()
         assert [record.key for record in driver.output(out)] == ["a"]
+
+
+def counting(**options: Any) -> tuple[sl.App, list[sl.Topic[str, int]], Any]:
+    """Return an app that counts the records of two topics in windows, its inputs and its output."""
+    app = sl.App("app")
+    inputs = [app.topic(name, key=str, value=int) for name in ("a", "b")]
+    windows = app.stream(*inputs, **options).group_by("key").window(sl.tumbling("1m"))
+    return app, inputs, windows.agg(n=sl.count(), name="w").to("out")
+
+
+def total(driver: TestDriver, out: Any) -> int:
+    return sum(record.value["n"] for record in driver.output(out))
+
+
+@pytest.mark.parametrize(("how", "by"), [("jump", -HOUR), ("jump", HOUR), ("suspend", HOUR)])
+def test_no_row_is_late_because_the_clock_was_set_or_the_machine_slept(how: str, by: int) -> None:
+    """Each topic has a record every 20 s, which is less than `idle=`; one is 5 minutes behind."""
+    app, (a, b), out = counting()
+    with TestDriver(app, now_ms=START) as driver:
+        for number in range(30):
+            at = START + number * 20 * SECOND
+            driver.run([(a, "k", 1, at)])
+            driver.advance(10 * SECOND)
+            if number == 15:
+                getattr(driver.clock, how)(by)
+                driver.settle()
+            driver.run([(b, "k", 1, at - 5 * MINUTE)])
+            driver.advance(10 * SECOND)
+        driver.end()
+        assert total(driver, out) == 60
+
+
+def test_a_partition_becomes_idle_although_the_clock_was_set_back() -> None:
+    app, (a, b), out = counting()
+    with TestDriver(app, now_ms=START) as driver:
+        driver.run([(a, "k", 1, START), (b, "k", 1, START)])
+        driver.advance(10 * SECOND)
+        driver.clock.jump(-YEAR)
+        for minute in range(1, 10):
+            driver.run([(a, "k", 1, START + minute * MINUTE)])
+            driver.advance(MINUTE)
+        assert total(driver, out) >= 8
+
+
+def test_windows_are_not_closed_by_an_hour_that_the_clock_was_set_forward() -> None:
+    app, (a, _), out = counting(close_idle="1m")
+    with TestDriver(app, now_ms=START) as driver:
+        driver.run([(a, "k", 1, START)])
+        driver.advance(10 * SECOND)
+        driver.clock.jump(HOUR)
+        driver.settle()
+        assert total(driver, out) == 0
+        driver.run([(a, "k", 1, START + SECOND)])
+        driver.advance(10 * SECOND)
+        driver.advance(2 * MINUTE)
+        assert total(driver, out) == 2
+
+
+def test_expired_values_are_removed_after_a_moment_with_the_clock_ahead() -> None:
+    app = sl.App("app")
+    words = app.topic("words", key=str, value=int)
+    seen = app.store("seen", key=str, value=int, ttl_ms=HOUR)
+
+    @app.task(words, stores=[seen])
+    def count(record: sl.Record[str, int]) -> None:
+        seen[record.key] = record.value
+
+    with TestDriver(app, now_ms=START) as driver:
+        driver.run([("first", 1)])
+        driver.clock.jump(YEAR)
+        driver.run([("ahead", 1)])
+        driver.clock.jump(-YEAR)
+        for hour in range(20):
+            driver.run([(f"{hour}-{number}", 1) for number in range(50)])
+            driver.advance(HOUR)
+        tp = TopicPartition(seen.changelog_topic, 0)
+        ends = driver.owner.offsets([tp])[tp]
+        last: dict[bytes, bytes | None] = {}
+        for part in scan(driver.owner, {tp: ends.log_start}, {tp: ends.high_watermark}):
+            for batch in part[tp].batches:
+                rows = (batch.columns[name].to_pylist() for name in ("key", "value"))
+                last |= zip(*rows, strict=True)
+        assert sum(value is not None for value in last.values()) < 3 * 50
+
+
+def test_a_segment_made_while_the_clock_was_ahead_is_closed_and_cleaned() -> None:
+    world = World()
+    config = {"cleanup.policy": "compact", "segment.ms": str(DAY)}
+    world.owner.create_topic("t", config=config)
+    client = Client(world)
+    world.clock.jump(YEAR)
+    client.append(b"first", times=world.clock.now_ms())
+    world.clock.jump(-YEAR)
+    for day in range(5):
+        world.clock.advance(DAY + 1)
+        client.append(b"day %d" % day, times=world.clock.now_ms())
+        world.owner.tick()
+    assert b"first" not in world.values()
+
+
+def test_a_batch_is_recognised_although_the_log_was_opened_with_an_old_clock() -> None:
+    world = World()
+    world.clock.jump(-3 * DAY)
+    world = World(clock=world.clock)
+    world.owner.create_topic("t", config={"segment.bytes": "4096"})
+    world.clock.jump(3 * DAY)
+    world.clock.advance(HOUR)
+    first, second = Client(world), Client(world)
+    first.append(b"payment")
+    for _ in range(2):
+        second.append(b"x" * 3_000)  # the segment is rolled
+    world.clock.advance(SECOND)
+    world.crash()
+    world.owner.tick()
+    assert first.append(b"payment", sequence=0).duplicate
+    assert world.values().count(b"payment") == 1
+
+
+def test_a_batch_that_kafka_has_is_recognised_after_a_jump() -> None:
+    clock = ManualClock(START)
+    written = _Written(clock)
+
+    def sent(number: int) -> Append:
+        producer = ProducerIdentity(number, 0)
+        return Append("t", 0, columns([b"v"]), producer, 0, transactional=False)
+
+    for number in range(101):
+        written.finalize(sent(number), Appended(number, number))
+        if number:
+            written.mark_reported(sent(number))
+    clock.jump(2 * DAY)
+    written.finalize(sent(101), Appended(101, 101))
+    assert written.check(sent(0))
+
+
+def test_a_machine_that_slept_during_a_call_is_patient_afterwards(clock: ManualClock) -> None:
+    patience = Patience(clock)
+    patience.ask()
+    clock.suspend(8 * HOUR)
+    assert patience.failed(OwnerUnavailable("the connection is gone"))
+    clock.advance(int(PATIENCE_SECONDS - 61) * SECOND)
+    assert patience.failed(OwnerUnavailable("still gone"))
+    clock.advance(2 * SECOND)
+    assert not patience.failed(OwnerUnavailable("still gone"))

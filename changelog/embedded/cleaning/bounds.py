@@ -84,7 +84,8 @@ def active_is_due(partition: Partition, now_ms: int) -> bool:
         return False
     active, config = partition.segments[-1], partition.config
     oldest = min(config.segment_ms, config.max_compaction_lag_ms)
-    return active.size > 0 and now_ms - active.created_ms > oldest
+    # A segment from the future was made while the clock was ahead, and its age is not known.
+    return active.size > 0 and abs(now_ms - active.created_ms) > oldest
 
 
 def _first_uncleanable(partition: Partition, now_ms: int) -> int:
