@@ -20,14 +20,19 @@ from typing import Literal, get_args
 from strandline.changelog import location
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.embedded import filesystem
-from strandline.changelog.errors import LogLocked, OwnerUnavailable, Unauthenticated
+from strandline.changelog.errors import (
+    FolderLost,
+    LogLocked,
+    OwnerUnavailable,
+    Unauthenticated,
+)
 from strandline.changelog.flight import background
 from strandline.changelog.flight import endpoint as endpoints
 from strandline.changelog.flight.client import DEADLINE_S, FlightBroker
 from strandline.changelog.flight.connection_target import ConnectionTarget
 from strandline.changelog.flight.failover import FailoverBroker, LogLink
 from strandline.changelog.flight.owning import ServedOwner
-from strandline.changelog.layout import LOCK
+from strandline.changelog.layout import FOLDER_META, LOCK
 from strandline.changelog.lock import holder
 from strandline.changelog.settings import check_choice
 from strandline.changelog.storage import Durability
@@ -91,13 +96,29 @@ class _FolderAccess:
         self._clock = clock
         self._idle = idle
         self._deadline = deadline
+        self._was_open = False
+        """True once there was a connection. From then on no log is created at the path."""
 
     def own(self) -> LogLink:
-        """Become the owner. Raises LogLocked."""
+        """Become the owner. Raises LogLocked, FolderLost."""
+        self._check_present()
         served = ServedOwner(self._folder, clock=self._clock, durability=self._durability)
+        self._was_open = True
         return LogLink(
             served.owner, lambda: False, served.close, owning=True, metrics=served.metrics
         )
+
+    def _check_present(self) -> None:
+        """Raise FolderLost if the log that was open is not at the path any more.
+
+        Without this, a process that takes over after a removed or moved owner would create an empty
+        log there, and acknowledge what is appended to it.
+        """
+        if self._was_open and not (self._folder / FOLDER_META).exists():
+            raise FolderLost(
+                f"{self._folder} was removed or moved while in use, and its owner is gone: nothing more "
+                "is written; put it back, or open the path again for a new log"
+            )
 
     def own_or_attach(self, seconds: float) -> LogLink:
         """Become the owner, or attach to the current one."""
@@ -128,6 +149,7 @@ class _FolderAccess:
             )
         except Unauthenticated:
             return None  # a new owner has the socket, and has not written its endpoint file yet
+        self._was_open = True
         return LogLink(broker, lambda: broker.lost, broker.close)
 
     def _first_of(self, ways: list[Callable[[float], LogLink | None]], seconds: float) -> LogLink:
@@ -135,6 +157,7 @@ class _FolderAccess:
         pause = FIRST_PAUSE_S
         last_error: OwnerUnavailable | None = None
         while True:
+            self._check_present()
             for way in ways:
                 try:
                     link = way(max(FIRST_PAUSE_S, until - self._clock.monotonic()))

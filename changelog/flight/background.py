@@ -42,6 +42,8 @@ BACKGROUND = "owner in the background"
 LOG_FILE = "owner.log"
 MAX_LOG_BYTES = 1 << 20
 """Size in bytes from which the next background owner truncates the log file."""
+MAX_KILLED = 3
+"""Number of background owners, ended by a signal one after the other, after which no more start."""
 TAIL_BYTES = 500
 """Number of bytes of the end of LOG_FILE that an error quotes."""
 
@@ -61,6 +63,8 @@ class Spawner:
         self._idle = idle
         self._durability = durability
         self._process: subprocess.Popen[bytes] | None = None
+        self._killed = 0
+        """Number of owners that were ended by a signal, one after the other."""
 
     def ensure(self, _left: float = 0.0) -> None:
         """Start a background owner unless the last one is still running.
@@ -76,9 +80,13 @@ class Spawner:
                 # An exit status cannot carry the error, so the folder is opened here, which raises
                 # the same one.
                 Owner(LocalStorage(self._folder), durability=self._durability).close()
-            elif status > 0 and status != EXIT_LOCKED:
+            self._killed = self._killed + 1 if status < 0 else 0
+            failed = status > 0 and status != EXIT_LOCKED
+            # One may be killed by chance. Several are killed for a reason, such as too little memory.
+            if failed or self._killed == MAX_KILLED:
+                end = f"status {status}" if failed else f"signal {-status}, {MAX_KILLED} times"
                 raise StorageFailed(
-                    f"a background owner for {self._folder} ended with status {status}; "
+                    f"a background owner for {self._folder} ended with {end}; "
                     f"{self._folder / LOG_FILE} ends with: {_tail(self._folder / LOG_FILE)}"
                 )
         self._process = self._spawn()

@@ -144,7 +144,19 @@ def read(folder: Path | LocalStorage) -> OwnerEndpoint | None:
     if endpoint.folder is None:
         here = Path(os.path.realpath(storage.root))
         return endpoint if Path(endpoint.socket).parent == here else None
-    return endpoint if endpoint.folder == storage.identity() else None
+    return _here(endpoint, storage) if endpoint.folder == storage.identity() else None
+
+
+def _here(endpoint: OwnerEndpoint, storage: LocalStorage) -> OwnerEndpoint:
+    """Return the endpoint with a socket in the folder at this process's own path of the folder.
+
+    In another container the owner may have the same folder mounted at another path.
+    """
+    name = os.path.basename(endpoint.socket)
+    path = os.path.join(os.path.realpath(storage.root), name)
+    if not _SOCKET_NAME.fullmatch(name) or not _fits(path) or _is_private(Path(endpoint.socket)):
+        return endpoint
+    return msgspec.structs.replace(endpoint, location=_UNIX + path)
 
 
 def parse(content: bytes, path: str = ENDPOINT_FILE) -> OwnerEndpoint:
@@ -194,7 +206,7 @@ def _socket_path(folder: Path, identity: Identity) -> str:
     escapes.
     """
     path = os.path.join(os.path.realpath(folder), f"owner-{secrets.token_hex(4)}.sock")
-    if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES and _PLAIN.fullmatch(path):
+    if _fits(path):
         return path
     path = os.path.join(tempfile.mkdtemp(prefix=_PRIVATE), _PRIVATE_SOCKET)
     if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
@@ -204,10 +216,20 @@ def _socket_path(folder: Path, identity: Identity) -> str:
     return path
 
 
+def _fits(path: str) -> bool:
+    """Return True if a socket may have this path: it is short, and a URL escapes nothing in it."""
+    return len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES and bool(_PLAIN.fullmatch(path))
+
+
+def _is_private(socket: Path) -> bool:
+    """Return True if a socket is in a private folder of its own."""
+    return socket.parent.name.startswith(_PRIVATE) and socket.name == _PRIVATE_SOCKET
+
+
 def _remove_private(endpoint: OwnerEndpoint) -> None:
     """Remove the socket's private folder if it was made for this log folder."""
     path = Path(endpoint.socket)
-    if not path.parent.name.startswith(_PRIVATE) or path.name != _PRIVATE_SOCKET:
+    if not _is_private(path):
         return
     storage = LocalStorage(path.parent)
     with contextlib.suppress(OSError, StorageFailed):

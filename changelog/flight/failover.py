@@ -165,7 +165,9 @@ class FailoverBroker(RequestBroker):
         def append(attempt: _Attempt) -> list[Appended]:
             for producer in joining:
                 self._guard.sending(producer, attempt.connection)
-            return attempt.broker.append(appends)
+            answers = attempt.broker.append(appends)
+            # A former owner may have written the batches without an answer: they are none of others.
+            return [a._replace(duplicate=False) for a in answers] if attempt.repeated else answers
 
         return self._repeated(append)
 

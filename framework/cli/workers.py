@@ -7,6 +7,7 @@ not imported here, because user code in this process could stop the log for all 
 from __future__ import annotations
 
 import contextlib
+import errno
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import LogLocked
 from strandline.changelog.flight.attach import attach_or_own
 from strandline.changelog.flight.background import environment
+from strandline.changelog.layout import FOLDER_META
 from strandline.changelog.location import is_url
 from strandline.changelog.metrics import measured
 from strandline.framework.cli import logs, output
@@ -86,13 +88,13 @@ def run_workers(
         output.note(
             f"app {needs.app} runs on {where} in {workers} workers; Ctrl-C commits and ends them"
         )
-        slots = worker_slots(
-            workers,
-            lambda number: WorkerProcess(
-                [*command, *metrics_options[number]], _environment(number)
-            ),
-            clock,
-        )
+
+        def start(number: int) -> WorkerProcess:
+            if needs.log and not is_url(needs.log):
+                check_present(needs.log)
+            return WorkerProcess([*command, *metrics_options[number]], _environment(number))
+
+        slots = worker_slots(workers, start, clock)
         outcome = Supervisor(
             slots,
             view_for(
@@ -130,6 +132,15 @@ def log_of(needs: AppNeeds) -> AbstractContextManager[object]:
                 "a worker takes it over"
             )
         return contextlib.closing(broker)
+
+
+def check_present(log: str) -> None:
+    """Raise FileNotFoundError if a folder that was opened is no log any more.
+
+    A worker that is started again opens it as if for the first time, so it would create a new log.
+    """
+    if not Path(log, FOLDER_META).exists():
+        raise FileNotFoundError(errno.ENOENT, f"the log {log} was removed or moved; put it back")
 
 
 def files_in(folder: Path | None, workers: int) -> AbstractContextManager[LogFiles | None]:

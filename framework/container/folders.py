@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from strandline.changelog.clock import Clock
+from strandline.changelog.errors import FolderLost
+from strandline.changelog.layout import FOLDER_META
 from strandline.statestore.counters import StoreCounters
 from strandline.statestore.memory import MemoryBudget
 from strandline.statestore.spec import AnySpec
@@ -24,6 +26,8 @@ class StoreFolders:
     """Counters by store name, shared by all its partitions opened here except standby copies."""
     memory: MemoryBudget = field(default_factory=MemoryBudget, compare=False, kw_only=True)
     """Memory of all stores opened here."""
+    log: Path | None = field(default=None, kw_only=True)
+    """Folder of the log, in which `root` may be; None if it is on another machine."""
 
     def open(
         self,
@@ -47,8 +51,10 @@ class StoreFolders:
 
         Raises:
             StorageFailed: The engine cannot be opened.
+            FolderLost: The log folder that the root is in was removed or moved.
             FutureFormat: The files were written by a newer version.
         """
+        self._check_log()
         counters = self.counters.setdefault(spec.name, StoreCounters())
         folder = None
         if self.root is not None and spec.engine != "memory":
@@ -65,13 +71,27 @@ class StoreFolders:
         )
 
     def open_copy(self, spec: AnySpec, partition: int) -> AnyStore:
-        """Open a standby copy of a store partition in a folder beside the store's own."""
+        """Open a standby copy of a store partition in a folder beside the store's own.
+
+        Raises as `open` does.
+        """
+        self._check_log()
         if self.root is None:
             return open_store(replace(spec, engine="memory"), clock=self.clock, memory=self.memory)
         from strandline.statestore.engines.folders import open_beside
 
         engine = open_beside(self.root / spec.name / str(partition), self.clock)
         return open_store(spec, clock=self.clock, engine=engine, memory=self.memory)
+
+    def _check_log(self) -> None:
+        """Raise FolderLost if a folder would be made at the path of a log that is gone."""
+        if self.log is None or self.root is None or not self.root.is_relative_to(self.log):
+            return
+        if not (self.log / FOLDER_META).exists():
+            raise FolderLost(
+                f"{self.log} was removed or moved while in use: no state is written there; put it back, "
+                "then start again"
+            )
 
 
 def _opener(*, columns: bool) -> Callable[..., AnyStore]:

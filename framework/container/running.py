@@ -161,7 +161,9 @@ def worker_for(
     """Return a worker for all tasks of the app, which is not started. Raises InvalidConfig."""
     declared.check_tasks()
     broker, memory = session.broker(), MemoryBudget(session.options.memory)
-    folders = StoreFolders(session.state_folder(), session.clock, memory=memory)
+    folders = StoreFolders(
+        session.state_folder(), session.clock, memory=memory, log=session.folder()
+    )
     queries = QueryEndpoint(
         *(session.folder(), session.options.application_server, token_of()),
         encrypted=session.is_encrypted(),

@@ -119,6 +119,7 @@ def test_a_plain_append_is_written_once_whenever_the_answer_is_lost(
     (answer,) = broker.append([Append("t", 0, columns(2, 2), producer, 2)])
     broker.append([Append("t", 0, columns(2, 4), producer, 4)])
     assert (answer.base_offset, answer.last_offset) == (2, 3) or folder.reopened
+    assert not answer.duplicate, "a duplicate would be the batch of another producer"
     assert committed(broker) == [b"0", b"1", b"2", b"3", b"4", b"5"]
     assert folder.connections == 2
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from strandline.changelog.embedded import filesystem
@@ -31,6 +32,15 @@ def test_an_endpoint_file_is_read_as_written_and_removed_only_by_its_owner(tmp_p
     endpoints.withdraw(tmp_path, mine)
     assert endpoints.read(tmp_path) is None
     assert os.listdir(tmp_path) == []
+
+
+def test_the_socket_is_in_the_folder_at_whatever_path_that_is_mounted(tmp_path):
+    """Another container may have the same folder at another path."""
+    mine = endpoints.new_endpoint(tmp_path)
+    elsewhere = mine.location.replace(str(tmp_path.resolve()), "/srv/elsewhere")
+    assert elsewhere != mine.location
+    endpoints.publish(tmp_path, msgspec.structs.replace(mine, location=elsewhere))
+    assert endpoints.read(tmp_path) == mine
 
 
 def test_an_endpoint_file_of_a_future_version_or_another_kind_is_refused():

@@ -15,9 +15,11 @@ import pytest
 
 from strandline.changelog.errors import (
     CorruptLog,
+    FolderLost,
     InvalidConfig,
     LogLocked,
     OwnerUnavailable,
+    StorageFailed,
     TransactionAborted,
 )
 from strandline.changelog.flight import background
@@ -357,6 +359,41 @@ def test_a_background_owner_that_cannot_open_the_log_reports_why(tmp_path):
     with pytest.raises(CorruptLog, match=r"strandline.meta"):
         attach_or_own(folder, role="attach_or_spawn")
     assert "strandline.meta" in (folder / "owner.log").read_text()
+
+
+@pytest.mark.parametrize("role", ["own_or_attach", "attach_or_spawn"])
+def test_no_log_is_made_at_the_path_of_one_that_was_moved(start, tmp_path, columns, role):
+    owner = start()
+    broker = attach_or_own(tmp_path / "log", deadline=10, role=role)
+    broker.create_topic("t")
+    producer = broker.init_producer()
+    broker.append([Append("t", 0, columns(1), producer, 0)])
+    (tmp_path / "log").rename(tmp_path / "moved")
+    owner.kill()
+    for call in (
+        lambda: broker.create_topic("u"),
+        lambda: broker.append([Append("t", 0, columns(1, 1), producer, 1)]),
+    ):
+        with pytest.raises(FolderLost, match="removed or moved"):
+            call()
+    assert not (tmp_path / "log").exists()
+    (tmp_path / "moved").rename(tmp_path / "log")
+    broker.append([Append("t", 0, columns(1, 1), producer, 1)])
+    assert values(broker) == [0, 1]
+    broker.close()
+
+
+def test_background_owners_that_are_all_killed_are_not_started_for_ever(tmp_path, monkeypatch):
+    command = [sys.executable, "-c", "import os; os.abort()"]
+    spawner = background.Spawner(tmp_path / "log", 1, "os")
+    (tmp_path / "log").mkdir(mode=0o700)
+    (tmp_path / "log" / background.LOG_FILE).write_text("no thread could be started")
+    (tmp_path / "log" / background.LOG_FILE).chmod(0o600)
+    monkeypatch.setattr(spawner, "_spawn", lambda: subprocess.Popen(command))
+    with pytest.raises(StorageFailed, match="signal 6, 3 times.*no thread could be started"):
+        for _ in range(10):
+            spawner.ensure()
+            spawner._process.wait(20)
 
 
 def test_a_background_owner_gives_way_to_an_existing_owner(attached, tmp_path):

@@ -137,6 +137,19 @@ def test_until_idle_ends_with_the_work_done_and_logs_in_files(
     assert "6,000 records handled" in supervised.text(), "2,000, each by three tasks"
 
 
+@on_a_folder
+def test_no_worker_makes_a_new_log_at_the_path_of_one_that_was_moved(
+    supervised: Supervised, eventually: Eventually, tmp_path: Path
+) -> None:
+    supervised.start("--workers", "2")
+    supervised.at_work(2)
+    supervised.close()
+    log = Path(supervised.system.url)
+    log.rename(tmp_path / "moved")
+    eventually(lambda: "was removed or moved; put it back" in supervised.text(), what="an error")
+    assert not log.exists()
+
+
 @pytest.mark.long_on_kafka
 def test_each_second_is_a_line_of_json(supervised: Supervised, eventually: Eventually) -> None:
     supervised.start("--workers", "2", "--json", "--timeout", "60")
