@@ -27,6 +27,7 @@ import msgspec
 from strandline.changelog.decoding import json_decoder
 from strandline.changelog.directory import Identity
 from strandline.changelog.errors import UNREADABLE, CorruptLog, FutureFormat, StorageFailed
+from strandline.changelog.flight.private import temporary_folder
 from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.processes import DEAD, state_of
 
@@ -208,7 +209,8 @@ def _socket_path(folder: Path, identity: Identity) -> str:
     path = os.path.join(os.path.realpath(folder), f"owner-{secrets.token_hex(4)}.sock")
     if _fits(path):
         return path
-    path = os.path.join(tempfile.mkdtemp(prefix=_PRIVATE), _PRIVATE_SOCKET)
+    made = tempfile.mkdtemp(prefix=_PRIVATE, dir=temporary_folder())
+    path = os.path.join(made, _PRIVATE_SOCKET)
     if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
         path = os.path.join(tempfile.mkdtemp(prefix=_PRIVATE, dir="/tmp"), _PRIVATE_SOCKET)
     with contextlib.closing(LocalStorage(os.path.dirname(path)).create(_MARK)) as file:

@@ -118,7 +118,13 @@ def _no_answer_text(target: ConnectionTarget) -> str:
     endpoint = target.endpoint
     if endpoint is None:
         return f"{target.name} did not answer"
-    state = "is stopped" if endpoint.life() == "stopped" else "did not answer"
+    life = endpoint.life()
+    if life == "unknown":  # the pid would be that of another process here
+        return (
+            f"the owner of {target.name}, in another container, did not answer; resume it or end it "
+            "there, so that another process takes over"
+        )
+    state = "is stopped" if life == "stopped" else "did not answer"
     return (
         f"the owner of {target.name}, process {endpoint.pid}, {state}; "
         f"resume it (kill -CONT {endpoint.pid}), or end it (kill -9 {endpoint.pid}) so that another "

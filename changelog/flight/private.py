@@ -7,19 +7,32 @@ import re
 import shutil
 import tempfile
 
+from strandline.changelog.errors import StorageFailed
+
 MAX_SOCKET_PATH_BYTES = 100
 """Maximum length of a socket's path in bytes; the kernel's limit is 107 on Linux, 103 on macOS."""
 _PLAIN = re.compile(r"[\w/.+-]+", re.ASCII)
 """Paths whose characters a URL does not escape."""
 
 
+def temporary_folder() -> str:
+    """Return the folder for temporary files. Raises StorageFailed if none can be written."""
+    try:
+        return tempfile.gettempdir()
+    except OSError as error:
+        raise StorageFailed(
+            f"a socket needs a folder for temporary files, and none can be written ({error}); set TMPDIR "
+            "to a folder with a short path, or mount one at /tmp"
+        ) from error
+
+
 def private_socket(name: str) -> str:
     """Return a path for a new socket in a new folder of mode 0700; `remove_private` removes it.
 
     The folder is in /tmp if the path of the default folder for temporary files is too long for a
-    socket, or has characters that a URL escapes.
+    socket, or has characters that a URL escapes. Raises StorageFailed.
     """
-    path = os.path.join(tempfile.mkdtemp(prefix="strandline-"), name)
+    path = os.path.join(tempfile.mkdtemp(prefix="strandline-", dir=temporary_folder()), name)
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES and _PLAIN.fullmatch(path):
         return path
     remove_private(path)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -141,9 +145,30 @@ def invoke(
             invoke(application, arguments, name=name)
     given, debug = without_debug(sys.argv[1:] if arguments is None else arguments)
     given, form = logs.without_format(given)
-    with debugging(debug), logs.reporting_as(form):
+    with debugging(debug), logs.reporting_as(form), ended_by_sigterm():
         application(given, prog_name=name)
     raise SystemExit(0)
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the first process of a container, for which its default action is nothing.
+
+    What a command does in order at a SIGTERM, such as to stop its workers, comes before that.
+    """
+    is_lost = os.getpid() == 1 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if not is_lost or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _typer(purpose: str, group: type[TyperGroup] = ErrorGuardedGroup) -> typer.Typer:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import (
     InvalidConfig,
     InvalidRecord,
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 INSTALL = 'pip install "strandline[lake]"'
 OWNER = "strandline.topic_id"
 """Property of a table: the topic that is loaded into it."""
+MAX_BEHIND_MS = 60_000
+"""Milliseconds by which a snapshot may be before the last one, as readers of Iceberg allow."""
 RETRIES = "commit.retry.num-retries"
 METADATA_COLUMNS = frozenset(
     {
@@ -244,6 +247,7 @@ class IcebergTarget:
         from pyiceberg.exceptions import CommitFailedException
 
         check_times(files, self._time, "Iceberg")
+        self._check_clock()
         pending = Commit(progress=progress, files=list(files), catalog=self._catalog_digest)
         self._folder.publish(pending)
         try:
@@ -274,6 +278,22 @@ class IcebergTarget:
                 "the commit was made"
             ) from error
         self._folder.settle_pending()
+
+    def _check_clock(self) -> None:
+        """Refuse a commit that other readers of Iceberg would not accept, before it is made.
+
+        They compare the times of a table's snapshots, and refuse the table if one is more than a
+        minute before the last.
+        """
+        if self._table is None:
+            return
+        behind_ms = self._table.metadata.last_updated_ms - SystemClock().now_ms()
+        if behind_ms > MAX_BEHIND_MS:
+            raise InvalidRequest(
+                f"the clock of this machine is {behind_ms // 1000:,} s before the last commit of table "
+                f"{self._folder.claim.table}, and readers refuse a table whose commits go back in time; "
+                "nothing was added. Set the clock, or wait, and run this again"
+            )
 
     def _created(self) -> Table:
         """Create the table, empty, with its hidden partition."""

@@ -26,6 +26,7 @@ from typing import NamedTuple
 from strandline.changelog.errors import InvalidConfig, from_os_error
 from strandline.changelog.flight import hello
 from strandline.changelog.flight.endpoint import MAX_SOCKET_PATH_BYTES
+from strandline.changelog.flight.private import temporary_folder
 from strandline.changelog.hosts import bracketed, is_loopback, parse_host_port, split_url
 from strandline.changelog.layout import QUERIES
 from strandline.changelog.location import options_of
@@ -247,7 +248,7 @@ def _folder(log: Path | None) -> Path:
     """
     folder = None if log is None else Path(os.path.realpath(log)) / QUERIES
     if folder is None or _fits_no_url(folder):
-        folder = Path(tempfile.gettempdir()) / f"strandline.{os.getuid()}"
+        folder = Path(temporary_folder()) / f"strandline.{os.getuid()}"
         if _fits_no_url(folder):
             folder = Path("/tmp") / folder.name  # noqa: S108 - its owner is checked
         if _belongs_to_another(folder):

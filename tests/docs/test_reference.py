@@ -46,7 +46,7 @@ def public_functions(module: ModuleType) -> Iterator[tuple[str, Callable[..., An
             yield name, found
         elif inspect.isclass(found) and found.__module__.startswith("strandline"):
             for member, function in vars(found).items():
-                function = getattr(function, "__func__", function)  # of a class or static method
+                function = getattr(function, "__func__", function)  # class and static methods
                 if inspect.isfunction(function) and not member.startswith("_"):
                     yield f"{name}.{member}", function
 
