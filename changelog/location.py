@@ -16,7 +16,7 @@ import re
 from pathlib import Path
 from urllib.parse import unquote
 
-from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.errors import FolderLost, InvalidConfig
 from strandline.changelog.layout import FOLDER_META
 
 KAFKA = "kafka"
@@ -125,6 +125,19 @@ def check(log: str | os.PathLike[str]) -> None:
     found = _URL.match(text)
     if found is None or found[1] not in {KAFKA, *SERVED}:
         check_folder(text)
+
+
+def check_present(folder: Path) -> None:
+    """Raise FolderLost if no log is at the path of one that was open before.
+
+    A process that opened the path as if for the first time would create an empty log there, and
+    acknowledge what is appended to it.
+    """
+    if not (folder / FOLDER_META).exists():
+        raise FolderLost(
+            f"{folder} was removed or moved while in use: nothing is made at its path; put it back, or "
+            "start again for a new log"
+        )
 
 
 def check_folder(path: str | os.PathLike[str]) -> None:

@@ -20,19 +20,14 @@ from typing import Literal, get_args
 from strandline.changelog import location
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.embedded import filesystem
-from strandline.changelog.errors import (
-    FolderLost,
-    LogLocked,
-    OwnerUnavailable,
-    Unauthenticated,
-)
+from strandline.changelog.errors import LogLocked, OwnerUnavailable, Unauthenticated
 from strandline.changelog.flight import background
 from strandline.changelog.flight import endpoint as endpoints
 from strandline.changelog.flight.client import DEADLINE_S, FlightBroker
 from strandline.changelog.flight.connection_target import ConnectionTarget
 from strandline.changelog.flight.failover import FailoverBroker, LogLink
 from strandline.changelog.flight.owning import ServedOwner
-from strandline.changelog.layout import FOLDER_META, LOCK
+from strandline.changelog.layout import LOCK
 from strandline.changelog.lock import holder
 from strandline.changelog.settings import check_choice
 from strandline.changelog.storage import Durability
@@ -109,16 +104,9 @@ class _FolderAccess:
         )
 
     def _check_present(self) -> None:
-        """Raise FolderLost if the log that was open is not at the path any more.
-
-        Without this, a process that takes over after a removed or moved owner would create an empty
-        log there, and acknowledge what is appended to it.
-        """
-        if self._was_open and not (self._folder / FOLDER_META).exists():
-            raise FolderLost(
-                f"{self._folder} was removed or moved while in use, and its owner is gone: nothing more "
-                "is written; put it back, or open the path again for a new log"
-            )
+        """Raise FolderLost if the log that was open is not at the path any more."""
+        if self._was_open:
+            location.check_present(self._folder)
 
     def own_or_attach(self, seconds: float) -> LogLink:
         """Become the owner, or attach to the current one."""

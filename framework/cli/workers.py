@@ -18,11 +18,10 @@ import typer
 
 from strandline.changelog import signals
 from strandline.changelog.clock import SystemClock
-from strandline.changelog.errors import LogLocked
+from strandline.changelog.errors import FolderLost, LogLocked
 from strandline.changelog.flight.attach import attach_or_own
 from strandline.changelog.flight.background import environment
-from strandline.changelog.layout import FOLDER_META
-from strandline.changelog.location import is_url
+from strandline.changelog.location import check_present, is_url
 from strandline.changelog.metrics import measured
 from strandline.framework.cli import logs, output
 from strandline.framework.cli.loading import announced
@@ -91,7 +90,10 @@ def run_workers(
 
         def start(number: int) -> WorkerProcess:
             if needs.log and not is_url(needs.log):
-                check_present(needs.log)
+                try:
+                    check_present(Path(needs.log))
+                except FolderLost as error:
+                    raise FileNotFoundError(errno.ENOENT, str(error)) from error
             return WorkerProcess([*command, *metrics_options[number]], _environment(number))
 
         slots = worker_slots(workers, start, clock)
@@ -132,15 +134,6 @@ def log_of(needs: AppNeeds) -> AbstractContextManager[object]:
                 "a worker takes it over"
             )
         return contextlib.closing(broker)
-
-
-def check_present(log: str) -> None:
-    """Raise FileNotFoundError if a folder that was opened is no log any more.
-
-    A worker that is started again opens it as if for the first time, so it would create a new log.
-    """
-    if not Path(log, FOLDER_META).exists():
-        raise FileNotFoundError(errno.ENOENT, f"the log {log} was removed or moved; put it back")
 
 
 def files_in(folder: Path | None, workers: int) -> AbstractContextManager[LogFiles | None]:

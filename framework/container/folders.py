@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from strandline.changelog.clock import Clock
-from strandline.changelog.errors import FolderLost
-from strandline.changelog.layout import FOLDER_META
+from strandline.changelog.location import check_present
 from strandline.statestore.counters import StoreCounters
 from strandline.statestore.memory import MemoryBudget
 from strandline.statestore.spec import AnySpec
@@ -85,13 +84,8 @@ class StoreFolders:
 
     def _check_log(self) -> None:
         """Raise FolderLost if a folder would be made at the path of a log that is gone."""
-        if self.log is None or self.root is None or not self.root.is_relative_to(self.log):
-            return
-        if not (self.log / FOLDER_META).exists():
-            raise FolderLost(
-                f"{self.log} was removed or moved while in use: no state is written there; put it back, "
-                "then start again"
-            )
+        if self.log is not None and self.root is not None and self.root.is_relative_to(self.log):
+            check_present(self.log)
 
 
 def _opener(*, columns: bool) -> Callable[..., AnyStore]:

@@ -146,7 +146,7 @@ def test_no_worker_makes_a_new_log_at_the_path_of_one_that_was_moved(
     supervised.close()
     log = Path(supervised.system.url)
     log.rename(tmp_path / "moved")
-    eventually(lambda: "was removed or moved; put it back" in supervised.text(), what="an error")
+    eventually(lambda: "nothing is made at its path" in supervised.text(), what="an error")
     assert not log.exists()
 
 
