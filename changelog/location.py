@@ -133,7 +133,7 @@ def check_present(folder: Path) -> None:
     A process that opened the path as if for the first time would create an empty log there, and
     acknowledge what is appended to it.
     """
-    if not (folder / FOLDER_META).exists():
+    if not exists(folder):
         raise FolderLost(
             f"{folder} was removed or moved while in use: nothing is made at its path; put it back, or "
             "start again for a new log"

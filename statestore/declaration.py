@@ -2,7 +2,8 @@
 
 Besides a changelog, the log records how its values were written: the type of the keys, the
 structure of the values, the time to live, the definition of aggregates, which values carry an
-expiry, and the columns that hold the keys of the inputs. A program declares a store, and `compare` decides whether it can read the stored values:
+expiry, and the columns that hold the keys of the inputs. A program declares a store, and `compare`
+decides whether it can read the stored values:
 
     same      nothing is different
     wider     every stored key and value is readable: the new declaration is recorded

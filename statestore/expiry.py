@@ -62,9 +62,8 @@ class Sweeper:
     def _next_due(self) -> bytes | None:
         """Remove the zone that is due first from the queue and return it; None if none is due."""
         before, self._now_ms = self._now_ms, self._values.now()
-        if (
-            self._now_ms < before
-        ):  # the clock was set back: values put now expire before zones are due
+        if self._now_ms < before:
+            # The clock was set back, so that values put now expire before their zones are due.
             self.start_over()
         while self._queue and self._queue[0][0] <= self._now_ms:
             due, start = heapq.heappop(self._queue)

@@ -18,7 +18,6 @@ import contextlib
 import os
 import re
 import secrets
-import tempfile
 from pathlib import Path
 from typing import Literal
 
@@ -27,7 +26,7 @@ import msgspec
 from strandline.changelog.decoding import json_decoder
 from strandline.changelog.directory import Identity
 from strandline.changelog.errors import UNREADABLE, CorruptLog, FutureFormat, StorageFailed
-from strandline.changelog.flight.private import temporary_folder
+from strandline.changelog.flight.private import PREFIX, fits, private_socket
 from strandline.changelog.local_storage import LocalStorage
 from strandline.changelog.processes import DEAD, state_of
 
@@ -35,8 +34,6 @@ ENDPOINT_FILE = "owner.json"
 MAX_BYTES = 1 << 16
 """Maximum size in bytes of the endpoint file; only so many are read."""
 VERSION = 1
-MAX_SOCKET_PATH_BYTES = 100
-"""Maximum length of a socket's path in bytes; the kernel's limit is 107 on Linux, 103 on macOS."""
 
 Life = Literal["alive", "stopped", "dead", "unknown"]
 
@@ -155,7 +152,7 @@ def _here(endpoint: OwnerEndpoint, storage: LocalStorage) -> OwnerEndpoint:
     """
     name = os.path.basename(endpoint.socket)
     path = os.path.join(os.path.realpath(storage.root), name)
-    if not _SOCKET_NAME.fullmatch(name) or not _fits(path) or _is_private(Path(endpoint.socket)):
+    if not _SOCKET_NAME.fullmatch(name) or not fits(path) or _is_private(Path(endpoint.socket)):
         return endpoint
     return msgspec.structs.replace(endpoint, location=_UNIX + path)
 
@@ -188,11 +185,9 @@ _decode_version = json_decoder(_Version).decode
 _decode = json_decoder(OwnerEndpoint).decode
 
 _UNIX = "grpc+unix://"
-_PRIVATE = "strandline-"
 _PRIVATE_SOCKET = "owner.sock"
 _MARK = "folder"
 """File in a private folder that names the log folder for which it was made."""
-_PLAIN = re.compile(r"[\w/.+-]+", re.ASCII)
 _SOCKET_NAME = re.compile(r"owner(-[0-9a-f]{8})?\.sock")
 
 
@@ -207,25 +202,17 @@ def _socket_path(folder: Path, identity: Identity) -> str:
     escapes.
     """
     path = os.path.join(os.path.realpath(folder), f"owner-{secrets.token_hex(4)}.sock")
-    if _fits(path):
+    if fits(path):
         return path
-    made = tempfile.mkdtemp(prefix=_PRIVATE, dir=temporary_folder())
-    path = os.path.join(made, _PRIVATE_SOCKET)
-    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
-        path = os.path.join(tempfile.mkdtemp(prefix=_PRIVATE, dir="/tmp"), _PRIVATE_SOCKET)
+    path = private_socket(_PRIVATE_SOCKET)
     with contextlib.closing(LocalStorage(os.path.dirname(path)).create(_MARK)) as file:
         file.append(msgspec.json.encode(identity))
     return path
 
 
-def _fits(path: str) -> bool:
-    """Return True if a socket may have this path: it is short, and a URL escapes nothing in it."""
-    return len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES and bool(_PLAIN.fullmatch(path))
-
-
 def _is_private(socket: Path) -> bool:
     """Return True if a socket is in a private folder of its own."""
-    return socket.parent.name.startswith(_PRIVATE) and socket.name == _PRIVATE_SOCKET
+    return socket.parent.name.startswith(PREFIX) and socket.name == _PRIVATE_SOCKET
 
 
 def _remove_private(endpoint: OwnerEndpoint) -> None:

@@ -11,8 +11,15 @@ from strandline.changelog.errors import StorageFailed
 
 MAX_SOCKET_PATH_BYTES = 100
 """Maximum length of a socket's path in bytes; the kernel's limit is 107 on Linux, 103 on macOS."""
+PREFIX = "strandline-"
+"""Beginning of the names of private folders."""
 _PLAIN = re.compile(r"[\w/.+-]+", re.ASCII)
 """Paths whose characters a URL does not escape."""
+
+
+def fits(path: str) -> bool:
+    """Return True if a socket may have this path: it is short, and a URL escapes nothing in it."""
+    return len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES and bool(_PLAIN.fullmatch(path))
 
 
 def temporary_folder() -> str:
@@ -32,11 +39,11 @@ def private_socket(name: str) -> str:
     The folder is in /tmp if the path of the default folder for temporary files is too long for a
     socket, or has characters that a URL escapes. Raises StorageFailed.
     """
-    path = os.path.join(tempfile.mkdtemp(prefix="strandline-", dir=temporary_folder()), name)
-    if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES and _PLAIN.fullmatch(path):
+    path = os.path.join(tempfile.mkdtemp(prefix=PREFIX, dir=temporary_folder()), name)
+    if fits(path):
         return path
     remove_private(path)
-    return os.path.join(tempfile.mkdtemp(prefix="strandline-", dir="/tmp"), name)
+    return os.path.join(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"), name)
 
 
 def remove_private(path: str) -> None:

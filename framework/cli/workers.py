@@ -7,7 +7,6 @@ not imported here, because user code in this process could stop the log for all 
 from __future__ import annotations
 
 import contextlib
-import errno
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import typer
 
 from strandline.changelog import signals
 from strandline.changelog.clock import SystemClock
-from strandline.changelog.errors import FolderLost, LogLocked
+from strandline.changelog.errors import LogLocked
 from strandline.changelog.flight.attach import attach_or_own
 from strandline.changelog.flight.background import environment
 from strandline.changelog.location import check_present, is_url
@@ -90,10 +89,7 @@ def run_workers(
 
         def start(number: int) -> WorkerProcess:
             if needs.log and not is_url(needs.log):
-                try:
-                    check_present(Path(needs.log))
-                except FolderLost as error:
-                    raise FileNotFoundError(errno.ENOENT, str(error)) from error
+                check_present(Path(needs.log))
             return WorkerProcess([*command, *metrics_options[number]], _environment(number))
 
         slots = worker_slots(workers, start, clock)

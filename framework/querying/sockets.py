@@ -25,8 +25,7 @@ from typing import NamedTuple
 
 from strandline.changelog.errors import InvalidConfig, from_os_error
 from strandline.changelog.flight import hello
-from strandline.changelog.flight.endpoint import MAX_SOCKET_PATH_BYTES
-from strandline.changelog.flight.private import temporary_folder
+from strandline.changelog.flight.private import MAX_SOCKET_PATH_BYTES, PREFIX, temporary_folder
 from strandline.changelog.hosts import bracketed, is_loopback, parse_host_port, split_url
 from strandline.changelog.layout import QUERIES
 from strandline.changelog.location import options_of
@@ -38,7 +37,6 @@ UNIX, TCP, TLS = "unix://", "tcp://", "tls://"
 BACKLOG_CONNECTIONS = 128
 _CREDENTIALS = "3i"
 """Struct format of SO_PEERCRED: process, user and group of the peer of a Unix socket."""
-_PRIVATE = "strandline-"
 _SUFFIX = ".sock"
 _ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - any address; clients get the host's name
 
@@ -177,7 +175,7 @@ def remove(url: str) -> None:
     path = Path(url.removeprefix(UNIX))
     with contextlib.suppress(OSError):
         path.unlink()
-    if path.parent.name.startswith(_PRIVATE):
+    if path.parent.name.startswith(PREFIX):
         with contextlib.suppress(OSError):
             path.parent.rmdir()
 
@@ -252,7 +250,7 @@ def _folder(log: Path | None) -> Path:
         if _fits_no_url(folder):
             folder = Path("/tmp") / folder.name  # noqa: S108 - its owner is checked
         if _belongs_to_another(folder):
-            return Path(tempfile.mkdtemp(prefix=_PRIVATE, dir=folder.parent))
+            return Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder.parent))
     _make(folder)
     _clear(folder)
     return folder

@@ -94,7 +94,7 @@ class WorkerSlot:
         return self.process is None and self._deaths >= self._backoff.give_up
 
     def start(self) -> None:
-        """Start a process. Raises OSError."""
+        """Start a process. Raises OSError, FolderLost."""
         self._begun = self._clock.monotonic()
         self._starts += 1
         self.process = self._start(self.number)

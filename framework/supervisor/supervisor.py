@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from strandline.changelog.clock import Clock
+from strandline.changelog.errors import FolderLost
 from strandline.framework.supervisor.logs import WorkerOutput
 from strandline.framework.supervisor.process import LineReader, WorkerProcess
 from strandline.framework.supervisor.slots import WorkerRow, WorkerSlot
@@ -127,8 +128,9 @@ class Supervisor:
             if slot.is_due and not self._leaving:
                 try:
                     slot.start()
-                except OSError as error:
-                    what = f"worker {slot.number} cannot be started: {error.strerror or error}"
+                except (OSError, FolderLost) as error:
+                    why = getattr(error, "strerror", None) or error
+                    what = f"worker {slot.number} cannot be started: {why}"
                     self._schedule_restart(slot, what)
                 else:
                     self._register(slot)

@@ -126,7 +126,7 @@ def calls_of_a_move() -> int:
     [
         pytest.param(False, None, marks=pytest.mark.long),
         (True, None),
-        pytest.param(False, 4),
+        (False, 4),
     ],
     ids=["before it", "behind it", "and again when it goes on"],
 )
